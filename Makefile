@@ -1,0 +1,52 @@
+# The commands of the project; `make help` lists them.
+
+.DEFAULT_GOAL := help
+.PHONY: help up test soak bench lint format clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CLUSTER := 16x8
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(READY)  ## set up, simulate a sample trace under several policies, write build/report.html
+	@mkdir -p build
+	$(BIN)/presage trace make --kind diurnal --jobs 2000 --seed 0 --cluster $(CLUSTER) --load 0.95 \
+		--out build/sample.parquet
+	$(BIN)/presage simulate build/sample.parquet --cluster $(CLUSTER) \
+		--policy fifo,sjf,srtf,tiresias,qssf --report build/report.html
+	@echo "The report is $(CURDIR)/build/report.html"
+
+test: lint  ## set up, then every check and test (under 12 minutes on 2 cores)
+	@tools/system-packages
+	$(BIN)/pytest -n 2 -m "not soak"
+
+soak: $(READY)  ## the long runs: soak tests, and ten times as many random examples
+	@tools/system-packages
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -n 2 -m "soak or hypothesis"
+
+bench: $(READY)  ## the measurements behind the figures in the docs
+	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+lint: $(READY)  ## style, types and import directions
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY)  ## repair the style that can be repaired
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove the virtual environment and everything generated
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): pyproject.toml constraints.txt
+	@tools/venv $(VENV)
+	@echo "Installing into $(VENV) (a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@

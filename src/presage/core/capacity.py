@@ -1,0 +1,268 @@
+"""What is free on each node, kept so that the common questions are lookups.
+
+Three views of the same numbers:
+- lists of integers, the truth, changed only by `take` and `give`;
+- bit masks over nodes (bit i is node i): nodes by wholly free GPUs, by GPU type, by label, and those open
+  for new work, so that best fit is "the lowest bit of the first non-empty mask";
+- NumPy arrays over all nodes for scores that look at the whole cluster, refreshed on demand.
+
+Free may be negative: a reservation takes its room at once, and the part that is still being released shows
+up as negative until it is given back. Nothing that is negative can be taken by anybody else.
+
+Knows nothing of jobs, queues or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.model.cluster import UNLIMITED, WHOLE_GPU, Node, Resources
+
+__all__ = ["Arrays", "Capacity", "bits", "lowest"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class Arrays:
+    """Free capacity of all nodes as arrays; a device that does not exist has -1 everywhere."""
+
+    cpu: Ints
+    memory: Ints
+    gpu: Ints
+    """Milli-GPU free, nodes × devices."""
+    gpu_memory: Ints
+    sharers: Ints
+    """Workers on each device."""
+    whole: Ints
+    """Wholly free devices of each node."""
+    version: Ints
+    """Rises whenever a node's row changes."""
+
+
+class Capacity:
+    """Free and total capacity of every node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.index: dict[str, int] = {}
+        self.free_cpu: list[int] = []
+        self.free_memory: list[int] = []
+        self.free_gpu: list[list[int]] = []
+        self.free_gpu_memory: list[list[int]] = []
+        self.sharers: list[list[int]] = []
+        self.tenants: list[dict[int, int]] = []
+        """How many workers of each GPU request (in milli) a node holds."""
+        self.whole: list[int] = []
+        self.by_whole: list[int] = [0]
+        """Mask of the nodes with exactly that many wholly free GPUs."""
+        self.open = 0
+        """Mask of the nodes that take new work."""
+        self.types: dict[str, int] = {}
+        self.labels: dict[str, dict[str, int]] = {}
+        """Label name → value → mask of the nodes that carry it."""
+        self.plain = True
+        """No node limits CPU, memory or GPU memory: only GPUs have to be looked at."""
+        self.total_milli = 0
+        self.free_milli = 0
+        """Milli-GPUs not held and not promised to anybody, on all nodes."""
+        self.released = 0
+        """Rises whenever room appears; what did not fit before it rose does not fit now."""
+        self._touched: set[int] = set()
+        self._arrays: Arrays | None = None
+
+    def add(self, node: Node) -> int:
+        """Append a node, closed; returns its index."""
+        i = len(self.nodes)
+        count = len(node.devices)
+        self.nodes.append(node)
+        self.index[node.name] = i
+        self.free_cpu.append(node.cpu_milli)
+        self.free_memory.append(node.memory_mib)
+        self.free_gpu.append([WHOLE_GPU] * count)
+        self.free_gpu_memory.append([device.memory_mib for device in node.devices])
+        self.sharers.append([0] * count)
+        self.tenants.append({})
+        self.whole.append(count)
+        while len(self.by_whole) <= count:
+            self.by_whole.append(0)
+        self.by_whole[count] |= 1 << i
+        for device in node.devices:
+            self.types[device.type] = self.types.get(device.type, 0) | 1 << i
+        for name, value in node.labels.items():
+            values = self.labels.setdefault(name, {})
+            values[value] = values.get(value, 0) | 1 << i
+        limits = [node.cpu_milli, node.memory_mib, *(d.memory_mib for d in node.devices)]
+        self.plain = self.plain and min(limits) >= UNLIMITED
+        self.total_milli += count * WHOLE_GPU
+        self.free_milli += count * WHOLE_GPU
+        self._arrays = None
+        return i
+
+    def idle(self, i: int) -> bool:
+        """Whether nothing is held or promised on a node."""
+        node = self.nodes[i]
+        return (
+            self.whole[i] == len(node.devices)
+            and self.free_cpu[i] == node.cpu_milli
+            and self.free_memory[i] == node.memory_mib
+        )
+
+    def retire(self, i: int) -> None:
+        """Forget an idle node: its index stays, closed for ever, and its name is free again."""
+        node = self.nodes[i]
+        self.set_open(i, False)
+        self.total_milli -= len(node.devices) * WHOLE_GPU
+        self.free_milli -= len(node.devices) * WHOLE_GPU
+        del self.index[node.name]
+
+    def set_open(self, i: int, is_open: bool) -> None:
+        """Say whether a node takes new work."""
+        self.open = self.open | 1 << i if is_open else self.open & ~(1 << i)
+        self.released += 1
+
+    def take(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
+        """Take what one worker asks for from a node and these devices of it."""
+        self._move(i, ask, devices, -1)
+
+    def give(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
+        """Give back what `take` took."""
+        self._move(i, ask, devices, 1)
+        self.released += 1
+
+    def _move(self, i: int, ask: Resources, devices: tuple[int, ...], sign: int) -> None:
+        self._touched.add(i)
+        self.free_cpu[i] += sign * ask.cpu_milli
+        self.free_memory[i] += sign * ask.memory_mib
+        gpu_milli = ask.gpu_milli
+        tenants = self.tenants[i]
+        tenants[gpu_milli] = tenants.get(gpu_milli, 0) - sign
+        if not devices:
+            return
+        self.free_milli += sign * gpu_milli
+        milli = sign * (gpu_milli if gpu_milli < WHOLE_GPU else WHOLE_GPU)
+        free, sharers, memory = self.free_gpu[i], self.sharers[i], self.free_gpu_memory[i]
+        gpu_memory = sign * ask.gpu_memory_mib
+        whole = before = self.whole[i]
+        for d in devices:
+            was = free[d]
+            now = was + milli
+            free[d] = now
+            sharers[d] -= sign
+            memory[d] += gpu_memory
+            if was == WHOLE_GPU:
+                whole -= 1
+            elif now == WHOLE_GPU:
+                whole += 1
+        if whole != before:
+            bit = 1 << i
+            self.by_whole[before] ^= bit
+            self.by_whole[whole] |= bit
+            self.whole[i] = whole
+
+    def accepts(self, types: tuple[str, ...]) -> int:
+        """Mask of the open nodes that have one of these GPU types; all open nodes for none named."""
+        if not types:
+            return self.open
+        mask = 0
+        for name in types:
+            mask |= self.types.get(name, 0)
+        return mask & self.open
+
+    def fits(self, i: int, ask: Resources, most: int | None = None) -> bool:
+        """Whether one worker fits on this node now; `most` bounds the jobs on a shared device."""
+        if self.free_cpu[i] < ask.cpu_milli or self.free_memory[i] < ask.memory_mib:
+            return False
+        if not ask.gpu_milli:
+            return True
+        if not ask.shared and not ask.gpu_memory_mib:
+            return self.whole[i] >= ask.gpu_milli // WHOLE_GPU
+        return len(self.usable(i, ask, most)) >= ask.devices
+
+    def usable(self, i: int, ask: Resources, most: int | None = None) -> list[int]:
+        """Devices of a node that could serve this request, least room first, then by number."""
+        free, memory, sharers = self.free_gpu[i], self.free_gpu_memory[i], self.sharers[i]
+        need = ask.gpu_milli if ask.shared else WHOLE_GPU
+        found = [
+            d
+            for d, milli in enumerate(free)
+            if milli >= need
+            and memory[d] >= ask.gpu_memory_mib
+            and (most is None or sharers[d] < most)
+        ]
+        if ask.shared and len(found) > 1:
+            found.sort(key=free.__getitem__)
+        return found
+
+    def devices(self, i: int, ask: Resources, most: int | None = None) -> tuple[int, ...]:
+        """The devices of a node to take for a request that fits: least room first, then by number."""
+        if not ask.gpu_milli:
+            return ()
+        if ask.shared or ask.gpu_memory_mib:
+            return tuple(self.usable(i, ask, most)[: ask.devices])
+        count = ask.gpu_milli // WHOLE_GPU
+        if count == len(self.free_gpu[i]):
+            return _all_devices(count)
+        free = self.free_gpu[i]
+        if count == 1:
+            return (free.index(WHOLE_GPU),)
+        return tuple(d for d, milli in enumerate(free) if milli == WHOLE_GPU)[:count]
+
+    def arrays(self) -> Arrays:
+        """The NumPy view, brought up to date. Read it; never write it."""
+        if self._arrays is None:
+            self._arrays = self._fresh_arrays()
+            self._touched.update(range(len(self.nodes)))
+        arrays = self._arrays
+        for i in self._touched:
+            arrays.cpu[i] = self.free_cpu[i]
+            arrays.memory[i] = self.free_memory[i]
+            count = len(self.free_gpu[i])
+            arrays.gpu[i, :count] = self.free_gpu[i]
+            arrays.gpu_memory[i, :count] = self.free_gpu_memory[i]
+            arrays.sharers[i, :count] = self.sharers[i]
+            arrays.whole[i] = self.whole[i]
+            arrays.version[i] += 1
+        self._touched.clear()
+        return arrays
+
+    def _fresh_arrays(self) -> Arrays:
+        n, width = len(self.nodes), max(1, len(self.by_whole) - 1)
+
+        def grid() -> Ints:
+            return np.full((n, width), -1, dtype=np.int64)
+
+        def column() -> Ints:
+            return np.zeros(n, dtype=np.int64)
+
+        return Arrays(column(), column(), grid(), grid(), grid(), column(), column())
+
+    def mask_array(self, mask: int) -> Bools:
+        """A node mask as a boolean array."""
+        n = len(self.nodes)
+        raw = np.frombuffer(mask.to_bytes((n + 7) // 8, "little"), dtype=np.uint8)
+        return np.unpackbits(raw, count=n, bitorder="little").astype(np.bool_)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The node indices in a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int) -> int:
+    """The lowest node index in a non-empty mask."""
+    return (mask & -mask).bit_length() - 1
+
+
+@cache
+def _all_devices(count: int) -> tuple[int, ...]:
+    return tuple(range(count))

@@ -1,0 +1,137 @@
+"""Facts in, decisions out: the scheduler as one synchronous function.
+
+The engine applies facts, answers the requests that leave no choice (cancel, halt, a lost node), launches
+jobs whose reserved room is free, and asks the policy for the rest. It never calls the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from presage.core.plan import Plan
+from presage.core.ports import Policy, Predictor
+from presage.core.state import State
+from presage.model import event as ev
+from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
+
+__all__ = ["Engine"]
+
+_QUIET: frozenset[type[Any]] = frozenset(
+    {ev.JobStarted, ev.Progress, ev.StageChanged, ev.PhaseChanged}
+)
+"""Facts that free nothing and ask for nothing: on their own they give a policy no reason to run."""
+
+
+class Engine:
+    """One cluster's scheduler. `check_every` proves the state's invariants every so many calls."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        predict: Predictor,
+        state: State | None = None,
+        *,
+        check_every: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.predict = predict
+        self.state = state if state is not None else State()
+        self._check_every = check_every
+        self._calls = 0
+
+    def handle(self, now: float, facts: Iterable[ev.Fact]) -> list[ev.Decision]:
+        """Take facts into account and decide what follows. On an exception nothing was decided."""
+        state = self.state
+        state.ended.clear()
+        plan = Plan(state)
+        plan.now = now
+        consider = False
+        follow_ups: list[ev.Fact] = []
+        for fact in facts:
+            state.apply(now, fact)
+            kind = type(fact)
+            if kind not in _QUIET:
+                consider = True
+                if kind in _FOLLOW_UPS:
+                    follow_ups.append(fact)
+        if consider:
+            try:
+                self._decide(plan, follow_ups)
+            except BaseException:
+                plan.rollback()
+                raise
+        if self._check_every:
+            self._calls += 1
+            if self._calls % self._check_every == 0:
+                state.check()
+        return plan.decisions
+
+    def explain(self, job_id: str) -> Reason | None:
+        """Why a job is where it is; None for a job that is not known (any more)."""
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            return None
+        if job.state is not JobState.PENDING:
+            return job.reason or Reason(ReasonCode.OK, str(job.state))
+        hold = self.state.reservations.get(job_id)
+        if hold is not None:
+            nodes = ", ".join(sorted({worker.node for worker in hold}))
+            return Reason(ReasonCode.RESERVED, f"room is being made for it on {nodes}")
+        return self.policy.explain(job, Plan(self.state), self.predict)
+
+    def _decide(self, plan: Plan, follow_ups: list[ev.Fact]) -> None:
+        # After all facts, never between them: a journal has them first, and must fold to the same.
+        state = self.state
+        for fact in follow_ups:
+            _FOLLOW_UPS[type(fact)](plan, fact)
+        if state.reservations:
+            for job_id, hold in list(state.reservations.items()):
+                if all(_is_free(state, job_id, worker) for worker in hold):
+                    plan.place(state.jobs[job_id], hold)
+        self.policy.schedule(plan, self.predict)
+
+
+def _is_free(state: State, job_id: str, worker: Any) -> bool:
+    """Whether reserved room is no longer held by a run that is leaving."""
+    capacity = state.capacity
+    i = capacity.index[worker.node]
+    if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
+        return False
+    return all(
+        capacity.free_gpu[i][d] >= 0 and capacity.free_gpu_memory[i][d] >= 0 for d in worker.devices
+    )
+
+
+def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:
+    _stop_active(plan, fact.job, StopIntent.CANCEL, "cancelled by request")
+
+
+def _on_halt(plan: Plan, fact: ev.HaltRequested) -> None:
+    _stop_active(plan, fact.job, StopIntent.HALT, "halted by request")
+
+
+def _stop_active(plan: Plan, job_id: str, intent: StopIntent, text: str) -> None:
+    job = plan.state.active.get(job_id)
+    # A cancel outranks whatever stop is under way; a halt outranks only a requeue.
+    if job is not None and job.intent not in (intent, StopIntent.CANCEL):
+        plan.stop(job, intent, Reason(ReasonCode.REQUESTED, text))
+
+
+def _on_node_down(plan: Plan, fact: ev.NodeDown) -> None:
+    for job in list(plan.state.active.values()):
+        if job.state is not JobState.STOPPING and _is_on(job, fact.node):
+            reason = Reason(ReasonCode.NODE_LOST, f"node {fact.node} went away")
+            plan.stop(job, StopIntent.REQUEUE, reason)
+
+
+def _is_on(job: Job, node: str) -> bool:
+    workers = job.allocation + (job.resizing or ())
+    return any(worker.node == node for worker in workers)
+
+
+_FOLLOW_UPS: dict[type[Any], Any] = {
+    ev.CancelRequested: _on_cancel,
+    ev.HaltRequested: _on_halt,
+    ev.NodeDown: _on_node_down,
+}

@@ -1,0 +1,60 @@
+"""One step of the deciding loop, shared by simulated and real time: poll, handle, append, act.
+
+Time is an argument: waiting for the next step (jumping or sleeping) is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from presage.core.engine import Engine
+from presage.core.ports import CanResize, Executor, Store
+from presage.core.state import State
+from presage.model.errors import InternalError
+from presage.model.event import Decision, Event, Fact, Launch, Resize, Stop, Woke
+
+__all__ = ["act", "fold", "step"]
+
+
+def step(
+    engine: Engine,
+    executor: Executor,
+    store: Store,
+    now: float,
+    requests: Iterable[Fact] = (),
+    *,
+    lease: int = 0,
+) -> list[Decision]:
+    """Take in what the world and its users say, decide, write both down, and only then act."""
+    facts = [*executor.poll(now), *requests]
+    wake_at = engine.state.wake_at
+    if wake_at is not None and wake_at <= now:
+        facts.append(Woke())
+    if not facts:
+        return []
+    decisions = engine.handle(now, facts)
+    store.append(now, [*facts, *decisions], lease=lease)
+    act(executor, decisions)
+    return decisions
+
+
+def act(executor: Executor, decisions: Iterable[Decision]) -> None:
+    """Send decisions to the world. Sending one twice does no harm."""
+    for decision in decisions:
+        if isinstance(decision, Launch):
+            executor.launch(decision)
+        elif isinstance(decision, Stop):
+            executor.stop(decision)
+        elif isinstance(decision, Resize):
+            if not isinstance(executor, CanResize):
+                raise InternalError(f"{type(executor).__name__} cannot resize a job")
+            executor.resize(decision)
+
+
+def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> State:
+    """The state that a journal leads to; no policy is asked."""
+    state = state if state is not None else State()
+    for now, event in journal:
+        state.apply(now, event)
+    state.ended.clear()
+    return state

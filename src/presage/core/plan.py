@@ -1,0 +1,102 @@
+"""A plan: decisions being made, each applied to the state at once and each undoable until the engine
+hands them out.
+
+What a policy sees in a plan is therefore exactly what a journal will fold to. A what-if is a transaction:
+
+    with plan.attempt() as keep:
+        plan.stop(victim, …)
+        if plan_fits(job):
+            keep()
+
+Whatever was not kept is taken back when the block ends. A plan never copies the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from presage.core.state import State
+from presage.core.workers import ask_of
+from presage.model.cluster import Worker
+from presage.model.event import Decision, Launch, Reject, Reserve, Resize, Stop, WakeAt
+from presage.model.job import Job, JobState, Reason, StopIntent
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """Decisions of one engine call, over the state they change."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.now = state.now
+        self.decisions: list[Decision] = []
+        self._memos: list[Any] = []
+
+    def place(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        """Launch these workers; a pending job gets a new attempt."""
+        attempt = job.attempt + 1 if job.state is JobState.PENDING else job.attempt
+        self._do(Launch(job.spec.id, attempt, workers))
+
+    def stop(self, job: Job, intent: StopIntent, reason: Reason) -> None:
+        """Stop a run; its devices are released when the executor says so."""
+        self._do(Stop(job.id, job.attempt, intent, reason))
+
+    def resize(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        """Change a running job to exactly these workers."""
+        self._do(Resize(job.id, job.attempt, workers))
+
+    def reserve(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        """Hold room for a pending job, part of which is still being released."""
+        self._do(Reserve(job.id, workers))
+
+    def reject(self, job: Job, reason: Reason) -> None:
+        """End a pending job that can never run here."""
+        self._do(Reject(job.id, reason))
+
+    def wake_at(self, at: float) -> None:
+        """Ask to be called at this time, unless an earlier call is already asked for."""
+        due = self.state.wake_at
+        if due is None or at < due or due <= self.now:
+            self._do(WakeAt(at))
+
+    @contextmanager
+    def attempt(self) -> Iterator[Callable[[], None]]:
+        """A transaction: what happens inside is taken back unless the yielded function was called."""
+        mark = len(self.decisions)
+        kept = False
+
+        def keep() -> None:
+            nonlocal kept
+            kept = True
+
+        try:
+            yield keep
+        finally:
+            if not kept:
+                self.rollback(mark)
+
+    @contextmanager
+    def released(self, job: Job, workers: tuple[Worker, ...]) -> Iterator[None]:
+        """See the cluster as if these workers were gone already; restored when the block ends."""
+        capacity = self.state.capacity
+        asks = [(capacity.index[w.node], ask_of(job, w.role), w.devices) for w in workers]
+        for i, ask, devices in asks:
+            capacity.give(i, ask, devices)
+        try:
+            yield
+        finally:
+            for i, ask, devices in reversed(asks):
+                capacity.take(i, ask, devices)
+
+    def rollback(self, mark: int = 0) -> None:
+        """Take back every decision after the first `mark`."""
+        while len(self.decisions) > mark:
+            self.state.undo(self.decisions.pop(), self._memos.pop())
+
+    def _do(self, decision: Decision) -> None:
+        self._memos.append(self.state.memo(decision))
+        self.state.apply(self.now, decision)
+        self.decisions.append(decision)

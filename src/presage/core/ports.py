@@ -1,0 +1,101 @@
+"""Every Protocol of the system on one screen: what can be plugged in, and what it must keep.
+
+Policies and predictors are pure: same inputs, same answers; no clock, no I/O, no random stream. Executors
+and stores touch the world. All calls come from one deciding loop, so none of them needs to be thread-safe
+towards itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from presage.model.cluster import Node, Worker
+from presage.model.estimate import Estimate
+from presage.model.event import Event, Fact, Launch, Resize, Stop
+from presage.model.job import Job, Reason
+
+if TYPE_CHECKING:
+    from presage.core.plan import Plan
+
+__all__ = ["CanResize", "Executor", "Policy", "Predictor", "SortKey", "Store"]
+
+SortKey: TypeAlias = tuple[Any, ...]
+"""Total: it ends with the submission sequence."""
+
+
+class Policy(Protocol):
+    """How to choose. Gets a plan, changes it, and that is the decision."""
+
+    def schedule(self, plan: Plan, predict: Predictor) -> None:
+        """Place, stop, resize, reserve and reject through the plan."""
+        ...
+
+    def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
+        """Why a pending job waits, in words its owner understands."""
+        ...
+
+
+class Predictor(Protocol):
+    """What is foreseen of a job. `version` is journaled, since decisions depend on it."""
+
+    version: str
+
+    def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
+        """Seconds of running it needs in all, on these workers or as it asked."""
+        ...
+
+    def utilization(self, job: Job) -> Estimate:
+        """Share of a device's compute it keeps busy, 0 to 1."""
+        ...
+
+    def memory(self, job: Job) -> Estimate:
+        """MiB it needs on each device."""
+        ...
+
+    def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
+        """How many times longer it takes when it shares its devices with these jobs."""
+        ...
+
+
+class Executor(Protocol):
+    """A world that runs jobs. Every call is idempotent per (job, attempt) and returns at once."""
+
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that exist now."""
+        ...
+
+    def launch(self, decision: Launch) -> None:
+        """Start these workers; JobStarted or LaunchFailed follows."""
+        ...
+
+    def stop(self, decision: Stop) -> None:
+        """Stop a run; JobExited follows, also when its node is gone or it was never seen."""
+        ...
+
+    def poll(self, now: float) -> Iterable[Fact]:
+        """Facts since the last poll, ends before anything else."""
+        ...
+
+
+@runtime_checkable
+class CanResize(Protocol):
+    """An executor that can change a running job's workers; JobResized follows."""
+
+    def resize(self, decision: Resize) -> None:
+        """Change a run to exactly these workers."""
+        ...
+
+
+class Store(Protocol):
+    """The journal. An append is durable when it returns; `lease` fences off a former leader."""
+
+    def append(self, now: float, events: Sequence[Event], *, lease: int = 0) -> None:
+        """Add events at the end."""
+        ...
+
+    def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:
+        """Events from position `since` on, oldest first."""
+        ...
+
+

@@ -1,0 +1,473 @@
+"""The state of the cluster and its jobs: what a journal folds to.
+
+`State.apply` is the only way to change it, and it takes the same events whether they come from the world,
+from a decision just made, or from a journal read back. `State.check` proves every invariant. `State.undo`
+takes back a decision that has not left the engine (see `core.plan`).
+
+No policy lives here: an event says what happened, never what should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from presage.core.capacity import Capacity
+from presage.core.invariants import check_state
+from presage.core.lifecycle import ALLOWED, ensure
+from presage.core.workers import ask_of, missing
+from presage.model import event as ev
+from presage.model.cluster import WHOLE_GPU, Worker
+from presage.model.codec import encode
+from presage.model.errors import InternalError
+from presage.model.job import Job, JobState, Reason, ReasonCode, Role, StopIntent
+
+__all__ = ["State"]
+
+PENDING, STARTING, RUNNING, STOPPING = (
+    JobState.PENDING,
+    JobState.STARTING,
+    JobState.RUNNING,
+    JobState.STOPPING,
+)
+
+
+class State:
+    """Jobs, nodes and who holds what. Ended jobs leave it, so its size follows what is alive."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        """For policies that draw lots: draws are a function of this and the job, never of a stream."""
+        self.now = float("-inf")
+        self.capacity = Capacity()
+        self.down: set[str] = set()
+        self.draining: set[str] = set()
+        self.jobs: dict[str, Job] = {}
+        self.pending: dict[str, Job] = {}
+        self.active: dict[str, Job] = {}
+        """Jobs that hold devices: starting, running or stopping."""
+        self.incomplete: dict[str, Job] = {}
+        """Starting jobs that still lack workers (only when a policy switches gang off)."""
+        self.reservations: dict[str, tuple[Worker, ...]] = {}
+        self.usage: dict[str, int] = {}
+        """Milli-GPUs held by each queue."""
+        self.scaling: set[str] = set()
+        """Jobs whose owner asked for a number of workers."""
+        self.wake_at: float | None = None
+        self.submitted = 0
+        self.shapes: dict[tuple[Role, ...], int] = {}
+        """How often each combination of roles was submitted: what the workload looks like."""
+        self.queued: list[Job] = []
+        """Jobs that became pending since a policy last looked; it empties the list."""
+        self.ended: list[Job] = []
+        """Jobs that ended since the engine was last called; it empties the list."""
+        self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
+            ev.JobSubmitted: self._submitted,
+            ev.CancelRequested: self._cancel_requested,
+            ev.HaltRequested: self._halt_requested,
+            ev.ResumeRequested: self._resume_requested,
+            ev.ScaleRequested: self._scale_requested,
+            ev.JobStarted: self._started,
+            ev.JobResized: self._resized,
+            ev.JobExited: self._exited,
+            ev.LaunchFailed: self._launch_failed,
+            ev.Progress: self._progress,
+            ev.StageChanged: self._stage_changed,
+            ev.PhaseChanged: self._phase_changed,
+            ev.NodeUp: self._node_up,
+            ev.NodeDown: self._node_down,
+            ev.NodeDraining: self._node_draining,
+            ev.Woke: self._woke,
+            ev.Launch: self._launch,
+            ev.Stop: self._stop,
+            ev.Resize: self._resize,
+            ev.Reserve: self._reserve,
+            ev.WakeAt: self._wake_at,
+            ev.Reject: self._reject,
+        }
+
+    def apply(self, now: float, event: ev.Event) -> None:
+        """Take one event into account. Facts about unknown jobs or stale attempts change nothing."""
+        if now < self.now:
+            raise InternalError(f"time went back from {self.now:g} to {now:g} s")
+        self.now = now
+        self._handlers[type(event)](now, event)
+
+    def check(self) -> None:
+        """Raise InvariantBroken unless every invariant holds. Costs far more than a step."""
+        check_state(self)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that defines the state, as JSON values: equal states give equal snapshots."""
+        capacity = self.capacity
+        return {
+            "now": self.now,
+            "nodes": {
+                node.name: [
+                    capacity.free_cpu[i],
+                    capacity.free_memory[i],
+                    list(capacity.free_gpu[i]),
+                    list(capacity.free_gpu_memory[i]),
+                    list(capacity.sharers[i]),
+                    bool(capacity.open >> i & 1),
+                ]
+                for i, node in enumerate(capacity.nodes)
+            },
+            "down": sorted(self.down),
+            "draining": sorted(self.draining),
+            "jobs": {
+                job.id: {name: encode(getattr(job, name)) for name in Job.__slots__}
+                for job in sorted(self.jobs.values(), key=lambda job: job.seq)
+            },
+            "reservations": {job: encode(hold) for job, hold in sorted(self.reservations.items())},
+            "usage": {queue: milli for queue, milli in sorted(self.usage.items()) if milli},
+            "wake_at": self.wake_at,
+            "submitted": self.submitted,
+        }
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _submitted(self, now: float, e: ev.JobSubmitted) -> None:
+        spec = e.spec
+        if spec.id in self.jobs:
+            return
+        job = Job(spec, self.submitted, now, now)
+        self.submitted += 1
+        self.shapes[spec.roles] = self.shapes.get(spec.roles, 0) + 1
+        self.jobs[spec.id] = self.pending[spec.id] = job
+        self.queued.append(job)
+
+    def _cancel_requested(self, now: float, e: ev.CancelRequested) -> None:
+        job = self.jobs.get(e.job)
+        if job is not None and job.state in (PENDING, JobState.HALTED):
+            self._end(now, job, JobState.CANCELLED, _asked("cancelled by request"))
+
+    def _halt_requested(self, now: float, e: ev.HaltRequested) -> None:
+        job = self.jobs.get(e.job)
+        if job is not None and job.state is PENDING:
+            self._drop_reservation(job.id)
+            self._move(now, job, JobState.HALTED, _asked("halted by request"))
+
+    def _resume_requested(self, now: float, e: ev.ResumeRequested) -> None:
+        job = self.jobs.get(e.job)
+        if job is not None and job.state is JobState.HALTED:
+            self._move(now, job, PENDING, _asked("resumed by request"))
+
+    def _scale_requested(self, now: float, e: ev.ScaleRequested) -> None:
+        job = self.jobs.get(e.job)
+        if job is not None:
+            role = job.spec.roles[0]
+            job.wants = min(max(e.workers, role.min), role.max)
+            self.scaling.add(e.job)
+
+    # -- what runs report -----------------------------------------------------------------------
+
+    def _started(self, now: float, e: ev.JobStarted) -> None:
+        job = self._run(e)
+        if job is not None and job.state is STARTING:
+            job.mark = now
+            self._move(now, job, RUNNING, None)
+
+    def _resized(self, now: float, e: ev.JobResized) -> None:
+        job = self._run(e)
+        if job is None or job.resizing is None:
+            return
+        self._settle(now, job)
+        target = job.resizing
+        job.resizing = None
+        kept = set(target)
+        self._give(job, tuple(worker for worker in job.allocation if worker not in kept))
+        job.allocation = target
+
+    def _exited(self, now: float, e: ev.JobExited) -> None:
+        job = self._run(e)
+        if job is None:
+            return
+        outcome, intent = e.outcome, job.intent
+        self._vacate(now, job)
+        reason = e.reason or job.reason
+        if outcome is ev.Outcome.SUCCEEDED:
+            self._end(now, job, JobState.SUCCEEDED, reason)
+        elif intent is StopIntent.CANCEL:
+            self._end(now, job, JobState.CANCELLED, job.reason)
+        elif intent is StopIntent.HALT:
+            self._move(now, job, JobState.HALTED, job.reason)
+        elif outcome in (ev.Outcome.STOPPED, ev.Outcome.LOST):
+            self._move(now, job, PENDING, reason)
+        else:
+            self._failed(now, job, outcome, reason)
+
+    def _failed(self, now: float, job: Job, outcome: ev.Outcome, reason: Reason | None) -> None:
+        job.failures += 1
+        job.out_of_memory += outcome is ev.Outcome.OUT_OF_MEMORY
+        retry = job.failures <= job.spec.max_retries
+        if retry:
+            self._move(now, job, PENDING, reason)
+        else:
+            self._end(now, job, JobState.FAILED, reason)
+
+    def _launch_failed(self, now: float, e: ev.LaunchFailed) -> None:
+        job = self._run(e)
+        if job is None:
+            return
+        intent = job.intent
+        self._vacate(now, job)
+        if intent is StopIntent.CANCEL:
+            self._end(now, job, JobState.CANCELLED, e.reason)
+        elif intent is StopIntent.HALT:
+            self._move(now, job, JobState.HALTED, e.reason)
+        else:
+            self._failed(now, job, ev.Outcome.FAILED, e.reason)
+
+    def _progress(self, now: float, e: ev.Progress) -> None:
+        if (job := self._run(e)) is not None:
+            job.progress = e.done
+
+    def _stage_changed(self, now: float, e: ev.StageChanged) -> None:
+        if (job := self._run(e)) is not None:
+            job.stage = e.stage
+
+    def _phase_changed(self, now: float, e: ev.PhaseChanged) -> None:
+        if (job := self._run(e)) is not None:
+            job.phase = e.phase
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _node_up(self, now: float, e: ev.NodeUp) -> None:
+        capacity, name = self.capacity, e.node.name
+        i = capacity.index.get(name)
+        if i is not None and capacity.nodes[i] != e.node:
+            if not capacity.idle(i):
+                raise InternalError(f"node {name} came back with other hardware and runs still on it")
+            capacity.retire(i)
+            i = None
+        if i is None:
+            i = capacity.add(e.node)
+        self.down.discard(name)
+        self.draining.discard(name)
+        capacity.set_open(i, True)
+
+    def _node_down(self, now: float, e: ev.NodeDown) -> None:
+        if e.node in self.capacity.index:
+            self.draining.discard(e.node)
+            self.down.add(e.node)
+            self._close(e.node)
+
+    def _node_draining(self, now: float, e: ev.NodeDraining) -> None:
+        if e.node in self.capacity.index and e.node not in self.down:
+            self.draining.add(e.node)
+            self._close(e.node)
+
+    def _close(self, name: str) -> None:
+        self.capacity.set_open(self.capacity.index[name], False)
+        for job_id in [
+            job_id
+            for job_id, hold in self.reservations.items()
+            if any(worker.node == name for worker in hold)
+        ]:
+            self._drop_reservation(job_id)
+            self.queued.append(self.jobs[job_id])
+
+    def _woke(self, now: float, e: ev.Woke) -> None:
+        if self.wake_at is not None and self.wake_at <= now:
+            self.wake_at = None
+
+    # -- decisions ------------------------------------------------------------------------------
+
+    def _launch(self, now: float, e: ev.Launch) -> None:
+        job = self.jobs[e.job]
+        if job.state is PENDING:
+            reserved = self.reservations.pop(e.job, None)
+            if reserved is not None:
+                self._lift(job, reserved)
+            job.attempt = e.attempt
+            job.allocation = e.workers
+            self._move(now, job, STARTING, None)
+        else:
+            job.allocation += e.workers
+        self._hold(job, e.workers)
+        if missing(job):
+            self.incomplete[e.job] = job
+        else:
+            self.incomplete.pop(e.job, None)
+
+    def _stop(self, now: float, e: ev.Stop) -> None:
+        job = self.jobs[e.job]
+        job.intent = e.intent
+        if job.state is STOPPING:
+            job.reason = e.reason
+        else:
+            self._move(now, job, STOPPING, e.reason)
+
+    def _resize(self, now: float, e: ev.Resize) -> None:
+        job = self.jobs[e.job]
+        had = set(job.allocation)
+        self._settle(now, job)
+        job.resizing = e.workers
+        self._hold(job, tuple(worker for worker in e.workers if worker not in had))
+
+    def _reserve(self, now: float, e: ev.Reserve) -> None:
+        self._drop_reservation(e.job)
+        if e.workers:
+            self.reservations[e.job] = e.workers
+            for worker in e.workers:
+                self._take(self.jobs[e.job], worker)
+        else:
+            self.queued.append(self.jobs[e.job])
+
+    def _wake_at(self, now: float, e: ev.WakeAt) -> None:
+        self.wake_at = e.at
+
+    def _reject(self, now: float, e: ev.Reject) -> None:
+        self._end(now, self.jobs[e.job], JobState.FAILED, e.reason)
+
+    # -- taking a decision back -----------------------------------------------------------------
+
+    def memo(self, decision: ev.Decision) -> Any:
+        """What `undo` will need to take this decision back; call it before `apply`."""
+        if isinstance(decision, ev.WakeAt):
+            return self.wake_at
+        job = self.jobs[decision.job]
+        held = self.reservations.get(decision.job)
+        return held, tuple([getattr(job, name) for name in _RESTORED])
+
+    def undo(self, decision: ev.Decision, memo: Any) -> None:
+        """Take back the latest decision, given the memo made before it was applied."""
+        if isinstance(decision, ev.WakeAt):
+            self.wake_at = memo
+            return
+        job, (held, fields) = self.jobs[decision.job], memo
+        if isinstance(decision, ev.Launch):
+            self._give(job, decision.workers)
+        elif isinstance(decision, ev.Resize):
+            had = set(job.allocation)
+            self._give(job, tuple(worker for worker in decision.workers if worker not in had))
+        elif isinstance(decision, ev.Reject):
+            raise InternalError("a rejection cannot be taken back")
+        self._drop_reservation(job.id)
+        if held is not None:
+            self.reservations[job.id] = held
+            for worker in held:
+                self._take(job, worker)
+        for name, value in zip(_RESTORED, fields, strict=True):
+            setattr(job, name, value)
+        self._index(job)
+        if job.state is STARTING and missing(job):
+            self.incomplete[job.id] = job
+        else:
+            self.incomplete.pop(job.id, None)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _run(self, e: Any) -> Job | None:
+        """The job a run fact speaks of, unless the run is not the present one."""
+        job = self.active.get(e.job)
+        return job if job is not None and job.attempt == e.attempt else None
+
+    def _move(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
+        if to not in ALLOWED[job.state]:
+            ensure(job, to)
+        if job.state is RUNNING:
+            self._settle(now, job)
+        job.state = to
+        job.since = now
+        job.reason = reason
+        if to is not STOPPING:
+            job.intent = None
+        self._index(job)
+        if to is PENDING:
+            self.queued.append(job)
+
+    def _index(self, job: Job) -> None:
+        state, job_id = job.state, job.spec.id
+        if state is RUNNING or state is STOPPING:
+            return  # from STARTING or RUNNING: already among the active
+        if state is STARTING:
+            self.pending.pop(job_id, None)
+            self.active[job_id] = job
+            return
+        self.active.pop(job_id, None)
+        if state is PENDING:
+            self.pending[job_id] = job
+        else:
+            self.pending.pop(job_id, None)
+
+    def _end(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
+        self._drop_reservation(job.id)
+        self._move(now, job, to, reason)
+        del self.jobs[job.spec.id]
+        self.scaling.discard(job.spec.id)
+        self.ended.append(job)
+
+    def _vacate(self, now: float, job: Job) -> None:
+        """The run is over: account for its service and give back everything it held."""
+        if job.state is RUNNING:
+            self._settle(now, job)
+        if job.resizing is not None:
+            had = set(job.allocation)
+            self._give(job, tuple(worker for worker in job.resizing if worker not in had))
+            job.resizing = None
+        self._give(job, job.allocation)
+        job.allocation = ()
+        self.incomplete.pop(job.spec.id, None)
+
+    def _settle(self, now: float, job: Job) -> None:
+        """Add the service since `mark`."""
+        if job.state is RUNNING:
+            elapsed = now - job.mark
+            job.ran_s += elapsed
+            job.gpu_s += elapsed * job.held_milli / WHOLE_GPU
+        job.mark = now
+
+    def _hold(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        milli = 0
+        for worker in workers:
+            milli += self._take(job, worker)
+        job.held_milli += milli
+        queue = job.spec.queue
+        self.usage[queue] = self.usage.get(queue, 0) + milli
+
+    def _give(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        milli = 0
+        capacity = self.capacity
+        for worker in workers:
+            ask = ask_of(job, worker.role)
+            capacity.give(capacity.index[worker.node], ask, worker.devices)
+            milli += ask.gpu_milli
+        job.held_milli -= milli
+        self.usage[job.spec.queue] -= milli
+
+    def _take(self, job: Job, worker: Worker) -> int:
+        ask = ask_of(job, worker.role)
+        capacity = self.capacity
+        capacity.take(capacity.index[worker.node], ask, worker.devices)
+        return ask.gpu_milli
+
+    def _lift(self, job: Job, workers: tuple[Worker, ...]) -> None:
+        for worker in workers:
+            self.capacity.give(
+                self.capacity.index[worker.node], ask_of(job, worker.role), worker.devices
+            )
+
+    def _drop_reservation(self, job_id: str) -> None:
+        hold = self.reservations.pop(job_id, None)
+        if hold is not None:
+            self._lift(self.jobs[job_id], hold)
+
+
+_RESTORED = (
+    "state",
+    "attempt",
+    "allocation",
+    "resizing",
+    "intent",
+    "reason",
+    "since",
+    "ran_s",
+    "gpu_s",
+    "mark",
+)
+
+
+def _asked(text: str) -> Reason:
+    return Reason(ReasonCode.REQUESTED, text)

@@ -1,0 +1,63 @@
+"""Questions about the workers of one job: what each asks for, which are missing, which could leave.
+
+Pure functions of a job; they change nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.job import Job
+
+__all__ = ["ask_of", "missing", "new_workers", "shrunk"]
+
+
+def ask_of(job: Job, role: int) -> Resources:
+    """What one worker of a role asks for; a job that must not share asks for a whole device."""
+    ask = job.spec.roles[role].resources
+    if 0 < ask.gpu_milli < WHOLE_GPU and (job.out_of_memory or not job.spec.shareable):
+        return _whole(ask)
+    return ask
+
+
+def missing(job: Job) -> tuple[tuple[int, int], ...]:
+    """The (role, index) of workers a job still needs before it can start."""
+    roles, held = job.spec.roles, job.allocation
+    if len(roles) == 1 and len(held) >= roles[0].min:
+        return ()
+    lacking: list[tuple[int, int]] = []
+    for r, role in enumerate(roles):
+        lacking += new_workers(held, r, role.min - sum(worker.role == r for worker in held))
+    return tuple(lacking)
+
+
+def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[int, int]]:
+    """The (role, index) that the next `count` workers of a role get: the lowest numbers not in use."""
+    used = {worker.index for worker in held if worker.role == role}
+    found: list[tuple[int, int]] = []
+    index = 0
+    while len(found) < count:
+        if index not in used:
+            found.append((role, index))
+        index += 1
+    return found
+
+
+def shrunk(job: Job, drop: int) -> tuple[Worker, ...] | None:
+    """The allocation left when the last `drop` workers above the minimum leave, or None."""
+    counts = [sum(worker.role == r for worker in job.allocation) for r in range(len(job.spec.roles))]
+    kept = list(job.allocation)
+    for worker in reversed(job.allocation):
+        if not drop:
+            break
+        if counts[worker.role] > job.spec.roles[worker.role].min:
+            counts[worker.role] -= 1
+            kept.remove(worker)
+            drop -= 1
+    return None if drop else tuple(kept)
+
+
+@cache
+def _whole(ask: Resources) -> Resources:
+    return Resources(ask.cpu_milli, ask.memory_mib, WHOLE_GPU, ask.gpu_memory_mib)

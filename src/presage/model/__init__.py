@@ -1,0 +1,1 @@
+"""What exists: frozen values shared by everything else. Imports nothing of ours and no third party."""

@@ -1,0 +1,284 @@
+"""Facts that come in from the world and decisions that go out to it: two closed unions, JSON in and out.
+
+A journal is a sequence of (time, event). Facts about a run name (job, attempt). Adding an event type
+means adding it to a union below, a handler to `core.state`, and a line to docs/reference/events.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from presage.model.cluster import Node, Worker
+from presage.model.codec import decode, encode
+from presage.model.job import JobSpec, Reason, StopIntent
+
+__all__ = [
+    "DECISIONS",
+    "FACTS",
+    "CancelRequested",
+    "Decision",
+    "Event",
+    "Fact",
+    "HaltRequested",
+    "JobExited",
+    "JobResized",
+    "JobStarted",
+    "JobSubmitted",
+    "Launch",
+    "LaunchFailed",
+    "NodeDown",
+    "NodeDraining",
+    "NodeUp",
+    "Outcome",
+    "PhaseChanged",
+    "Progress",
+    "Reject",
+    "Reserve",
+    "Resize",
+    "ResumeRequested",
+    "ScaleRequested",
+    "StageChanged",
+    "Stop",
+    "WakeAt",
+    "Woke",
+    "event_from_json",
+    "event_to_json",
+]
+
+
+class Outcome(StrEnum):
+    """How a run ended, as the executor saw it."""
+
+    SUCCEEDED = "succeeded"
+    """Every worker ended well."""
+    FAILED = "failed"
+    """A worker ended with an error; the job is retried if its spec allows."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It asked for more memory than there was; retried without sharing if its spec allows."""
+    STOPPED = "stopped"
+    """It was told to stop, and did."""
+    LOST = "lost"
+    """The run vanished through no fault of its own (a node went away); it is always retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """Somebody submitted a job."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants a job to end."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class HaltRequested:
+    """Somebody wants a job to stop with a checkpoint and wait."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Somebody wants a halted job to go on."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """Somebody wants an elastic job to have this many workers of its first role."""
+
+    job: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """All workers a job needs are up."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobResized:
+    """A resize is complete: workers that left have given back their devices."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobExited:
+    """A run is over and holds nothing any more."""
+
+    job: str
+    attempt: int
+    outcome: Outcome
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """The executor could not start a run; nothing of it is left."""
+
+    job: str
+    attempt: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A run says how much of the job's work is done, 0 to 1."""
+
+    job: str
+    attempt: int
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageChanged:
+    """A run entered a finer stage (downloading, storing …)."""
+
+    job: str
+    attempt: int
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """A run's telemetry entered another phase."""
+
+    job: str
+    attempt: int
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node joined, came back, or is no longer drained."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDown:
+    """A node went away; the executor reports the runs on it as lost."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining:
+    """A node takes no new work, and what runs there should move."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time that a WakeAt asked for has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start these workers: all of a gang at once, or any part when a policy switches gang off."""
+
+    job: str
+    attempt: int
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop a run, after a checkpoint where it can take one."""
+
+    job: str
+    attempt: int
+    intent: StopIntent
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Change a running job to exactly these workers."""
+
+    job: str
+    attempt: int
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Hold this room, part of it still being released, for a job; no workers drops the hold.
+
+    The executor has nothing to do for it.
+    """
+
+    job: str
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call the engine again at this time even if nothing happens."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A job can never run here; it ends as FAILED with this reason."""
+
+    job: str
+    reason: Reason
+
+
+Fact: TypeAlias = (
+    JobSubmitted
+    | CancelRequested
+    | HaltRequested
+    | ResumeRequested
+    | ScaleRequested
+    | JobStarted
+    | JobResized
+    | JobExited
+    | LaunchFailed
+    | Progress
+    | StageChanged
+    | PhaseChanged
+    | NodeUp
+    | NodeDown
+    | NodeDraining
+    | Woke
+)
+Decision: TypeAlias = Launch | Stop | Resize | Reserve | WakeAt | Reject
+Event: TypeAlias = Fact | Decision
+
+FACTS: tuple[type[Any], ...] = Fact.__args__  # type: ignore[attr-defined]
+DECISIONS: tuple[type[Any], ...] = Decision.__args__  # type: ignore[attr-defined]
+_BY_NAME = {kind.__name__: kind for kind in (*FACTS, *DECISIONS)}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """An event as JSON values, its type under `type`."""
+    body = encode(event)
+    assert isinstance(body, dict)
+    return {"type": type(event).__name__, **body}
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """The event that `event_to_json` wrote; raises ValueError for anything else."""
+    body = dict(data)
+    kind = _BY_NAME.get(body.pop("type", None) or "")
+    if kind is None:
+        raise ValueError(f"unknown event type {data.get('type')!r}")
+    event: Event = decode(kind, body)
+    return event

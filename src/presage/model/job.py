@@ -1,0 +1,217 @@
+"""What a job asks for (`JobSpec`), where it stands (`Job`, `JobState`), and why (`Reason`).
+
+Everything here is a frozen value except `Job`, the one record that changes: only `core.state.State`
+writes it, everybody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from presage.model.cluster import WHOLE_GPU, Resources, Worker
+
+__all__ = [
+    "Job",
+    "JobSpec",
+    "JobState",
+    "Placement",
+    "Reason",
+    "ReasonCode",
+    "Role",
+    "StopIntent",
+]
+
+
+class JobState(StrEnum):
+    """Where a job stands. `core.lifecycle` says which moves are allowed."""
+
+    PENDING = "pending"
+    """It waits for room; `Engine.explain` says what for."""
+    STARTING = "starting"
+    """Some or all of its workers were launched; the executor has not confirmed that it runs."""
+    RUNNING = "running"
+    """All workers it needs are up and it makes progress."""
+    STOPPING = "stopping"
+    """It was told to stop and still holds its devices; `Job.intent` says what comes next."""
+    HALTED = "halted"
+    """Stopped by its owner with a checkpoint; waits for a resume request."""
+    SUCCEEDED = "succeeded"
+    """Ended well."""
+    FAILED = "failed"
+    """Ended badly, or was rejected; the reason says which."""
+    CANCELLED = "cancelled"
+    """Ended by its owner."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can follow."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+class StopIntent(StrEnum):
+    """What becomes of a job once it has stopped."""
+
+    REQUEUE = "requeue"
+    """It waits again and continues from its checkpoint."""
+    HALT = "halt"
+    """It stays halted until its owner resumes it."""
+    CANCEL = "cancel"
+    """It ends."""
+
+
+class Placement(StrEnum):
+    """How a job wants its workers laid out; without one, the policy's own placement decides."""
+
+    PACK = "pack"
+    """On as few machines as possible."""
+    SPREAD = "spread"
+    """On as many machines as possible."""
+    TOPOLOGY = "topology"
+    """In one rack, else in one network area, else anywhere."""
+
+
+class ReasonCode(StrEnum):
+    """Machine-readable reasons; users see the text beside it."""
+
+    OK = "ok"
+    """Nothing to explain."""
+    NO_ROOM = "no_room"
+    """The job does not fit into what is free now."""
+    QUEUED_BEHIND = "queued_behind"
+    """It would fit, but the jobs ahead of it come first."""
+    OVER_QUOTA = "over_quota"
+    """Its queue may not hold more GPUs now."""
+    RESERVED = "reserved"
+    """Devices are being released for it."""
+    NEVER_FITS = "never_fits"
+    """No state of this cluster could hold it."""
+    PREEMPTED = "preempted"
+    """It made room for a job that comes before it."""
+    DRAINED = "drained"
+    """Its node is drained for maintenance."""
+    NODE_LOST = "node_lost"
+    """A node it ran on went away."""
+    REQUESTED = "requested"
+    """Somebody asked for it."""
+    EXITED = "exited"
+    """Its workers ended by themselves."""
+    ERROR = "error"
+    """Its workers ended with an error."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It needed more memory than it was given or than the device had."""
+    LAUNCH_FAILED = "launch_failed"
+    """The executor could not start it."""
+    TIME_LIMIT = "time_limit"
+    """It ran longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is as it is: a code for machines and a sentence for people."""
+
+    code: ReasonCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A kind of worker in a job: how many, and what each of them needs."""
+
+    name: str = "worker"
+    resources: Resources = field(default_factory=Resources)
+    min: int = 1
+    max: int = 1
+    gpu_types: tuple[str, ...] = ()
+    """GPU types it accepts; empty means any."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What was submitted. A gang is a job whose roles have min == max; elastic means min < max."""
+
+    id: str
+    roles: tuple[Role, ...]
+    owner: str = ""
+    queue: str = "default"
+    priority: int = 0
+    placement: Placement | None = None
+    preemptible: bool = True
+    checkpointable: bool = True
+    shareable: bool = True
+    """Whether it may share a device with another job."""
+    max_retries: int = 0
+    """How often it is started again after it failed by itself."""
+    time_limit_s: float | None = None
+    model: str | None = None
+    """Reference of the model it trains, for prediction."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    entrypoint: tuple[str, ...] = ()
+
+    @property
+    def min_gpu_milli(self) -> int:
+        """GPUs of the smallest allocation it can run on."""
+        return sum(role.min * role.resources.gpu_milli for role in self.roles)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it can run with different numbers of workers."""
+        return any(role.min < role.max for role in self.roles)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job in the scheduler. Written by `State` alone."""
+
+    spec: JobSpec
+    seq: int
+    """Submission order; the last word of every sort key."""
+    submitted_at: float
+    since: float
+    """When it entered its present state."""
+    state: JobState = JobState.PENDING
+    attempt: int = 0
+    """Number of the present or latest run; facts about an older one change nothing."""
+    allocation: tuple[Worker, ...] = ()
+    """The workers it holds; while a resize is under way, still those it had before."""
+    resizing: tuple[Worker, ...] | None = None
+    """The allocation it is being resized to."""
+    intent: StopIntent | None = None
+    """What follows when it is STOPPING."""
+    wants: int | None = None
+    """Workers of its first role that its owner asked for."""
+    reason: Reason | None = None
+    failures: int = 0
+    out_of_memory: int = 0
+    """How often it ran out of memory; such a job no longer shares a device."""
+    progress: float = 0.0
+    """Share of its work that is done, as last reported."""
+    stage: str = ""
+    phase: int | None = None
+    ran_s: float = 0.0
+    """Seconds it ran, up to `mark`."""
+    gpu_s: float = 0.0
+    """GPU-seconds it was given while running, up to `mark`."""
+    mark: float = 0.0
+    held_milli: int = 0
+    """Milli-GPUs it holds now."""
+
+    @property
+    def id(self) -> str:
+        """The id of its spec."""
+        return self.spec.id
+
+    def ran(self, now: float) -> float:
+        """Seconds it has run until now, over all attempts."""
+        running = self.state is JobState.RUNNING
+        return self.ran_s + (now - self.mark) if running else self.ran_s
+
+    def attained(self, now: float) -> float:
+        """GPU-seconds of service until now, over all attempts."""
+        if self.state is not JobState.RUNNING:
+            return self.gpu_s
+        return self.gpu_s + (now - self.mark) * self.held_milli / WHOLE_GPU

@@ -1,0 +1,86 @@
+"""Why a job waits, in words its owner understands. Reads the plan, decides nothing."""
+
+from __future__ import annotations
+
+from presage.core.capacity import Capacity, bits
+from presage.core.plan import Plan
+from presage.core.workers import ask_of
+from presage.model.cluster import WHOLE_GPU, Resources, gpu_count
+from presage.model.job import Job, Placement, Reason, ReasonCode
+from presage.policy.placer import Placer
+from presage.policy.score import Topology, free_gpus
+
+__all__ = ["describe", "why_no_room"]
+
+
+def describe(job: Job) -> str:
+    """What a job needs: '4 workers × 2 GPUs (V100) + 1 ps × 8 cores'."""
+    parts = []
+    for r, role in enumerate(job.spec.roles):
+        each = _each(ask_of(job, r))
+        types = f" ({' or '.join(role.gpu_types)})" if role.gpu_types else ""
+        if role.min == 1 and len(job.spec.roles) == 1:
+            parts.append(f"{each}{types} on one node")
+        else:
+            name = role.name if role.name != "worker" or role.min == 1 else "workers"
+            parts.append(f"{role.min} {name} × {each}{types}")
+    return " + ".join(parts)
+
+
+def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
+    """What a job needs beside what there is, and how many go before it."""
+    capacity = plan.state.capacity
+    text = f"needs {describe(job)}"
+    level = _level(job, placer, capacity)
+    if level:
+        best = max(
+            (free_gpus(capacity, mask & capacity.open) for mask in capacity.labels[level].values()),
+            default=0,
+        )
+        text += f", best on one {level}; the best {level} has {best} free"
+    else:
+        text += f"; {_room(job, capacity)}"
+    if ahead:
+        text += f"; {ahead} job{'s' if ahead != 1 else ''} ahead"
+    return Reason(ReasonCode.NO_ROOM, text)
+
+
+def _room(job: Job, capacity: Capacity) -> str:
+    roles = job.spec.roles
+    types = tuple(sorted({name for role in roles for name in role.gpu_types}))
+    nodes = capacity.accepts(types)
+    kind = f" {' or '.join(types)}" if types else ""
+    if not nodes:
+        return f"no node with{kind or ' room'} is open"
+    total = free_gpus(capacity, nodes)
+    largest = max(ask_of(job, r).gpu_milli for r in range(len(roles)))
+    best = max(capacity.whole[i] for i in bits(nodes))
+    if 0 < largest < WHOLE_GPU:
+        best_share = max((max(capacity.free_gpu[i], default=0) for i in bits(nodes)), default=0)
+        return f"the freest{kind} GPU has {gpu_count(max(0, best_share))} free"
+    enough_gpus = total * WHOLE_GPU >= job.spec.min_gpu_milli and best * WHOLE_GPU >= largest
+    if enough_gpus and not capacity.plain:
+        return f"the nodes with enough{kind} GPUs lack CPU or memory ({total} GPUs free)"
+    return f"the best node has {best}{kind} GPUs free, {total} free in all"
+
+
+def _level(job: Job, placer: Placer, capacity: Capacity) -> str | None:
+    scores = [score for score in placer.scores if isinstance(score, Topology)]
+    levels = scores[0].levels if scores else Topology().levels
+    if not scores and job.spec.placement is not Placement.TOPOLOGY:
+        return None
+    return next((level for level in levels if level in capacity.labels), None)
+
+
+def _each(ask: Resources) -> str:
+    parts = []
+    if ask.gpu_milli:
+        count = gpu_count(ask.gpu_milli)
+        parts.append(f"{count} GPU{'' if count == '1' else 's'}")
+    if ask.gpu_memory_mib:
+        parts.append(f"{ask.gpu_memory_mib / 1024:g} GiB of GPU memory")
+    if ask.cpu_milli:
+        parts.append(f"{ask.cpu_milli / 1000:g} cores")
+    if ask.memory_mib:
+        parts.append(f"{ask.memory_mib / 1024:g} GiB")
+    return ", ".join(parts) or "nothing"

@@ -1,0 +1,123 @@
+"""Who comes first. An order gives a job a sort key; smaller goes first, and keys end with the submission
+sequence, so that no two are equal.
+
+A key must stay the same while a job waits (it may change while it runs): so a job is keyed once when it
+enters the queue. What does change while jobs wait, such as the usage of their queue, is a `band`: it is
+asked per queue, again in every pass, and goes before the key.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from presage.core.plan import Plan
+from presage.core.ports import Predictor, SortKey
+from presage.model.cluster import WHOLE_GPU
+from presage.model.job import Job
+from presage.policy.queues import Queues
+
+__all__ = [
+    "HasBand",
+    "HasRounds",
+    "Order",
+    "Tiresias",
+    "FairShare",
+    "fifo",
+    "priority",
+    "qssf",
+    "sjf",
+    "srtf",
+]
+
+
+class Order(Protocol):
+    """The sort key of a job."""
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> SortKey:
+        """Smaller goes first."""
+        ...
+
+
+@runtime_checkable
+class HasBand(Protocol):
+    """An order in which whole queues move against each other while their jobs wait."""
+
+    def band(self, queue: str, plan: Plan) -> SortKey:
+        """Goes before the key of every job of that queue."""
+        ...
+
+
+@runtime_checkable
+class HasRounds(Protocol):
+    """An order that decides only at whole multiples of `round_s`."""
+
+    round_s: float
+
+    def next_change(self, job: Job, now: float) -> float | None:
+        """When the key of a running job will change by itself; None for never."""
+        ...
+
+
+def fifo(job: Job, plan: Plan, predict: Predictor) -> SortKey:
+    """First submitted, first served."""
+    return (job.seq,)
+
+
+def priority(job: Job, plan: Plan, predict: Predictor) -> SortKey:
+    """Higher priority first, then fifo."""
+    return (-job.spec.priority, job.seq)
+
+
+def sjf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
+    """Shortest job first."""
+    return (predict.runtime(job).p50, job.seq)
+
+
+def srtf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
+    """Shortest remaining time first."""
+    return (max(0.0, predict.runtime(job).p50 - job.ran(plan.now)), job.seq)
+
+
+def qssf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
+    """Quasi-shortest service first: estimated duration × GPUs."""
+    return (predict.runtime(job).p50 * job.spec.min_gpu_milli, job.seq)
+
+
+class Tiresias:
+    """Two levels of attained GPU service, fifo inside a level, decided in rounds."""
+
+    def __init__(self, threshold_gpu_s: float = 18_000.0, round_s: float = 60.0) -> None:
+        self.threshold_gpu_s = threshold_gpu_s
+        self.round_s = round_s
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> SortKey:
+        """Jobs that got little so far go first."""
+        return (job.attained(plan.now) > self.threshold_gpu_s, job.seq)
+
+    def next_change(self, job: Job, now: float) -> float | None:
+        """When a running job falls to the lower level."""
+        left = self.threshold_gpu_s - job.attained(now)
+        if left < 0 or not job.held_milli:
+            return None
+        return now + left * WHOLE_GPU / job.held_milli
+
+
+class FairShare:
+    """The queue that holds the least for its weight goes first; fifo inside a queue.
+
+    Queues within their quota go before those that borrow.
+    """
+
+    def __init__(self, queues: Queues) -> None:
+        self.queues = queues
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> SortKey:
+        """Fifo inside a queue."""
+        return (job.seq,)
+
+    def band(self, queue: str, plan: Plan) -> SortKey:
+        """Borrowing queues last, then by GPUs held for each unit of weight."""
+        rule = self.queues[queue]
+        used = plan.state.usage.get(queue, 0)
+        borrows = rule.quota_milli is not None and used >= rule.quota_milli
+        return (borrows, used / rule.weight)

@@ -1,0 +1,300 @@
+"""The default policy: order the queue, walk it, place what fits, make room where that is allowed.
+
+    admit (queues) → order → place (scores) → make room (reclaim) → backfill → grow
+
+Every part is a small function or object chosen by configuration; the pipeline knows none of their names.
+What it keeps between calls (the sorted backlog, which groups failed) is only a cache of the state: a fresh
+pipeline on the same state decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from math import ceil
+from typing import Any
+
+from presage.core.plan import Plan
+from presage.core.ports import Predictor
+from presage.core.state import State
+from presage.core.workers import missing
+from presage.model.event import NodeUp
+from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
+from presage.policy.backfill import Backfill
+from presage.policy.backlog import Backlog, Group, waits
+from presage.policy.elastic import grow, obey_scale_requests, sizes
+from presage.policy.explain import describe, why_no_room
+from presage.policy.order import HasBand, HasRounds, Order
+from presage.policy.placer import Placer
+from presage.policy.queues import Queues
+from presage.policy.reclaim import Reclaim, evacuate, make_room
+
+__all__ = ["Pipeline", "Rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The parts of a pipeline."""
+
+    order: Order
+    placer: Placer
+    """For jobs that do not ask for a placement of their own."""
+    placers: Mapping[Placement, Placer]
+    """For jobs that do."""
+    queues: Queues
+    reclaim: Reclaim | None = None
+    greedy: bool = False
+    """Go on behind a job that does not fit; else it blocks those behind it."""
+    backfill: int = 0
+    """How many jobs behind a blocked head may be tried (EASY backfill); 0 is off."""
+    gang: bool = True
+    elastic: bool = False
+    """Shrink elastic jobs for waiting ones and grow them into idle room."""
+    prefers_estimates: bool = False
+    """The order is made for estimated durations, even where true ones are known."""
+
+
+class Pipeline:
+    """A policy composed of rules."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.prefers_estimates = rules.prefers_estimates
+        self._band = rules.order.band if isinstance(rules.order, HasBand) else None
+        self._rounds = rules.order if isinstance(rules.order, HasRounds) else None
+        self._state: State | None = None
+        self._backlog = Backlog()
+        self._possible: dict[Any, Reason | None] = {}
+        self._empty: Plan | None = None
+
+    def schedule(self, plan: Plan, predict: Predictor) -> None:
+        """One pass over the queue."""
+        state, rules = plan.state, self.rules
+        if state.queued or self._state is not state:
+            self._take_in(plan, predict)
+        if state.draining:
+            evacuate(plan)
+        if self._rounds is not None and not self._on_round(plan):
+            return
+        if state.incomplete and not self._complete(plan):
+            return
+        if self._backlog.groups:
+            self._walk(plan, predict)
+        if state.scaling:
+            obey_scale_requests(plan, rules.placer)
+        if rules.elastic and not self._backlog.groups:
+            grow(plan, rules.placer)
+        if self._rounds is not None:
+            self._wake_for_round(plan)
+
+    def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
+        """Why a pending job waits."""
+        rules = self.rules
+        held_back = rules.queues.admit(job, plan, job.spec.min_gpu_milli)
+        if held_back is not None:
+            return held_back
+        mine = self._full_key(job, plan, predict)
+        others = [other for other in plan.state.pending.values() if other is not job]
+        ahead = sum(self._full_key(other, plan, predict) < mine for other in others)
+        if self._placer(job).find(job, plan, sizes(job, False)[0]) is not None:
+            behind = f"{ahead} job{'s' if ahead != 1 else ''} ahead of it"
+            text = f"{describe(job)} would fit, but {behind} must start first"
+            return Reason(ReasonCode.QUEUED_BEHIND, text if ahead else "it starts in the next pass")
+        return why_no_room(job, plan, ahead, rules.placer)
+
+    # -- taking jobs in -------------------------------------------------------------------------
+
+    def _take_in(self, plan: Plan, predict: Predictor) -> None:
+        state = plan.state
+        new = state.queued
+        if self._state is not state:
+            self._state, self._backlog = state, Backlog()
+            new = list(state.pending.values())
+        order, push = self.rules.order, self._backlog.push
+        for job in new:
+            if not waits(job, state):
+                continue
+            impossible = self._never(job, plan) if state.capacity.nodes else None
+            if impossible is not None:
+                plan.reject(job, impossible)
+            else:
+                push(order(job, plan, predict), job)
+        state.queued.clear()
+
+    def _never(self, job: Job, plan: Plan) -> Reason | None:
+        """Why no state of this cluster could hold a job, or None."""
+        capacity = plan.state.capacity
+        if self._empty is None or len(self._empty.state.capacity.nodes) != len(capacity.nodes):
+            self._possible.clear()
+            self._empty = _empty_cluster(plan.state)
+        spec = job.spec
+        key = (spec.queue, spec.roles, spec.placement, spec.shareable, job.out_of_memory > 0)
+        if key not in self._possible:
+            reason = self.rules.queues.never(job)
+            if reason is None and not self._ever_fits(job):
+                room = why_no_room(job, self._empty, 0, self.rules.placer)
+                reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
+            self._possible[key] = reason
+        return self._possible[key]
+
+    def _ever_fits(self, job: Job) -> bool:
+        assert self._empty is not None
+        placer, least = self._placer(job), sizes(job, False)[0]
+        return placer.find(job, self._empty, least) is not None
+
+    # -- the walk -------------------------------------------------------------------------------
+
+    def _walk(self, plan: Plan, predict: Predictor) -> None:
+        state, rules = plan.state, self.rules
+        heads = self._heads(plan)
+        while heads:
+            band, _, _, group = heads[0]
+            if self._band is not None and (now := self._band(group.queue, plan)) != band:
+                heapreplace(heads, (now, *heads[0][1:]))
+                continue
+            if not group.heap or not waits(group.heap[0][1], state):
+                self._advance(heads, group, band)
+                continue
+            job = group.heap[0][1]
+            outcome = self._serve(job, group, plan, predict)
+            if outcome is None:
+                self._advance(heads, group, band)
+            elif outcome is _HELD_BACK or rules.greedy:
+                heappop(heads)
+            else:
+                break
+        if heads and rules.backfill and state.capacity.free_milli > 0:
+            self._backfill(heads, plan, predict)
+
+    def _backfill(self, heads: list[Any], plan: Plan, predict: Predictor) -> None:
+        """Try jobs behind the blocked head, in order; those that stay go back to their groups."""
+        rules, state = self.rules, plan.state
+        head = heads[0][3].heap[0][1]
+        backfill = Backfill(head, self._placer, plan, predict)
+        aside = [heads[0][3].heap[0]]
+        self._advance(heads, heads[0][3], heads[0][0])
+        for _ in range(rules.backfill):
+            if not heads or state.capacity.free_milli <= 0:
+                break
+            group = heads[0][3]
+            entry = group.heap[0]
+            job = entry[1]
+            if waits(job, state):
+                held_back = rules.queues.admit(job, plan, job.spec.min_gpu_milli)
+                if held_back or not backfill.fits(job):
+                    heappop(heads)
+                    continue
+                if not backfill.start(job):
+                    aside.append(entry)
+            self._advance(heads, group, heads[0][0])
+        for key, job in aside:
+            self._backlog.push(key, job)
+
+    def _heads(self, plan: Plan) -> list[tuple[Any, Any, int, Group]]:
+        """The first job of every group as a heap. A lone head is enough when it blocks the rest."""
+        groups = self._backlog.groups.values()
+        if self._band is None:
+            heads = [(0, g.heap[0][0], k, g) for k, g in enumerate(groups)]
+        else:
+            heads = [(self._band(g.queue, plan), g.heap[0][0], k, g) for k, g in enumerate(groups)]
+        heapify(heads)
+        return heads
+
+    def _advance(self, heads: list[tuple[Any, Any, int, Group]], group: Group, band: Any) -> None:
+        """The first job of the leading group is done with: go on to its next."""
+        if group.heap:
+            self._backlog.pop(group)
+        if group.heap:
+            heapreplace(heads, (band, group.heap[0][0], heads[0][2], group))
+        else:
+            heappop(heads)
+
+    def _serve(self, job: Job, group: Group, plan: Plan, predict: Predictor) -> str | None:
+        """Launch a job or make room for it; else say what keeps it."""
+        rules, capacity = self.rules, plan.state.capacity
+        if rules.queues.bounded and rules.queues.admit(job, plan, job.spec.min_gpu_milli):
+            return _HELD_BACK
+        movable = rules.reclaim is not None or rules.elastic
+        if group.failed_at == capacity.released and not movable:
+            return _NO_ROOM
+        placer = self._placer(job)
+        if not rules.gang:
+            return None if self._place_part(job, plan, placer) else _NO_ROOM
+        wish_lists = sizes(job, not rules.elastic or len(plan.state.pending) == 1)
+        for wanted in wish_lists:
+            found = placer.find(job, plan, wanted)
+            if found is not None:
+                plan.place(job, found)
+                return None
+        group.failed_at = capacity.released
+        if movable:
+            victims = rules.reclaim(job, plan, predict) if rules.reclaim is not None else []
+            if make_room(job, plan, placer, wish_lists[-1], victims, rules.elastic):
+                return None
+        return _NO_ROOM
+
+    # -- without gang ---------------------------------------------------------------------------
+
+    def _place_part(self, job: Job, plan: Plan, placer: Placer) -> bool:
+        """Launch as many of the missing workers as fit, one by one; False when none does."""
+        before = len(job.allocation)
+        for lacking in missing(job):
+            found = placer.find(job, plan, [lacking])
+            if found is not None:
+                plan.place(job, found)
+            elif not self.rules.greedy:
+                break
+        return len(job.allocation) > before
+
+    def _complete(self, plan: Plan) -> bool:
+        """Give started jobs their missing workers; False when one still blocks those behind it."""
+        for job in sorted(plan.state.incomplete.values(), key=lambda job: job.seq):
+            if job.state is JobState.STARTING:
+                self._place_part(job, plan, self._placer(job))
+                if job.id in plan.state.incomplete and not self.rules.greedy:
+                    return False
+        return True
+
+    # -- rounds ---------------------------------------------------------------------------------
+
+    def _on_round(self, plan: Plan) -> bool:
+        assert self._rounds is not None
+        if plan.now % self._rounds.round_s == 0:
+            return True
+        if self._backlog.groups or plan.state.incomplete:
+            plan.wake_at(ceil(plan.now / self._rounds.round_s) * self._rounds.round_s)
+        return False
+
+    def _wake_for_round(self, plan: Plan) -> None:
+        """While jobs wait, come back at the first round after a running job's key changes."""
+        assert self._rounds is not None
+        if not self._backlog.groups:
+            return
+        changes = [self._rounds.next_change(job, plan.now) for job in plan.state.active.values()]
+        due = min((at for at in changes if at is not None), default=None)
+        if due is not None:
+            plan.wake_at((due // self._rounds.round_s + 1) * self._rounds.round_s)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _placer(self, job: Job) -> Placer:
+        asked = job.spec.placement
+        return self.rules.placer if asked is None else self.rules.placers[asked]
+
+    def _full_key(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Any, Any]:
+        band = self._band(job.spec.queue, plan) if self._band is not None else 0
+        return band, self.rules.order(job, plan, predict)
+
+
+_HELD_BACK = "held back"
+_NO_ROOM = "no room"
+
+
+def _empty_cluster(state: State) -> Plan:
+    """The same nodes with nothing on them, all open."""
+    empty = State(state.seed)
+    for name, i in state.capacity.index.items():
+        assert state.capacity.nodes[i].name == name
+        empty.apply(0.0, NodeUp(state.capacity.nodes[i]))
+    return Plan(empty)

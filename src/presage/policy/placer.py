@@ -1,0 +1,125 @@
+"""Where the workers of one job go: walks over them, asks the scores, all or nothing.
+
+Pure search: it reads the plan's free capacity, tries workers on it and puts everything back; deciding to
+launch is the pipeline's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from presage.core.capacity import Capacity
+from presage.core.plan import Plan
+from presage.core.workers import ask_of
+from presage.model.cluster import Resources, Worker
+from presage.model.job import Job
+from presage.policy.request import CanDomains, CanPick, CanPickDevices, Request, Score, feasible
+
+__all__ = ["Placer"]
+
+Wanted = Sequence[tuple[int, int]]
+"""(role, index) of workers to place."""
+
+
+class Placer:
+    """A weighted sum of scores; most often a single one."""
+
+    def __init__(self, scores: Mapping[Score, float], most: int | None = None) -> None:
+        self.scores = dict(scores)
+        self.most = most
+        first = next(iter(self.scores))
+        self._only = first if len(self.scores) == 1 else None
+        self._pick = first.pick if self._only and isinstance(first, CanPick) else None
+        self._domains = next((s.domains for s in self.scores if isinstance(s, CanDomains)), None)
+        self._devices = next((s.devices for s in self.scores if isinstance(s, CanPickDevices)), None)
+
+    def find(
+        self, job: Job, plan: Plan, wanted: Wanted, within: int | None = None
+    ) -> tuple[Worker, ...] | None:
+        """Workers for all of `wanted` on the free capacity of the plan, or None."""
+        capacity = plan.state.capacity
+        if len(wanted) == 1:
+            return self._find_one(job, plan, wanted[0], within)
+        milli = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
+        if milli > capacity.free_milli:
+            return None
+        request = self._request(job, plan, wanted)
+        nodes = capacity.open if within is None else capacity.open & within
+        for domain in self._domains(request, nodes) if self._domains else (nodes,):
+            found = self._find_all(request, wanted, domain)
+            if found is not None:
+                return found
+        return None
+
+    def _find_one(
+        self, job: Job, plan: Plan, wanted: tuple[int, int], within: int | None
+    ) -> tuple[Worker, ...] | None:
+        r, index = wanted
+        capacity = plan.state.capacity
+        ask = ask_of(job, r)
+        if ask.gpu_milli > capacity.free_milli:
+            return None
+        types = job.spec.roles[r].gpu_types
+        request = Request(job, plan, capacity, ask, types, self.most, 1, ask)
+        nodes = capacity.accepts(types)
+        if within is not None:
+            nodes &= within
+        domains = self._domains(request, nodes) if self._domains else (nodes,)
+        for domain in domains:
+            i = self._choose(request, domain)
+            if i is not None:
+                devices = self._take_devices(request, i)
+                return (Worker(r, index, capacity.nodes[i].name, devices),)
+        return None
+
+    def _find_all(
+        self, request: Request, wanted: Wanted, domain: int
+    ) -> tuple[Worker, ...] | None:
+        capacity, job = request.capacity, request.job
+        request.placed.clear()
+        taken: list[tuple[int, Resources, tuple[int, ...]]] = []
+        found: list[Worker] = []
+        for r, index in wanted:
+            request.ask = ask_of(job, r)
+            request.types = job.spec.roles[r].gpu_types
+            i = self._choose(request, domain & capacity.accepts(request.types))
+            if i is None:
+                break
+            devices = self._take_devices(request, i)
+            capacity.take(i, request.ask, devices)
+            taken.append((i, request.ask, devices))
+            request.placed.append(i)
+            found.append(Worker(r, index, capacity.nodes[i].name, devices))
+        for i, ask, devices in reversed(taken):
+            capacity.give(i, ask, devices)
+        return tuple(found) if len(found) == len(wanted) else None
+
+    def _choose(self, request: Request, nodes: int) -> int | None:
+        if self._pick is not None:
+            return self._pick(request, nodes)
+        good = feasible(request, nodes)
+        if not good.any():
+            return None
+        total = np.zeros(len(good))
+        for score, weight in self.scores.items():
+            total += weight * score(request)
+        total[~good] = -np.inf
+        return int(total.argmax())
+
+    def _take_devices(self, request: Request, i: int) -> tuple[int, ...]:
+        if self._devices is not None:
+            return self._devices(request, i)
+        return request.capacity.devices(i, request.ask, request.most)
+
+    def _request(self, job: Job, plan: Plan, wanted: Wanted) -> Request:
+        asks = [ask_of(job, r) for r, _ in wanted]
+        whole = Resources(
+            sum(ask.cpu_milli for ask in asks),
+            sum(ask.memory_mib for ask in asks),
+            sum(ask.gpu_milli for ask in asks),
+            max(ask.gpu_memory_mib for ask in asks),
+        )
+        capacity: Capacity = plan.state.capacity
+        return Request(job, plan, capacity, asks[0], (), self.most, len(asks), whole)

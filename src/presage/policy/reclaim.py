@@ -1,0 +1,224 @@
+"""Who gives way. A reclaim names running jobs in the order in which they should go, least needed first.
+
+They are proposals: `make_room` stops only those without whom the waiting job would still not fit, shrinks
+elastic jobs before it stops anyone, and holds the room for the job that caused it. Also here: moving jobs off
+nodes that are drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from presage.core.plan import Plan
+from presage.core.ports import Predictor
+from presage.core.workers import ask_of, shrunk
+from presage.model.cluster import Worker
+from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
+from presage.policy.order import Order
+from presage.policy.placer import Placer, Wanted
+from presage.policy.queues import Queues
+
+__all__ = ["ByOrder", "ByPriority", "ByQuota", "Reclaim", "evacuate", "make_room"]
+
+
+class Reclaim(Protocol):
+    """Running jobs that should give way to a waiting one."""
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> list[Job]:
+        """Least needed first; only jobs from `candidates`."""
+        ...
+
+
+class ByOrder:
+    """Jobs that come after the waiting one in the order itself, the last of them first."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> list[Job]:
+        """Everybody whose key is larger."""
+        mine = self.order(job, plan, predict)
+        keyed = [(self.order(other, plan, predict), other) for other in candidates(plan)]
+        later = [(key, other) for key, other in keyed if key > mine]
+        later.sort(key=lambda item: item[0], reverse=True)
+        return [other for _, other in later]
+
+
+class ByPriority:
+    """Jobs of lower priority, the lowest first, the youngest first among equals."""
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> list[Job]:
+        """Everybody of lower priority."""
+        lower = [other for other in candidates(plan) if other.spec.priority < job.spec.priority]
+        return sorted(lower, key=lambda other: (other.spec.priority, -other.seq))
+
+
+class ByQuota:
+    """Jobs of queues that borrow, the youngest first, for a job whose queue is within its quota."""
+
+    def __init__(self, queues: Queues) -> None:
+        self.queues = queues
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> list[Job]:
+        """Never more from a queue than it borrowed."""
+        usage = plan.state.usage
+        quota = self.queues[job.spec.queue].quota_milli
+        if quota is None or usage.get(job.spec.queue, 0) + job.spec.min_gpu_milli > quota:
+            return []
+        borrowed = {
+            queue: used - (self.queues[queue].quota_milli or 0)
+            for queue, used in usage.items()
+            if queue != job.spec.queue
+        }
+        chosen: list[Job] = []
+        for other in sorted(candidates(plan), key=lambda other: -other.seq):
+            if borrowed.get(other.spec.queue, 0) >= other.held_milli > 0:
+                borrowed[other.spec.queue] -= other.held_milli
+                chosen.append(other)
+        return chosen
+
+
+def candidates(plan: Plan) -> list[Job]:
+    """Jobs that hold devices and can be told to stop."""
+    return [
+        job
+        for job in plan.state.active.values()
+        if job.state is not JobState.STOPPING and job.resizing is None and job.spec.preemptible
+    ]
+
+
+def make_room(
+    job: Job, plan: Plan, placer: Placer, wanted: Wanted, victims: Sequence[Job], shrink: bool
+) -> bool:
+    """Reserve room for a job, shrinking and stopping as few as possible; False changes nothing.
+
+    Verified: nobody is disturbed unless the job then fits. Room that is being released anyway comes first.
+    """
+    chips = _leaving(plan) + (_surplus(plan) if shrink else [])
+    free_chips = len(_leaving(plan))
+    spared = {(id(victim), workers) for victim, workers in chips}
+    for victim in victims:
+        rest = tuple(w for w in victim.allocation if (id(victim), (w,)) not in spared)
+        chips.append((victim, rest))
+    need = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
+    offered = sum(ask_of(v, w.role).gpu_milli for v, workers in chips for w in workers)
+    if plan.state.capacity.free_milli + offered < need:
+        return False
+    given: list[int] = []
+    found = None
+    for k, chip in enumerate(chips):
+        _lend(plan, chip, 1)
+        given.append(k)
+        if k >= free_chips - 1 and (found := placer.find(job, plan, wanted)) is not None:
+            break
+    if found is not None:
+        found = _spare(job, plan, placer, wanted, chips, given, free_chips, found)
+    for k in reversed(given):
+        _lend(plan, chips[k], -1)
+    if found is None:
+        return False
+    _evict(job, plan, [chips[k] for k in given if k >= free_chips])
+    plan.reserve(job, found)
+    return True
+
+
+Chip = tuple[Job, tuple[Worker, ...]]
+
+
+def _spare(
+    job: Job,
+    plan: Plan,
+    placer: Placer,
+    wanted: Wanted,
+    chips: list[Chip],
+    given: list[int],
+    free_chips: int,
+    found: tuple[Worker, ...],
+) -> tuple[Worker, ...]:
+    """Let go of every victim that is not needed after all, the most needed of them first."""
+    for k in reversed([k for k in given[:-1] if k >= free_chips]):
+        _lend(plan, chips[k], -1)
+        again = placer.find(job, plan, wanted)
+        if again is None:
+            _lend(plan, chips[k], 1)
+        else:
+            given.remove(k)
+            found = again
+    return found
+
+
+def _leaving(plan: Plan) -> list[Chip]:
+    """What is being released already."""
+    chips: list[Chip] = []
+    for other in plan.state.active.values():
+        if other.state is JobState.STOPPING:
+            extra = set(other.resizing or ()) - set(other.allocation)
+            chips.append((other, other.allocation + tuple(sorted(extra, key=_rank))))
+        elif other.resizing is not None:
+            kept = set(other.resizing)
+            chips.append((other, tuple(w for w in other.allocation if w not in kept)))
+    return [(other, workers) for other, workers in chips if workers]
+
+
+def _surplus(plan: Plan) -> list[Chip]:
+    """Workers that elastic jobs hold above their minimum, one by one, the largest surplus first."""
+    chips: list[tuple[int, int, Chip]] = []
+    for job in plan.state.active.values():
+        if job.spec.elastic and job.state is JobState.RUNNING and job.resizing is None:
+            minimum = sum(role.min for role in job.spec.roles)
+            for k in range(1, len(job.allocation) - minimum + 1):
+                kept, before = shrunk(job, k), shrunk(job, k - 1)
+                if kept is None or before is None:
+                    break
+                gone = tuple(w for w in before if w not in kept)
+                chips.append((len(job.allocation) - k - minimum, job.seq, (job, gone)))
+    chips.sort(key=lambda item: (-item[0], item[1]))
+    return [chip for _, _, chip in chips]
+
+
+def _evict(job: Job, plan: Plan, chips: list[Chip]) -> None:
+    """Stop the jobs that give everything, shrink the others."""
+    gone: dict[str, list[Worker]] = {}
+    for victim, workers in chips:
+        gone.setdefault(victim.id, []).extend(workers)
+    for victim_id, workers in gone.items():
+        victim = plan.state.jobs[victim_id]
+        kept = tuple(w for w in victim.allocation if w not in workers)
+        enough = all(
+            sum(w.role == r for w in kept) >= role.min for r, role in enumerate(victim.spec.roles)
+        )
+        if kept and enough:
+            plan.resize(victim, kept)
+        else:
+            reason = Reason(ReasonCode.PREEMPTED, f"made room for job {job.id}")
+            plan.stop(victim, StopIntent.REQUEUE, reason)
+
+
+def _lend(plan: Plan, chip: Chip, sign: int) -> None:
+    job, workers = chip
+    capacity = plan.state.capacity
+    move = capacity.give if sign > 0 else capacity.take
+    for worker in workers:
+        move(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
+
+
+def _rank(worker: Worker) -> tuple[int, int]:
+    return worker.role, worker.index
+
+
+def evacuate(plan: Plan) -> None:
+    """Move jobs off draining nodes: elastic ones shrink if that is enough, others stop and wait."""
+    draining = plan.state.draining
+    for job in candidates(plan):
+        if not any(worker.node in draining for worker in job.allocation):
+            continue
+        kept = tuple(w for w in job.allocation if w.node not in draining)
+        enough = all(
+            sum(w.role == r for w in kept) >= role.min for r, role in enumerate(job.spec.roles)
+        )
+        if enough and job.state is JobState.RUNNING:
+            plan.resize(job, kept)
+        else:
+            reason = Reason(ReasonCode.DRAINED, "its node is drained for maintenance")
+            plan.stop(job, StopIntent.REQUEUE, reason)

@@ -1,0 +1,135 @@
+"""Policies by name: what `fifo`, `sjf` … mean, and how a configuration becomes a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from presage.model.errors import ConfigError
+from presage.model.job import Placement
+from presage.policy import openb, order
+from presage.policy.config import PlacementName, PolicyConfig, load_config_file
+from presage.policy.order import FairShare, Order, Tiresias
+from presage.policy.pipeline import Pipeline, Rules
+from presage.policy.placer import Placer
+from presage.policy.queues import QueueRule, Queues
+from presage.policy.reclaim import ByOrder, ByPriority, ByQuota, Reclaim
+from presage.policy.request import Score
+from presage.policy.score import Pack, Spread, Topology
+
+__all__ = ["NAMED", "build", "load_config", "names", "placements", "policy_config"]
+
+NAMED: dict[str, PolicyConfig] = {
+    "fifo": PolicyConfig(order="fifo"),
+    "sjf": PolicyConfig(order="sjf"),
+    "srtf": PolicyConfig(order="srtf", preempt="order", mode="greedy"),
+    "qssf": PolicyConfig(order="qssf"),
+    "tiresias": PolicyConfig(order="tiresias", preempt="order", mode="greedy"),
+    "priority": PolicyConfig(order="priority", preempt="priority"),
+    "fair_share": PolicyConfig(order="fair_share", preempt="quota"),
+    "backfill": PolicyConfig(order="fifo", backfill=True),
+    "elastic": PolicyConfig(order="fifo", elastic=True),
+}
+"""The named pipelines. Anything else is composed in a configuration file."""
+
+_ORDERS: dict[str, Order] = {
+    "fifo": order.fifo,
+    "sjf": order.sjf,
+    "srtf": order.srtf,
+    "qssf": order.qssf,
+    "priority": order.priority,
+}
+_SCORES: dict[str, Callable[[], Score]] = {
+    "pack": Pack,
+    "spread": Spread,
+    "best_fit": openb.BestFit,
+    "dot_product": openb.DotProduct,
+    "gpu_clustering": openb.GpuClustering,
+    "gpu_packing": openb.GpuPacking,
+    "fgd": openb.Fgd,
+    "random": openb.Random,
+}
+
+
+def names() -> list[str]:
+    """The named pipelines."""
+    return list(NAMED)
+
+
+def placements() -> list[str]:
+    """The named placements."""
+    return list(get_args(PlacementName))
+
+
+def load_config(path: Path) -> dict[str, PolicyConfig]:
+    """The pipelines of a configuration file; queues declared for all go into each of them."""
+    file = load_config_file(path)
+    return {
+        name: config.model_copy(update={"queues": {**file.queues, **config.queues}})
+        for name, config in file.policies.items()
+    }
+
+
+def policy_config(
+    name: str, configs: dict[str, PolicyConfig] | None = None, placement: str | None = None
+) -> PolicyConfig:
+    """A pipeline by name, from a file's or the named ones, with another placement if given."""
+    known = {**NAMED, **(configs or {})}
+    if name not in known:
+        raise ConfigError(f"unknown policy '{name}'; there are: {', '.join(known)}")
+    if placement is None:
+        return known[name]
+    if placement not in placements():
+        raise ConfigError(
+            f"unknown placement '{placement}'; there are: {', '.join(placements())}"
+        )
+    return known[name].model_copy(update={"placement": placement})
+
+
+def build(config: PolicyConfig | str) -> Pipeline:
+    """The policy that a configuration describes."""
+    if isinstance(config, str):
+        config = policy_config(config)
+    rules = {name: QueueRule(**queue.model_dump()) for name, queue in config.queues.items()}
+    queues = Queues(rules)
+    chosen = _order(config, queues)
+    return Pipeline(
+        Rules(
+            order=chosen,
+            placer=_placer(config, config.placement),
+            placers={kind: _placer(config, kind.value) for kind in Placement},
+            queues=queues,
+            reclaim=_reclaim(config, chosen, queues),
+            greedy=config.mode == "greedy",
+            backfill=config.backfill_depth if config.backfill else 0,
+            gang=config.gang,
+            elastic=config.elastic,
+            prefers_estimates=config.order == "qssf",
+        )
+    )
+
+
+def _order(config: PolicyConfig, queues: Queues) -> Order:
+    if config.order == "tiresias":
+        return Tiresias(config.threshold_gpu_s, config.round_s)
+    if config.order == "fair_share":
+        return FairShare(queues)
+    return _ORDERS[config.order]
+
+
+def _reclaim(config: PolicyConfig, chosen: Order, queues: Queues) -> Reclaim | None:
+    if config.preempt == "order":
+        return ByOrder(chosen)
+    if config.preempt == "priority":
+        return ByPriority()
+    return ByQuota(queues) if config.preempt == "quota" else None
+
+
+def _placer(config: PolicyConfig, placement: str | dict[PlacementName, float]) -> Placer:
+    weights = {placement: 1.0} if isinstance(placement, str) else placement
+    scores: dict[Score, float] = {}
+    for name, weight in weights.items():
+        made = Topology(config.topology_levels) if name == "topology" else _SCORES[name]()
+        scores[made] = weight
+    return Placer(scores, config.max_jobs_per_gpu)

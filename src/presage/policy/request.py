@@ -1,0 +1,99 @@
+"""What a placement is asked: one worker of one job, and what is known of the job's other workers.
+
+The vocabulary between `placer`, which walks over a job's workers, and the scores, which choose a node for
+one of them. Holds no choice of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.core.capacity import Bools, Capacity
+from presage.core.plan import Plan
+from presage.model.cluster import WHOLE_GPU, Resources
+from presage.model.job import Job
+
+__all__ = ["CanDomains", "CanPick", "CanPickDevices", "Request", "Score", "feasible"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A worker to be placed."""
+
+    job: Job
+    plan: Plan
+    capacity: Capacity
+    ask: Resources
+    """What this worker needs."""
+    types: tuple[str, ...]
+    """GPU types it accepts; empty means any."""
+    most: int | None
+    """How many jobs may share a device."""
+    workers: int
+    """How many workers are placed together, this one included."""
+    whole_ask: Resources
+    """What all of them need together."""
+    placed: list[int] = field(default_factory=list)
+    """Node of each worker of this job placed so far, in order."""
+
+
+class Score(Protocol):
+    """How good each node is for a worker, 0 to 1: one number per node, higher is better.
+
+    Called for all nodes at once; values of nodes where the worker does not fit are ignored, and ties go to
+    the node that joined first.
+    """
+
+    def __call__(self, request: Request) -> Floats:
+        """Scores of all nodes."""
+        ...
+
+
+@runtime_checkable
+class CanPick(Protocol):
+    """A score that can find its best node by lookup. Used when it is the only one."""
+
+    def pick(self, request: Request, nodes: int) -> int | None:
+        """The best node of a mask where the worker fits."""
+        ...
+
+
+@runtime_checkable
+class CanPickDevices(Protocol):
+    """A score with its own mind about which devices of the chosen node to take."""
+
+    def devices(self, request: Request, node: int) -> tuple[int, ...]:
+        """Devices for a worker that fits there."""
+        ...
+
+
+@runtime_checkable
+class CanDomains(Protocol):
+    """A score that wants all workers of a job inside one part of the cluster, if possible."""
+
+    def domains(self, request: Request, nodes: int) -> list[int]:
+        """Masks to try in turn; the last one should be `nodes` itself."""
+        ...
+
+
+def feasible(request: Request, nodes: int) -> Bools:
+    """Where the worker fits: the same answer as `Capacity.fits` for each node of the mask."""
+    capacity, ask = request.capacity, request.ask
+    arrays = capacity.arrays()
+    good = capacity.mask_array(nodes)
+    good &= (arrays.cpu >= ask.cpu_milli) & (arrays.memory >= ask.memory_mib)
+    if ask.gpu_milli and not ask.shared and not ask.gpu_memory_mib:
+        good &= arrays.whole >= ask.gpu_milli // WHOLE_GPU
+    elif ask.gpu_milli:
+        need = min(ask.gpu_milli, WHOLE_GPU)
+        usable = (arrays.gpu >= need) & (arrays.gpu_memory >= ask.gpu_memory_mib)
+        if request.most is not None:
+            usable &= arrays.sharers < request.most
+        good &= usable.sum(axis=1) >= ask.devices
+    return good

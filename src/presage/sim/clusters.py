@@ -1,0 +1,257 @@
+"""Read a description of a cluster: `30x8`, a YAML node list, or a table of machines.
+
+The forms that `--cluster` takes:
+
+    30x8                  30 nodes of 8 GPUs, CPU and memory unlimited
+    100x4:32c:128g        … each with 32 cores and 128 GiB of memory (either may be left out)
+    100x4:32c:128g:A100   … and GPUs of type A100
+    nodes.yaml            nodes: a list of {name, count, gpus, gpu_type, gpu_memory_gib, speed,
+                          cpus, memory_gib, labels}; only name is needed, and `count: 3` makes
+                          name-0, name-1, name-2
+    machines.parquet      or .csv: openb's columns (sn, gpu; cpu_milli, memory_mib, model when
+                          there) or Philly's machine list (machineId, number of GPUs)
+
+What is not given is unlimited; nodes without GPUs stay. Nothing is guessed: an unknown key is
+refused by its line. Nothing here schedules or touches the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import Path
+
+import polars as pl
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from presage.model.cluster import UNLIMITED, Device, Node
+from presage.model.errors import ClusterError
+
+__all__ = ["describe", "read_cluster", "total_gpus"]
+
+_UNIFORM = re.compile(r"(\d+)[xX×](\d+)((?::[^:]*)*)")
+_MOST_NODES = 1_000_000
+_MOST_GPUS = 1024
+_MIB = 1024
+
+
+def read_cluster(spec: str | PathLike[str]) -> tuple[Node, ...]:
+    """The nodes of a cluster, in order; `ClusterError`, one line, when it makes no sense."""
+    text = fspath(spec)
+    uniform = _UNIFORM.fullmatch(text.strip())
+    if uniform:
+        return _uniform(text, int(uniform[1]), int(uniform[2]), uniform[3].split(":")[1:])
+    path = Path(text)
+    if not path.is_file():
+        raise ClusterError(
+            f"cluster {text!r} is neither a size such as 30x8 or 100x4:32c:128g nor a file"
+        )
+    nodes = _read_yaml(path) if path.suffix in (".yaml", ".yml") else _read_table(path)
+    return _checked(nodes, path.name)
+
+
+def total_gpus(nodes: Iterable[Node]) -> int:
+    """How many devices the nodes have."""
+    return sum(len(node.devices) for node in nodes)
+
+
+def describe(nodes: tuple[Node, ...]) -> str:
+    """A cluster in a few words: '30 nodes, 240 GPUs'."""
+    types = sorted({device.type for node in nodes for device in node.devices} - {"gpu"})
+    named = f" ({', '.join(types[:6])}{', …' if len(types) > 6 else ''})" if types else ""
+    return f"{len(nodes):,} nodes, {total_gpus(nodes):,} GPUs{named}"
+
+
+class _NodeSpec(BaseModel):
+    """One entry of the YAML list."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    name: str = Field(min_length=1, max_length=200)
+    count: int | None = Field(default=None, ge=1, le=_MOST_NODES)
+    gpus: int = Field(default=0, ge=0, le=_MOST_GPUS)
+    gpu_type: str = Field(default="gpu", min_length=1)
+    gpu_memory_gib: float | None = Field(default=None, gt=0, le=1e6)
+    speed: float = Field(default=1.0, gt=0, le=1e6)
+    cpus: float | None = Field(default=None, ge=0, le=1e6)
+    memory_gib: float | None = Field(default=None, ge=0, le=1e9)
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    def nodes(self) -> list[Node]:
+        memory = UNLIMITED if self.gpu_memory_gib is None else round(self.gpu_memory_gib * _MIB)
+        devices = (Device(self.gpu_type, memory, self.speed),) * self.gpus
+        cpus = UNLIMITED if self.cpus is None else round(self.cpus * 1000)
+        memory = UNLIMITED if self.memory_gib is None else round(self.memory_gib * _MIB)
+        one = self.count is None
+        names = (
+            [self.name] if one else [f"{self.name}-{index}" for index in range(self.count or 1)]
+        )
+        return [Node(name, devices, cpus, memory, dict(self.labels)) for name in names]
+
+
+class _ClusterSpec(BaseModel):
+    """The YAML file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nodes: list[_NodeSpec] = Field(min_length=1)
+
+
+def _uniform(text: str, count: int, gpus: int, extras: list[str]) -> tuple[Node, ...]:
+    if not 1 <= count <= _MOST_NODES or gpus > _MOST_GPUS:
+        raise ClusterError(
+            f"cluster {text!r}: give 1 to {_MOST_NODES:,} nodes of at most {_MOST_GPUS} GPUs"
+        )
+    given: dict[str, int | str] = {}
+    for extra in extras:
+        amount = re.fullmatch(r"(\d{1,7})([cg])", extra)
+        kind = amount[2] if amount else "type"
+        if kind in given or not (amount or re.fullmatch(r"[A-Za-z][\w.-]*", extra)):
+            raise ClusterError(
+                f"cluster {text!r}: cannot read {extra!r}; write cores as 32c, memory in GiB as "
+                "128g, a GPU type as A100, each once"
+            )
+        given[kind] = int(amount[1]) if amount else extra
+    devices = (Device(str(given.get("type", "gpu"))),) * gpus
+    cpus = int(given["c"]) * 1000 if "c" in given else UNLIMITED
+    memory = int(given["g"]) * _MIB if "g" in given else UNLIMITED
+    return tuple(Node(f"node-{index}", devices, cpus, memory) for index in range(count))
+
+
+def _read_yaml(path: Path) -> list[Node]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_repeats(path, root)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ClusterError(f"cluster {path.name}: {line}broken YAML: {problem}") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ClusterError(f"cluster {path.name} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ClusterError(f"cluster {path.name}: line 1: write a mapping with the key nodes")
+    try:
+        spec = _ClusterSpec.model_validate(data)
+    except ValidationError as error:
+        raise _explained(path, root, error) from None
+    total = sum(entry.count or 1 for entry in spec.nodes)
+    if total > _MOST_NODES:
+        raise ClusterError(f"cluster {path.name}: {total:,} nodes; at most {_MOST_NODES:,}")
+    return [node for entry in spec.nodes for node in entry.nodes()]
+
+
+def _refuse_repeats(path: Path, root: yaml.Node | None) -> None:
+    """YAML's loader keeps the last of two equal keys and says nothing; we say it."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    line = key.start_mark.line + 1
+                    raise ClusterError(
+                        f"cluster {path.name}: line {line}: key {key.value} is there twice"
+                    )
+                keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+                waiting.append(value)
+
+
+def _explained(path: Path, root: yaml.Node | None, error: ValidationError) -> ClusterError:
+    """One line for the first problem; a misspelt key explains the others, so it goes first."""
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    where = first["loc"]
+    if first["type"] == "extra_forbidden":
+        known = _NodeSpec if len(where) > 1 else _ClusterSpec
+        near = get_close_matches(str(where[-1]), known.model_fields, n=1, cutoff=0.4)
+        says = f"unknown key {where[-1]}; "
+        says += f"did you mean {near[0]}?" if near else f"use {', '.join(known.model_fields)}"
+    elif first["type"] == "model_type":
+        says = "a node is a mapping such as {name: a, gpus: 8}"
+    else:
+        name = ".".join(str(part) for part in where)
+        says = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return ClusterError(f"cluster {path.name}: line {_line_of(root, where)}: {says}")
+
+
+def _line_of(root: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """The line of the last part of a path that the file has, counted from one."""
+    line = 1
+    node = root
+    for part in location:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode):
+            pairs = [(key, value) for key, value in node.value if key.value == str(part)]
+            if not pairs:
+                break
+            key, node = pairs[-1]
+            line = key.start_mark.line + 1
+    return line
+
+
+def _read_table(path: Path) -> list[Node]:
+    try:
+        if path.suffix == ".parquet":
+            table = pl.read_parquet(path, glob=False)
+        else:
+            table = pl.read_csv(path, infer_schema_length=None, glob=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        why = str(error).strip().splitlines()[0][:160]
+        raise ClusterError(f"cluster {path.name} cannot be read as a table: {why}") from None
+    if {"machineId", "number of GPUs"} <= set(table.columns):
+        table = table.rename({"machineId": "sn", "number of GPUs": "gpu"})
+        table = table.select("sn", "gpu")
+    elif not {"sn", "gpu"} <= set(table.columns):
+        raise ClusterError(
+            f"cluster {path.name} needs the columns sn, gpu (and cpu_milli, memory_mib, model) or "
+            f"machineId, number of GPUs; it has {', '.join(table.columns[:12])}"
+        )
+    return _machines(path, table)
+
+
+def _machines(path: Path, table: pl.DataFrame) -> list[Node]:
+    for name in ("gpu", "cpu_milli", "memory_mib", "model"):
+        if name not in table.columns:
+            table = table.with_columns(pl.lit(None).alias(name))
+        elif name != "model" and table.schema[name] == pl.String:  # -1: refused below, by its row
+            number = pl.col(name).cast(pl.Float64, strict=False)
+            bad = number.is_null() & pl.col(name).is_not_null()
+            table = table.with_columns(pl.when(bad).then(-1.0).otherwise(number).alias(name))
+    rows = table.select("sn", "gpu", "cpu_milli", "memory_mib", "model").iter_rows()
+    nodes = []
+    for index, (name, gpus, cpu, memory, model) in enumerate(rows, start=1):
+        amounts = [UNLIMITED if amount is None else amount for amount in (cpu, memory)]
+        whole = all(isinstance(n, int | float) and n == n // 1 >= 0 for n in (gpus, *amounts))
+        if name is None or not whole or gpus > _MOST_GPUS:
+            raise ClusterError(
+                f"cluster {path.name}: row {index} needs a name, and whole numbers of GPUs, CPU "
+                "and memory that are not negative"
+            )
+        devices = (Device("gpu" if model is None else str(model)),) * int(gpus)
+        nodes.append(Node(str(name), devices, int(amounts[0]), int(amounts[1])))
+    return nodes
+
+
+def _checked(nodes: list[Node], name: str) -> tuple[Node, ...]:
+    if not nodes:
+        raise ClusterError(f"cluster {name} has no nodes")
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise ClusterError(f"cluster {name}: two nodes are named {node.name}")
+        seen.add(node.name)
+    return tuple(nodes)

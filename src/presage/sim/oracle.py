@@ -1,0 +1,56 @@
+"""What a simulated cluster foresees of its jobs: the truth, or the estimates of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from presage.model.cluster import Worker
+from presage.model.estimate import Estimate
+from presage.model.job import Job
+from presage.sim.world import World
+
+__all__ = ["Oracle"]
+
+
+class Oracle:
+    """A `Predictor` that looks into the world. With `use_estimates` it trusts the trace's instead."""
+
+    def __init__(self, world: World, use_estimates: bool) -> None:
+        self.version = "trace estimates" if use_estimates else "true durations"
+        self._world = world
+        self._use_estimates = use_estimates
+        self._known: dict[str, Estimate] = {}
+
+    def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
+        """Seconds of running it needs in all, scaled to the workers it has."""
+        known = self._known.get(job.spec.id)
+        if known is None:
+            task = self._world.tasks[job.spec.id]
+            estimated = self._use_estimates and task.estimate_s is not None
+            value = task.estimate_s if estimated else task.duration_s
+            known = Estimate.exact(value or 0.0, "s", self.version)
+            self._known[job.spec.id] = known
+        if workers and job.spec.elastic:
+            task = self._world.tasks[job.spec.id]
+            speed = self._world.rules.speed.scale(len(workers), task.measured_workers)
+            return Estimate.exact(known.p50 / speed, "s", self.version)
+        return known
+
+    def utilization(self, job: Job) -> Estimate:
+        """As in the trace's profile."""
+        return Estimate.exact(self._world.tasks[job.id].utilization, "share", self.version)
+
+    def memory(self, job: Job) -> Estimate:
+        """As in the trace's profile."""
+        return Estimate.exact(self._world.tasks[job.id].peak_memory_mib, "MiB", self.version)
+
+    def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
+        """As the world's own speed model has it."""
+        tasks = self._world.tasks
+        others = [tasks[other.id].utilization for other in neighbours]
+        speed = self._world.rules.speed.share(tasks[job.id].utilization, others)
+        return Estimate.exact(1.0 / speed, "times", self.version)
+
+    def forget(self, job_id: str) -> None:
+        """A job ended."""
+        self._known.pop(job_id, None)

@@ -1,0 +1,112 @@
+"""What happened in a run, written down as it happens and turned into a `SimResult` at the end.
+
+Memory is a few arrays over the jobs and a series that is thinned as it grows, however long the run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from presage.model.cluster import WHOLE_GPU
+from presage.sim.result import JOB_COLUMNS, SERIES_COLUMNS, SimResult
+from presage.sim.traces import Trace
+from presage.sim.world import Task, World
+
+__all__ = ["Recorder"]
+
+_MOST_SAMPLES = 8192
+
+
+class Recorder:
+    """Results by row of the trace, and the cluster's load over time."""
+
+    def __init__(self, jobs: int) -> None:
+        self.done = 0
+        self.makespan_s = 0.0
+        self._start = np.full(jobs, np.nan)
+        self._end = np.full(jobs, np.nan)
+        self._wait = np.full(jobs, np.nan)
+        self._stops = np.zeros(jobs, dtype=np.int64)
+        self._gpus = np.zeros(jobs)
+        self._status = ["unfinished"] * jobs
+        self._reason: dict[int, str] = {}
+        self._nodes: list[tuple[str, ...]] = [()] * jobs
+        self._layouts: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._series: list[tuple[float, int, int, int]] = []
+        self._every_s = 0.0
+        self._next_s = 0.0
+
+    def close(self, task: Task, now: float | None, status: str, reason: str) -> None:
+        """A job's story is over; `now` is None when it did not finish."""
+        row = task.row
+        self.done += 1
+        if now is not None:
+            self._end[row] = now
+            self.makespan_s = max(self.makespan_s, now)
+        if task.started_at is not None:
+            self._start[row] = task.started_at
+        self._wait[row] = task.waited_s
+        self._stops[row] = task.stops
+        self._gpus[row] = task.spec.min_gpu_milli / WHOLE_GPU
+        self._status[row] = status
+        if reason:
+            self._reason[row] = reason
+        layout = task.ran_on
+        self._nodes[row] = self._layouts.setdefault(layout, layout)
+
+    def sample(self, now: float, queued: int, used_milli: int, held_milli: int) -> None:
+        """The load from now on; the latest sample of an interval wins."""
+        series = self._series
+        if now < self._next_s and series:
+            series[-1] = (series[-1][0], queued, used_milli, held_milli)
+            return
+        series.append((now, queued, used_milli, held_milli))
+        self._next_s = now + self._every_s
+        if len(series) >= _MOST_SAMPLES:
+            del series[1::2]
+            self._every_s = max(2 * self._every_s, (now - series[0][0]) / _MOST_SAMPLES)
+
+    def result(self, trace: Trace, policy: str, world: World, cpu_s: float) -> SimResult:
+        """Everything as frames."""
+        submit = trace.jobs["submit_s"]
+        rows = len(self._status)
+        reasons = [self._reason.get(row) for row in range(rows)] if self._reason else [None] * rows
+        jobs = pl.DataFrame(
+            {
+                "job_id": trace.jobs["job_id"],
+                "submit_s": submit,
+                "start_s": self._start,
+                "end_s": self._end,
+                "wait_s": self._wait,
+                "jct_s": self._end - submit.to_numpy(),
+                "nodes": self._nodes,
+                "gpus": self._gpus,
+                "preemptions": self._stops,
+                "status": self._status,
+                "reason": reasons,
+            },
+            schema=JOB_COLUMNS,
+        ).with_columns(pl.col("start_s", "end_s", "wait_s", "jct_s").fill_nan(None))
+        t, queued, used, held = zip(*self._series, strict=True) if self._series else ((),) * 4
+        series = pl.DataFrame(
+            {
+                "t_s": t,
+                "queued": queued,
+                "used_gpus": np.asarray(used) / WHOLE_GPU,
+                "held_gpus": np.asarray(held) / WHOLE_GPU,
+            },
+            schema=SERIES_COLUMNS,
+        )
+        gpus = sum(len(node.devices) for node in world.all_nodes())
+        return SimResult(
+            policy,
+            jobs,
+            series,
+            gpus,
+            world.stops,
+            self.makespan_s,
+            world.gpu_seconds,
+            world.held_gpu_seconds,
+            cpu_s,
+        )

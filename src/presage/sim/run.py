@@ -1,0 +1,110 @@
+"""Run a trace on a cluster under a policy: the same engine and loop as a live cluster, with time that
+jumps from event to event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from time import process_time
+
+from presage.core.engine import Engine
+from presage.core.loop import step
+from presage.core.ports import Policy, Store
+from presage.core.state import State
+from presage.model.cluster import Node
+from presage.model.event import Event, Fact, JobSubmitted, NodeUp
+from presage.model.job import Job, JobState, ReasonCode
+from presage.sim.oracle import Oracle
+from presage.sim.record import Recorder
+from presage.sim.result import SimResult
+from presage.sim.traces import Trace
+from presage.sim.workload import arrivals
+from presage.sim.world import Task, World, WorldRules
+
+__all__ = ["simulate"]
+
+Progress = Callable[[int, int], None]
+_REPORT_EVERY = 2000
+
+
+def simulate(
+    trace: Trace,
+    nodes: Sequence[Node],
+    policy: Policy,
+    *,
+    name: str,
+    rules: WorldRules | None = None,
+    seed: int = 0,
+    use_estimates: bool = False,
+    progress: Progress | None = None,
+    store: Store | None = None,
+    check_every: int = 0,
+) -> SimResult:
+    """Every job of a trace from its submission to its end, as one result."""
+    started = process_time()
+    world = World(nodes, rules)
+    prefers = bool(getattr(policy, "prefers_estimates", False))
+    oracle = Oracle(world, use_estimates or prefers)
+    engine = Engine(policy, oracle, State(seed), check_every=check_every)
+    journal = store if store is not None else _Discard()
+    recorder = Recorder(trace.jobs.height)
+    step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
+    incoming = arrivals(trace, nodes)
+    at, task = next(incoming, (inf, None))
+    while True:
+        due = world.next_event()
+        wake = engine.state.wake_at
+        now = min(due, at, inf if wake is None else wake)
+        if now == inf:
+            break
+        requests: list[Fact] = []
+        while at <= now and task is not None:
+            world.expect(task, at)
+            requests.append(JobSubmitted(task.spec))
+            at, task = next(incoming, (inf, None))
+        step(engine, world, journal, now, requests)
+        _collect(world, engine, oracle, recorder, now)
+        if progress is not None and recorder.done % _REPORT_EVERY == 0:
+            progress(recorder.done, trace.jobs.height)
+        if not world.tasks and task is None:
+            break
+    for left in list(world.tasks.values()):
+        reason = engine.explain(left.spec.id)
+        recorder.close(left, None, "unfinished", reason.text if reason else "")
+    world.settle()
+    cpu_s = process_time() - started
+    return recorder.result(trace, name, world, cpu_s)
+
+
+def _collect(world: World, engine: Engine, oracle: Oracle, recorder: Recorder, now: float) -> None:
+    """Note what ended in this step and how full the cluster is."""
+    state = engine.state
+    if world.finished:
+        for task in world.finished:
+            recorder.close(task, now, "finished", "")
+            oracle.forget(task.spec.id)
+        world.finished.clear()
+    for job in state.ended:
+        if job.state is not JobState.SUCCEEDED and job.spec.id in world.tasks:
+            task = world.forget(job.spec.id)
+            recorder.close(task, None, _status(job), job.reason.text if job.reason else "")
+            oracle.forget(task.spec.id)
+    recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
+
+
+def _status(job: Job) -> str:
+    if job.state is JobState.CANCELLED:
+        return "cancelled"
+    rejected = job.reason is not None and job.reason.code is ReasonCode.NEVER_FITS
+    return "rejected" if rejected else "failed"
+
+
+class _Discard:
+    """A journal that keeps nothing: simulated time can be run again."""
+
+    def append(self, now: float, events: Sequence[Event], *, lease: int = 0) -> None:
+        """Forget them."""
+
+    def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:
+        """Nothing."""
+        return ()

@@ -1,0 +1,410 @@
+"""A simulated world behind the `Executor` port: jobs make progress, share, fail and end on a clock that
+jumps.
+
+It keeps the promises of the port (idempotent per attempt, a JobExited after every Stop) and knows nothing of
+policies. It also measures what a run is judged by: waits, starts, ends, GPU time held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+from presage.model.cluster import WHOLE_GPU, Node, Worker
+from presage.model.event import (
+    Fact,
+    JobExited,
+    JobResized,
+    JobStarted,
+    Launch,
+    NodeDown,
+    NodeUp,
+    Outcome,
+    Resize,
+    Stop,
+)
+from presage.model.job import JobSpec, Reason, ReasonCode
+from presage.sim.speed import SpeedModel
+
+__all__ = ["Outage", "Task", "World", "WorldRules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A node that goes away and comes back."""
+
+    node: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRules:
+    """How the world behaves."""
+
+    restart_cost_s: float = 0.0
+    """Work lost when a job is stopped and started again: taking the checkpoint and loading it."""
+    launch_delay_s: float = 0.0
+    """From the launch to the first step."""
+    resize_cost_s: float = 0.0
+    """Work lost when a running job changes its number of workers."""
+    checkpoint_every_s: float = 0.0
+    """Work a crash can cost at most; 0: a checkpoint is always fresh."""
+    outages: tuple[Outage, ...] = ()
+    speed: SpeedModel = field(default_factory=SpeedModel)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A submitted job as the world sees it."""
+
+    spec: JobSpec
+    row: int
+    """Where its results go."""
+    duration_s: float
+    """How long it runs, undisturbed, on as many workers as it was measured with."""
+    measured_workers: int
+    needed: int
+    """Workers it needs before it makes progress."""
+    estimate_s: float | None = None
+    """What its owner or a model said it would take."""
+    work_s: float = 0.0
+    """Seconds of work left, at the speed it was measured at."""
+    utilization: float = 1.0
+    peak_memory_mib: int = 0
+    """What it really uses on each device."""
+    submitted_at: float = 0.0
+    queued_at: float = 0.0
+    waited_s: float = 0.0
+    started_at: float | None = None
+    ran_on: tuple[str, ...] = ()
+    """Nodes of its latest run."""
+    stops: int = 0
+    attempt: int = 0
+    ended_attempt: int = 0
+    workers: tuple[Worker, ...] = ()
+    milli: int = 0
+    speed: float = 0.0
+    """0 while it makes no progress."""
+    since: float = 0.0
+    """Progress is counted up to here."""
+    saved_s: float = 0.0
+    """Work left at the latest checkpoint."""
+    version: int = 0
+    """Rises whenever its end is computed anew."""
+
+
+_END, _MEMORY, _READY, _OUTAGE, _RETURN = range(5)
+
+
+class World:
+    """A cluster that is not there."""
+
+    def __init__(self, nodes: Sequence[Node], rules: WorldRules | None = None) -> None:
+        self.rules = rules or WorldRules()
+        self.now = 0.0
+        self.tasks: dict[str, Task] = {}
+        self.finished: list[Task] = []
+        """Tasks that ended since the runner last looked; it empties the list."""
+        self.stops = 0
+        self.used_milli = 0
+        self.held_milli = 0
+        """Part of it that waits for the rest of its workers."""
+        self.gpu_seconds = 0.0
+        self.held_gpu_seconds = 0.0
+        self._nodes = {node.name: node for node in nodes}
+        self._lost: set[str] = set()
+        self._facts: list[Fact] = []
+        self._events: list[tuple[float, int, int, object, int]] = []
+        self._serial = 0
+        self._device_tasks: dict[tuple[str, int], list[Task]] = {}
+        self._mixed = len({d.speed for node in nodes for d in node.devices} | {1.0}) > 1
+        self._measured_at = 0.0
+        for outage in self.rules.outages:
+            self._push(outage.at_s, _OUTAGE, outage)
+
+    # -- the port -------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[Node]:
+        """All nodes that are up."""
+        return [node for name, node in self._nodes.items() if name not in self._lost]
+
+    def launch(self, decision: Launch) -> None:
+        """Start workers; once all that the job needs are there, it starts to work."""
+        task = self.tasks[decision.job]
+        if decision.attempt == task.ended_attempt:
+            return
+        fresh = decision.attempt != task.attempt or not task.workers
+        known = () if fresh else task.workers
+        new = decision.workers if fresh else _without(decision.workers, known)
+        if not new:
+            return
+        self._measure()
+        if fresh:
+            task.attempt = decision.attempt
+            task.waited_s += self.now - task.queued_at
+            task.milli = 0
+        task.workers = known + new
+        roles = task.spec.roles
+        milli = sum(roles[worker.role].resources.gpu_milli for worker in new)
+        task.milli += milli
+        self.used_milli += milli
+        self.held_milli += milli
+        if len(task.workers) >= task.needed:
+            self.held_milli -= task.milli
+            delay = self.rules.launch_delay_s
+            if delay:
+                self._push(self.now + delay, _READY, task, decision.attempt)
+            else:
+                self._begin(task)
+
+    def stop(self, decision: Stop) -> None:
+        """Stop a run; it keeps what its checkpoint holds."""
+        task = self.tasks.get(decision.job)
+        if task is None or decision.attempt != task.attempt or not task.workers:
+            return
+        lost = any(worker.node in self._lost for worker in task.workers)
+        self._progress(task)
+        if lost or not task.spec.checkpointable:
+            self._fall_back(task)
+        self._leave(task)
+        task.work_s += self.rules.restart_cost_s
+        task.stops += 1
+        self.stops += 1
+        task.queued_at = self.now
+        outcome = Outcome.LOST if lost else Outcome.STOPPED
+        self._facts.append(JobExited(task.spec.id, task.attempt, outcome))
+
+    def resize(self, decision: Resize) -> None:
+        """Change a run to these workers."""
+        task = self.tasks.get(decision.job)
+        if task is None or decision.attempt != task.attempt or not task.workers:
+            return
+        self._measure()
+        self._progress(task)
+        self._unshare(task)
+        roles = task.spec.roles
+        milli = sum(roles[worker.role].resources.gpu_milli for worker in decision.workers)
+        self.used_milli += milli - task.milli
+        task.milli = milli
+        task.workers = decision.workers
+        task.work_s += self.rules.resize_cost_s
+        self._facts.append(JobResized(task.spec.id, task.attempt))
+        self._share(task)
+        self._retime(task)
+
+    def poll(self, now: float) -> Iterable[Fact]:
+        """What happened until now, ends first."""
+        self.now = now
+        ends: list[Fact] = []
+        others, self._facts = self._facts, []
+        events = self._events
+        while events and events[0][0] <= now:
+            _, kind, _, subject, version = heappop(events)
+            if kind == _END:
+                assert isinstance(subject, Task)
+                if version == subject.version and subject.speed:
+                    ends.append(self._finish(subject))
+            elif kind == _READY:
+                assert isinstance(subject, Task)
+                if version == subject.attempt and subject.workers and not subject.speed:
+                    self._begin(subject)
+            elif kind == _MEMORY:
+                assert isinstance(subject, Task)
+                if version == subject.attempt and subject.workers:
+                    ends.append(self._run_out_of_memory(subject))
+            else:
+                assert isinstance(subject, Outage)
+                others.append(self._outage(subject, kind))
+        if self._facts:
+            others += self._facts
+            self._facts = []
+        if not ends:
+            return others
+        return ends + others if others else ends
+
+    def next_event(self) -> float:
+        """When there will be something to poll."""
+        if self._facts:
+            return self.now
+        events = self._events
+        while events:
+            at, kind, _, subject, version = events[0]
+            if kind == _END and version != subject.version:  # type: ignore[attr-defined]
+                heappop(events)
+                continue
+            return at
+        return inf
+
+    # -- what runs do ---------------------------------------------------------------------------
+
+    def expect(self, task: Task, now: float) -> None:
+        """A job was submitted."""
+        task.submitted_at = task.queued_at = now
+        task.work_s = task.saved_s = task.duration_s
+        self.tasks[task.spec.id] = task
+
+    def forget(self, job_id: str) -> Task:
+        """A job ended without a run (rejected or cancelled while it waited)."""
+        return self.tasks.pop(job_id)
+
+    def _begin(self, task: Task) -> None:
+        if task.started_at is None:
+            task.started_at = self.now
+        task.since = self.now
+        task.saved_s = task.work_s
+        workers = task.workers
+        first = workers[0].node
+        task.ran_on = (
+            (first,) if len(workers) == 1 else tuple(dict.fromkeys(w.node for w in workers))
+        )
+        self._facts.append(JobStarted(task.spec.id, task.attempt))
+        self._share(task)
+        self._retime(task)
+
+    def _finish(self, task: Task) -> Fact:
+        self._leave(task)
+        del self.tasks[task.spec.id]
+        self.finished.append(task)
+        return JobExited(task.spec.id, task.attempt, Outcome.SUCCEEDED)
+
+    def _leave(self, task: Task) -> None:
+        """The run is over: it makes no progress and holds nothing."""
+        self._measure()
+        self._unshare(task)
+        self.used_milli -= task.milli
+        if len(task.workers) < task.needed:
+            self.held_milli -= task.milli
+        task.workers = ()
+        task.milli = 0
+        task.speed = 0.0
+        task.version += 1
+        task.ended_attempt = task.attempt
+
+    def _progress(self, task: Task) -> None:
+        if task.speed:
+            task.work_s = max(0.0, task.work_s - (self.now - task.since) * task.speed)
+        task.since = self.now
+
+    def _fall_back(self, task: Task) -> None:
+        """Lose the work since the latest checkpoint: all of it for a job that takes none."""
+        every = self.rules.checkpoint_every_s
+        if not task.spec.checkpointable:
+            task.work_s = task.saved_s
+        elif every:
+            done = task.saved_s - task.work_s
+            task.work_s = task.saved_s - done // every * every
+
+    def _retime(self, task: Task) -> None:
+        """Compute the speed and the end of a run anew."""
+        task.speed = self._speed(task)
+        task.version += 1
+        end = task.since + task.work_s / task.speed
+        self._push(end, _END, task, task.version)
+
+    def _speed(self, task: Task) -> float:
+        speed = 1.0
+        if len(task.workers) != task.measured_workers:
+            speed = self.rules.speed.scale(len(task.workers), task.measured_workers)
+        if self._mixed:
+            speed *= min(
+                (self._nodes[w.node].devices[d].speed for w in task.workers for d in w.devices),
+                default=1.0,
+            )
+        if self._shares(task):
+            speed *= min(
+                self.rules.speed.share(task.utilization, self._neighbours(task, worker))
+                for worker in task.workers
+            )
+        return speed
+
+    # -- sharing a device -----------------------------------------------------------------------
+
+    def _shares(self, task: Task) -> bool:
+        return any(role.resources.shared for role in task.spec.roles)
+
+    def _neighbours(self, task: Task, worker: Worker) -> list[float]:
+        others = [
+            other
+            for d in worker.devices
+            for other in self._device_tasks.get((worker.node, d), ())
+            if other is not task
+        ]
+        return [other.utilization for other in others]
+
+    def _share(self, task: Task) -> None:
+        if not self._shares(task):
+            return
+        touched: list[Task] = []
+        for worker in task.workers:
+            for d in worker.devices:
+                tasks = self._device_tasks.setdefault((worker.node, d), [])
+                touched += tasks
+                tasks.append(task)
+                device = self._nodes[worker.node].devices[d]
+                if sum(other.peak_memory_mib for other in tasks) > device.memory_mib:
+                    self._push(self.now, _MEMORY, task, task.attempt)
+        self._refresh(touched, task)
+
+    def _unshare(self, task: Task) -> None:
+        if not self._shares(task):
+            return
+        touched: list[Task] = []
+        for worker in task.workers:
+            for d in worker.devices:
+                tasks = self._device_tasks.get((worker.node, d), [])
+                if task in tasks:
+                    tasks.remove(task)
+                touched += tasks
+        self._refresh(touched, task)
+
+    def _refresh(self, tasks: list[Task], but: Task) -> None:
+        for other in dict.fromkeys(tasks):
+            if other is not but and other.speed:
+                self._progress(other)
+                self._retime(other)
+
+    def _run_out_of_memory(self, task: Task) -> Fact:
+        """A run that needed more than its device had left ends at once, its work undone."""
+        self._leave(task)
+        task.queued_at = self.now
+        return JobExited(task.spec.id, task.attempt, Outcome.OUT_OF_MEMORY, _OOM)
+
+    # -- nodes and bookkeeping ------------------------------------------------------------------
+
+    def _outage(self, outage: Outage, kind: int) -> Fact:
+        if kind == _RETURN:
+            self._lost.discard(outage.node)
+            return NodeUp(self._nodes[outage.node])
+        self._lost.add(outage.node)
+        self._push(self.now + outage.for_s, _RETURN, outage)
+        return NodeDown(outage.node)
+
+    def _push(self, at: float, kind: int, subject: object, version: int = 0) -> None:
+        self._serial += 1
+        heappush(self._events, (at, kind, self._serial, subject, version))
+
+    def settle(self) -> None:
+        """The run is over: bring the books up to date."""
+        self._measure()
+
+    def all_nodes(self) -> Sequence[Node]:
+        """Every node, up or not."""
+        return list(self._nodes.values())
+
+    def _measure(self) -> None:
+        """Add up GPU time until now; call it before what is held changes."""
+        elapsed = self.now - self._measured_at
+        if elapsed > 0:
+            self.gpu_seconds += elapsed * self.used_milli / WHOLE_GPU
+            self.held_gpu_seconds += elapsed * self.held_milli / WHOLE_GPU
+            self._measured_at = self.now
+
+
+def _without(workers: tuple[Worker, ...], known: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    return tuple(worker for worker in workers if worker not in known)
+
+
+_OOM = Reason(ReasonCode.OUT_OF_MEMORY, "the jobs on its GPU needed more memory than it has")

@@ -1,0 +1,69 @@
+"""What every test may ask for: the shared data, programs from PATH, and Hypothesis profiles.
+
+With CI=true, a skip for something that is missing becomes a failure.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before Polars is imported anywhere: it sizes its thread pool once, and pytest runs two workers.
+os.environ.setdefault("POLARS_MAX_THREADS", "2")
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# `make test` gives the same answer twice; `make soak` looks where nobody has looked before.
+# No deadline: the time of one example says more about the machine than about the code.
+settings.register_profile("default", max_examples=200, deadline=None, derandomize=True)
+settings.register_profile(
+    "soak",
+    max_examples=2000,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory of public data: `$PRESAGE_DATA`, else `../shared/data` beside the checkout."""
+    places = [Path(os.environ["PRESAGE_DATA"])] if os.environ.get("PRESAGE_DATA") else []
+    places.append(ROOT.parent / "shared" / "data")
+    for place in places:
+        if place.is_dir():
+            return place
+    return _missing("no shared data: set PRESAGE_DATA, or put it in ../shared/data")
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[..., str]:
+    """Find a program by any of its names: `program("chromium", "chromium-browser")`."""
+
+    def find(*names: str) -> str:
+        for name in names:
+            if path := shutil.which(name):
+                return path
+        return _missing(f"{' or '.join(names)} is not on PATH; see tools/system-packages")
+
+    return find
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (CI=true: nothing is skipped)", pytrace=False)
+    pytest.skip(reason)

@@ -1,0 +1,210 @@
+"""Rules of the source tree that neither the linter nor the import contracts can state."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src" / "presage"
+MODULES = sorted(SRC.rglob("*.py"))
+MAX_LINES = 600
+
+# Time is an argument here, and a random number comes from a seeded generator that was handed in.
+TIMELESS = ("core", "foresee", "model", "observe", "policy", "provision")
+COLLECTORS = "observe/telemetry"  # they read the clock, so that nothing else has to
+
+THIRD_PARTIES = {"model": set[str](), "core": {"numpy"}}
+
+CLOCKS = {
+    "datetime.date.today",
+    "datetime.datetime.now",
+    "datetime.datetime.today",
+    "datetime.datetime.utcnow",
+    *(
+        f"time.{name}{suffix}"
+        for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time")
+        for suffix in ("", "_ns")
+    ),
+    "time.gmtime",
+    "time.localtime",
+    "time.sleep",
+}
+ENTROPY = {"os.urandom", "random.SystemRandom", "uuid.uuid1", "uuid.uuid4"}
+SEEDED = {"numpy.random.default_rng", "random.Random"}
+
+RUNS_CODE = {
+    "eval",
+    "exec",
+    "joblib.load",
+    "marshal.load",
+    "marshal.loads",
+    "os.popen",
+    "os.system",
+    "pickle.Unpickler",
+    "pickle.load",
+    "pickle.loads",
+    "shelve.open",
+    "yaml.full_load",
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.unsafe_load",
+}
+RUNS_CODE_KEYWORDS = {"allow_pickle", "shell"}
+
+
+def test_there_is_something_to_check() -> None:
+    assert MODULES
+
+
+def test_every_package_has_an_init_file() -> None:
+    """Without one, the import contracts do not see what is inside."""
+    bare = {path.parent for path in MODULES if not (path.parent / "__init__.py").exists()}
+    assert not bare
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SRC).as_posix())
+def test_module_keeps_the_rules(path: Path) -> None:
+    problems = list(check(path.relative_to(SRC).as_posix(), path.read_text(encoding="utf-8")))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "problem"),
+    [
+        ("cli/x.py", "", "no docstring"),
+        ("cli/x.py", "x = 1\n" * 600, "601 lines"),
+        ("core/x.py", "import time\ntime.time()", "time.time"),
+        ("core/x.py", "from time import sleep as rest\nrest(1)", "time.sleep"),
+        ("policy/x.py", "from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
+        ("model/x.py", "import random\nrandom.shuffle([])", "random.shuffle"),
+        ("model/x.py", "from random import Random\nRandom()", "random.Random without a seed"),
+        ("core/x.py", "import numpy as np\nnp.random.rand()", "numpy.random.rand"),
+        ("core/x.py", "import numpy as np\nnp.random.default_rng()", "without a seed"),
+        ("observe/phases/x.py", "import time\nclock = time.monotonic", "time.monotonic"),
+        ("core/x.py", "import polars", "polars"),
+        ("model/x.py", "from numpy import array", "numpy"),
+        ("core/x.py", "def f(is_simulation): ...", "is_simulation"),
+        ("core/x.py", "world.simulated", "simulated"),
+        ("cli/x.py", "eval('1')", "eval"),
+        ("cli/x.py", "import pickle\npickle.load(f)", "pickle.load"),
+        ("cli/x.py", "import yaml\nyaml.load(f)", "yaml.load"),
+        ("cli/x.py", "import subprocess\nsubprocess.run('ls', shell=True)", "shell=True"),
+    ],
+)
+def test_a_broken_rule_is_found(name: str, source: str, problem: str) -> None:
+    if "docstring" not in problem:
+        source = f'"""x"""\n{source}'
+    assert any(problem in found for found in check(name, source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core/x.py", "from random import Random\nrng = Random(0)"),
+        (
+            "core/x.py",
+            "import numpy as np\ndef f(g: np.random.Generator): np.random.default_rng(0)",
+        ),
+        ("core/x.py", "def f(now, time): return time + now  # also in simulated time"),
+        ("observe/telemetry/x.py", "import time\ntime.time()"),
+        ("sim/x.py", "import time\nsimulated = time.process_time()"),
+        ("cli/x.py", "import yaml\nyaml.safe_load(f)"),
+    ],
+)
+def test_what_is_allowed_passes(name: str, source: str) -> None:
+    assert list(check(name, f'"""x"""\n{source}')) == []
+
+
+def check(name: str, source: str) -> Iterator[str]:
+    """What is wrong with a module; `name` is its path under src/presage."""
+    tree = ast.parse(source)
+    package = name.split("/")[0]
+    if (count := len(source.splitlines())) > MAX_LINES:
+        yield f"{count} lines; {MAX_LINES} is the limit"
+    if ast.get_docstring(tree) is None:
+        yield "no docstring"
+    if package in TIMELESS and not name.startswith(COLLECTORS):
+        yield from _time_and_chance(tree)
+    if package in THIRD_PARTIES:
+        yield from _third_parties(tree, THIRD_PARTIES[package])
+    if package == "core":
+        for line, word in _identifiers(tree):
+            if "simulat" in word.lower():
+                yield f"line {line}: the core cannot know of {word}"
+    yield from _runs_code(tree)
+
+
+def _time_and_chance(tree: ast.Module) -> Iterator[str]:
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node, target in _references(tree):
+        module, _, last = target.rpartition(".")
+        if target in CLOCKS | ENTROPY:
+            yield f"line {node.lineno}: {target}"
+        elif target in SEEDED:
+            call = calls.get(id(node))
+            if call and not call.args and not call.keywords:
+                yield f"line {node.lineno}: {target} without a seed"
+        elif module in ("random", "numpy.random") and (last.islower() or last == "RandomState"):
+            yield f"line {node.lineno}: {target} uses the global generator"
+
+
+def _third_parties(tree: ast.Module, allowed: set[str]) -> Iterator[str]:
+    known = sys.stdlib_module_names | allowed | {"presage"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] not in known:
+                yield f"line {node.lineno}: imports {name}"
+
+
+def _runs_code(tree: ast.Module) -> Iterator[str]:
+    for node, target in _references(tree):
+        if target in RUNS_CODE:
+            yield f"line {node.lineno}: {target} can run what it reads"
+    for keyword in ast.walk(tree):
+        if isinstance(keyword, ast.keyword) and keyword.arg in RUNS_CODE_KEYWORDS:
+            value = ast.unparse(keyword.value)
+            if value != "False":
+                yield f"line {keyword.lineno}: {keyword.arg}={value}"
+
+
+def _references(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+    """Names and attribute chains that are read, spelled from the module they come from."""
+    origin = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                origin[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                origin[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and (node.id in origin or node.id in ("eval", "exec")):
+            yield node, origin.get(node.id, node.id)
+        elif isinstance(node, ast.Attribute):
+            base, *rest = ast.unparse(node).split(".")
+            if base in origin:
+                yield node, ".".join([origin[base], *rest])
+
+
+def _identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
+                yield node.lineno, word
+            case ast.FunctionDef(name=word) | ast.AsyncFunctionDef(name=word):
+                yield node.lineno, word
+            case ast.ClassDef(name=word) | ast.keyword(arg=str(word)):
+                yield node.lineno, word
+            case ast.alias(name=word, asname=other):
+                yield node.lineno, f"{word} {other or ''}"
