@@ -87,20 +87,9 @@ class Engine:
             _FOLLOW_UPS[type(fact)](plan, fact)
         if state.reservations:
             for job_id, hold in list(state.reservations.items()):
-                if all(_is_free(state, job_id, worker) for worker in hold):
+                if state.ready(job_id):
                     plan.place(state.jobs[job_id], hold)
         self.policy.schedule(plan, self.predict)
-
-
-def _is_free(state: State, job_id: str, worker: Any) -> bool:
-    """Whether reserved room is no longer held by a run that is leaving."""
-    capacity = state.capacity
-    i = capacity.index[worker.node]
-    if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
-        return False
-    return all(
-        capacity.free_gpu[i][d] >= 0 and capacity.free_gpu_memory[i][d] >= 0 for d in worker.devices
-    )
 
 
 def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:

@@ -97,6 +97,18 @@ class State:
         """Raise InvariantBroken unless every invariant holds. Costs far more than a step."""
         check_state(self)
 
+    def ready(self, job_id: str) -> bool:
+        """Whether the room reserved for a job is no longer held by a run that is leaving."""
+        capacity = self.capacity
+        for worker in self.reservations[job_id]:
+            i = capacity.index[worker.node]
+            free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
+            if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
+                return False
+            if any(free[d] < 0 or memory[d] < 0 for d in worker.devices):
+                return False
+        return True
+
     def snapshot(self) -> dict[str, Any]:
         """Everything that defines the state, as JSON values: equal states give equal snapshots."""
         capacity = self.capacity

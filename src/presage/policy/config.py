@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from presage.model.errors import ConfigError
 
@@ -63,10 +63,16 @@ class PolicyConfig(_Strict):
     placement: PlacementName | dict[PlacementName, Positive] = "pack"
     topology_levels: tuple[str, ...] = ("rack", "area")
     gang: bool = True
-    preempt: Literal["none", "order", "priority", "quota"] = "none"
+    preempt: Literal["none", "rank", "order", "priority", "quota"] = "none"
     elastic: bool = False
     max_jobs_per_gpu: Annotated[int, Field(ge=1)] | None = None
     queues: dict[str, QueueConfig] = {}
+
+    @model_validator(mode="after")
+    def _parts_go_together(self) -> PolicyConfig:
+        if self.preempt == "rank" and (self.elastic or self.backfill or not self.gang):
+            raise ValueError("preempt: rank goes with neither elastic, backfill nor gang: false")
+        return self
 
 
 class ConfigFile(_Strict):

@@ -28,6 +28,7 @@ from presage.policy.explain import describe, why_no_room
 from presage.policy.order import HasBand, HasRounds, Order
 from presage.policy.placer import Placer
 from presage.policy.queues import Queues
+from presage.policy.ranked import walk_ranked
 from presage.policy.reclaim import Reclaim, evacuate, make_room
 
 __all__ = ["Pipeline", "Rules"]
@@ -48,6 +49,8 @@ class Rules:
     """Go on behind a job that does not fit; else it blocks those behind it."""
     backfill: int = 0
     """How many jobs behind a blocked head may be tried (EASY backfill); 0 is off."""
+    ranked: bool = False
+    """Preempt by rank (`policy.ranked`) instead of walking the queue."""
     gang: bool = True
     elastic: bool = False
     """Shrink elastic jobs for waiting ones and grow them into idle room."""
@@ -79,7 +82,10 @@ class Pipeline:
             return
         if state.incomplete and not self._complete(plan):
             return
-        if self._backlog.groups:
+        if self._backlog.groups and rules.ranked:
+            queues, backlog = rules.queues, self._backlog
+            walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
+        elif self._backlog.groups:
             self._walk(plan, predict)
         if state.scaling:
             obey_scale_requests(plan, rules.placer)
@@ -298,3 +304,4 @@ def _empty_cluster(state: State) -> Plan:
         assert state.capacity.nodes[i].name == name
         empty.apply(0.0, NodeUp(state.capacity.nodes[i]))
     return Plan(empty)
+

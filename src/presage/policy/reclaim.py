@@ -19,7 +19,7 @@ from presage.policy.order import Order
 from presage.policy.placer import Placer, Wanted
 from presage.policy.queues import Queues
 
-__all__ = ["ByOrder", "ByPriority", "ByQuota", "Reclaim", "evacuate", "make_room"]
+__all__ = ["ByOrder", "ByPriority", "ByQuota", "Reclaim", "candidates", "evacuate", "lend", "make_room"]
 
 
 class Reclaim(Protocol):
@@ -108,14 +108,14 @@ def make_room(
     given: list[int] = []
     found = None
     for k, chip in enumerate(chips):
-        _lend(plan, chip, 1)
+        lend(plan, chip, 1)
         given.append(k)
         if k >= free_chips - 1 and (found := placer.find(job, plan, wanted)) is not None:
             break
     if found is not None:
         found = _spare(job, plan, placer, wanted, chips, given, free_chips, found)
     for k in reversed(given):
-        _lend(plan, chips[k], -1)
+        lend(plan, chips[k], -1)
     if found is None:
         return False
     _evict(job, plan, [chips[k] for k in given if k >= free_chips])
@@ -138,10 +138,10 @@ def _spare(
 ) -> tuple[Worker, ...]:
     """Let go of every victim that is not needed after all, the most needed of them first."""
     for k in reversed([k for k in given[:-1] if k >= free_chips]):
-        _lend(plan, chips[k], -1)
+        lend(plan, chips[k], -1)
         again = placer.find(job, plan, wanted)
         if again is None:
-            _lend(plan, chips[k], 1)
+            lend(plan, chips[k], 1)
         else:
             given.remove(k)
             found = again
@@ -195,7 +195,8 @@ def _evict(job: Job, plan: Plan, chips: list[Chip]) -> None:
             plan.stop(victim, StopIntent.REQUEUE, reason)
 
 
-def _lend(plan: Plan, chip: Chip, sign: int) -> None:
+def lend(plan: Plan, chip: Chip, sign: int) -> None:
+    """Show the plan what workers hold as free (1), or no longer (-1)."""
     job, workers = chip
     capacity = plan.state.capacity
     move = capacity.give if sign > 0 else capacity.take

@@ -206,7 +206,10 @@ def _gantt(result: SimResult, divisor: float, unit: str, colour: str) -> Chart:
             "bargap": 0.15,
             "height": 140 + 14 * max(len(rows), 8),
             "hovermode": "closest",
-            "xaxis": {"title": {"text": f"time since the first submission ({unit})"}},
+            "xaxis": {
+                "title": {"text": f"time since the first submission ({unit})"},
+                "range": [0, float(f"{result.makespan_s / divisor * 1.01:.6g}")],
+            },
             "yaxis": row_axis | {"title": {"text": "jobs in order of submission"}},
         },
     }

@@ -49,7 +49,7 @@ class Figure:
 
 FIGURES: tuple[Figure, ...] = (
     Figure("finished", "finished", "count", 1),
-    Figure("rejected", "rejected", "count", -1, optional=True),
+    Figure("rejected", "rejected", "count", optional=True),
     Figure("avg_jct_s", "avg JCT", "time", -1),
     Figure("p50_jct_s", "p50 JCT", "time", -1),
     Figure("p99_jct_s", "p99 JCT", "time", -1),
@@ -57,20 +57,21 @@ FIGURES: tuple[Figure, ...] = (
     Figure("p99_wait_s", "p99 wait", "time", -1),
     Figure("makespan_s", "makespan", "time", -1),
     Figure("gpu_utilization", "GPU use", "share", 1),
-    Figure("preemptions", "preemptions", "count", -1),
-    Figure("held_gpu_hours", "GPU hours held by jobs that could not start", "count", -1, True),
+    Figure("preemptions", "preemptions", "count"),
+    Figure("held_gpu_hours", "held, not started (GPU h)", "count", -1, True),
     Figure("cpu_s", "simulated in", "seconds"),
 )
 """Every figure of the comparison, in order."""
 
 
 def best(figure: Figure, values: Sequence[Value]) -> set[int]:
-    """Where the best values are; nowhere when all are equal or there is nothing to win."""
+    """Where the best values are, as people see them; nowhere when all look equal."""
     there = [value for value in values if value is not None]
-    if not figure.better or len(values) < 2 or len(set(there)) < 2:
+    texts, _ = figure.texts(values)
+    if not figure.better or not there or len(set(texts)) < 2:
         return set()
-    top = max(there) if figure.better > 0 else min(there)
-    return {index for index, value in enumerate(values) if value == top}
+    top = texts[values.index(max(there) if figure.better > 0 else min(there))]
+    return {index for index, text in enumerate(texts) if text == top}
 
 
 def scaled(values: Sequence[Value]) -> tuple[list[str], str]:

@@ -24,7 +24,7 @@ from presage.model.errors import TraceError
 from presage.sim._files import replacing
 from presage.sim.traces import COLUMNS, Trace
 
-__all__ = ["KINDS", "make_trace", "write_trace"]
+__all__ = ["KINDS", "Kind", "make_trace", "write_trace"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,17 +37,19 @@ GPU_SHARES = {1: 0.93, 2: 0.02, 4: 0.024, 8: 0.019, 16: 0.005, 32: 0.002}
 """How often a job asks for so many GPUs: the shares of the Philly jobs, rounded."""
 
 BODY_MEDIAN_S, BODY_SIGMA = 1_200.0, 1.6
-TAIL_SHARE, TAIL_START_S, TAIL_SHAPE, LONGEST_S = 0.05, 14_400.0, 1.3, 30 * DAY_S
-"""Durations: a log-normal body and a Pareto tail from four hours, cut at 30 days."""
+TAIL_SHARE, TAIL_START_S, TAIL_SHAPE, LONGEST_S = 0.05, 14_400.0, 1.3, 7 * DAY_S
+"""Durations: a log-normal body and a Pareto tail from four hours, cut at a week."""
 
 DLAAS_MEDIAN_S, DLAAS_SIGMA = 7_200.0, 1.0
 DLAAS_MIB_PER_CORE = 4 * 1024
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """How one kind of trace draws its jobs and their arrivals."""
 
+    cluster: str
+    """The cluster it is made for when none is named."""
     load: float
     """The offered load when none is asked for."""
     draw: Callable[[np.random.Generator, int, int], dict[str, Ints | Floats]]
@@ -88,7 +90,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
         raise TraceError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def _chosen(kind: str, jobs: int, gpus: int, load: float | None) -> _Kind:
+def _chosen(kind: str, jobs: int, gpus: int, load: float | None) -> Kind:
     if kind not in KINDS:
         raise TraceError(f"unknown kind of trace {kind!r}; there are {', '.join(KINDS)}")
     if not 1 <= jobs <= _MOST_JOBS:
@@ -112,7 +114,7 @@ def _table(columns: dict[str, Ints | Floats], jobs: int) -> pl.DataFrame:
     )
 
 
-def _arrivals(rng: np.random.Generator, jobs: int, span: float, kind: _Kind) -> Floats:
+def _arrivals(rng: np.random.Generator, jobs: int, span: float, kind: Kind) -> Floats:
     """Whole seconds from the first of `jobs` Poisson arrivals; the last is expected at `span`."""
     length, back = kind.warp(span)
     gaps = rng.exponential(length / max(jobs - 1, 1), jobs)
@@ -172,9 +174,9 @@ def _cycle(span: float) -> tuple[float, Callable[[Floats], Floats]]:
     return float(weeks * WEEK_S + np.interp(span - weeks * WEEK_S, clock, passed)), back
 
 
-KINDS: dict[str, _Kind] = {
-    "poisson": _Kind(0.95, _philly_like, _steady),
-    "diurnal": _Kind(0.95, _philly_like, _cycle),
-    "dlaas": _Kind(1.1, _dlaas, _steady),
+KINDS: dict[str, Kind] = {
+    "poisson": Kind("30x8", 0.95, _philly_like, _steady),
+    "diurnal": Kind("30x8", 0.95, _philly_like, _cycle),
+    "dlaas": Kind("100x4:32c:128g", 1.1, _dlaas, _steady),
 }
 """The kinds `make_trace` knows, by name."""

@@ -28,7 +28,8 @@ class Oracle:
             task = self._world.tasks[job.spec.id]
             estimated = self._use_estimates and task.estimate_s is not None
             value = task.estimate_s if estimated else task.duration_s
-            known = Estimate.exact(value or 0.0, "s", self.version)
+            value = (value or 0.0) + task.stops * self._world.rules.restart_cost_s
+            known = Estimate.exact(value, "s", self.version)
             self._known[job.spec.id] = known
         if workers and job.spec.elastic:
             task = self._world.tasks[job.spec.id]

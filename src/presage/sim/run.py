@@ -89,6 +89,9 @@ def _collect(world: World, engine: Engine, oracle: Oracle, recorder: Recorder, n
             task = world.forget(job.spec.id)
             recorder.close(task, None, _status(job), job.reason.text if job.reason else "")
             oracle.forget(task.spec.id)
+    for job_id in world.stopped:
+        oracle.forget(job_id)
+    world.stopped.clear()
     recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
 
 

@@ -108,6 +108,8 @@ class World:
         self.tasks: dict[str, Task] = {}
         self.finished: list[Task] = []
         """Tasks that ended since the runner last looked; it empties the list."""
+        self.stopped: list[str] = []
+        """Jobs that were stopped since then."""
         self.stops = 0
         self.used_milli = 0
         self.held_milli = 0
@@ -172,6 +174,7 @@ class World:
         self._leave(task)
         task.work_s += self.rules.restart_cost_s
         task.stops += 1
+        self.stopped.append(task.spec.id)
         self.stops += 1
         task.queued_at = self.now
         outcome = Outcome.LOST if lost else Outcome.STOPPED

@@ -86,9 +86,10 @@ class Rows:
             self.refuse(value.is_null(), f"{column} is missing")
         self.refuse(~value.is_finite(), f"{column} is not finite", raw)
         if at_least is not None:
-            self.refuse(value < at_least, f"{column} must not be below {at_least:g}", raw)
+            low = "is negative" if at_least == 0 else f"must be at least {at_least:g}"
+            self.refuse(value < at_least, f"{column} {low}", raw)
         if at_most is not None:
-            self.refuse(value > at_most, f"{column} must not be above {at_most:g}", raw)
+            self.refuse(value > at_most, f"{column} must be at most {at_most:g}", raw)
         return value
 
     def whole(self, column: str, *, at_least: float | None = 0.0, null: bool = True) -> pl.Series:

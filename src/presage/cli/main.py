@@ -1,0 +1,67 @@
+"""The `presage` command: puts the commands together and turns errors into one line and a code.
+
+Commands live in their own modules. This one only composes them; a traceback on a user's screen is
+a bug here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from presage import __version__
+from presage.cli.simulate import simulate
+from presage.cli.trace import trace
+from presage.model.errors import PresageError
+
+__all__ = ["app", "main"]
+
+_INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """Runs a command; what Presage says on purpose ends as one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PresageError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(simulate)
+app.add_typer(trace, name="trace")
+
+
+def main() -> None:
+    """The entry point of the `presage` command."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"presage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _presage(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Presage: schedule deep-learning jobs, and foresee how a cluster would have fared."""

@@ -1,0 +1,133 @@
+"""`presage simulate`: run a trace on a cluster under one or more policies and compare them.
+
+Everything that can be wrong is looked at before the first job is simulated, and files appear only
+when all policies are done. The command composes; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.console import Console
+
+from presage.cli._output import check_directory, check_file, print_json, progress, say
+from presage.model.errors import UserError
+from presage.policy import registry
+from presage.policy.config import PolicyConfig
+from presage.sim.clusters import read_cluster
+from presage.sim.report import table, to_json, write_all
+from presage.sim.result import SimResult
+from presage.sim.run import simulate as run
+from presage.sim.traces import FORMATS, read_trace
+from presage.sim.world import WorldRules
+
+__all__ = ["simulate"]
+
+_REJECTED_SHOWN = 3
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="A trace: Parquet, CSV or JSON lines.")],
+    cluster: Annotated[
+        str,
+        typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines."),
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Policies to compare, separated by commas. [default: fifo]"),
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Another placement for all of them, such as spread.")
+    ] = None,
+    format: Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
+    estimates: Annotated[
+        str | None,
+        typer.Option(help="A column of the trace; policies see it instead of true durations."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file of policies; all run unless --policy chooses.")
+    ] = None,
+    restart_cost: Annotated[
+        float, typer.Option(min=0, help="Seconds of work lost when a job is preempted.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")] = 0,
+    jobs_out: Annotated[
+        Path | None, typer.Option(help="A directory for <policy>.parquet, a row for each job.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Simulate TRACE on a cluster under one or more policies, and compare them."""
+    if report is not None:
+        check_file(report, "--report")
+    if jobs_out is not None:
+        check_directory(jobs_out, "--jobs-out")
+    if not isfinite(restart_cost):
+        raise UserError("--restart-cost must be a finite number of seconds")
+    chosen = _choose(policy, config, placement)
+    nodes = read_cluster(cluster)
+    jobs = read_trace(trace, format, estimates)
+    for note in jobs.notes:
+        say(f"note: {note}")
+    results = []
+    for name, pipeline in chosen.items():
+        with progress(name) as shown:
+            result = run(
+                jobs,
+                nodes,
+                registry.build(pipeline),
+                name=name,
+                rules=WorldRules(restart_cost_s=restart_cost),
+                seed=seed,
+                use_estimates=estimates is not None,
+                progress=shown,
+            )
+        results.append(result)
+        say(f"{name}: {jobs.jobs.height:,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    write_all(results, jobs, nodes, jobs_out=jobs_out, report=report)
+    if json:
+        print_json(to_json(results))
+    else:
+        Console().print(table(results))
+    _explain_rejected(results)
+
+
+def _choose(
+    policy: str | None, config: Path | None, placement: str | None
+) -> dict[str, PolicyConfig]:
+    """The pipelines to run, by name: those asked for, else all of the file's, else fifo."""
+    configs = registry.load_config(config) if config is not None else {}
+    if policy is None:
+        names = list(configs) or ["fifo"]
+    else:
+        names = [name.strip() for name in policy.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"--policy is empty; there are: {', '.join(registry.names())}")
+    return {name: registry.policy_config(name, configs, placement) for name in names}
+
+
+def _explain_rejected(results: Sequence[SimResult]) -> None:
+    """Why jobs did not run, a few of them for each policy; once when it is the same for all."""
+    stories = [_rejected(result) for result in results]
+    if len(stories) > 1 and all(story == stories[0] for story in stories):
+        _print_story("every policy", stories[0])
+        return
+    for result, story in zip(results, stories, strict=True):
+        _print_story(result.policy, story)
+
+
+def _rejected(result: SimResult) -> list[tuple[str, str]]:
+    refused = result.jobs.filter(pl.col("status") == "rejected")
+    return [(job, reason or "") for job, reason in refused.select("job_id", "reason").iter_rows()]
+
+
+def _print_story(who: str, story: list[tuple[str, str]]) -> None:
+    for job, reason in story[:_REJECTED_SHOWN]:
+        say(f"{who} rejected job {job}: {reason}")
+    if len(story) > _REJECTED_SHOWN:
+        say(f"{who} rejected {len(story) - _REJECTED_SHOWN:,} more jobs")
