@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from presage.cli._output import check_directory, check_file, print_json, progress, say
+from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
@@ -23,7 +24,7 @@ from presage.sim.clusters import read_cluster
 from presage.sim.report import table, to_json, write_all
 from presage.sim.result import SimResult
 from presage.sim.run import simulate as run
-from presage.sim.traces import FORMATS, read_trace
+from presage.sim.traces import FORMATS, Trace, read_trace
 from presage.sim.world import WorldRules
 
 __all__ = ["simulate"]
@@ -31,36 +32,48 @@ __all__ = ["simulate"]
 _REJECTED_SHOWN = 3
 
 
+TraceFile = Annotated[Path, typer.Argument(help="A trace: Parquet, CSV or JSON lines.")]
+Cluster = Annotated[
+    str, typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines.")
+]
+Policies = Annotated[
+    str | None, typer.Option(help="Policies to compare, separated by commas. [default: fifo]")
+]
+PlacementName = Annotated[
+    str | None, typer.Option(help="Another placement for all of them, such as spread.")
+]
+FormatName = Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")]
+Estimates = Annotated[
+    str | None,
+    typer.Option(help="A column of the trace; policies see it instead of true durations."),
+]
+ConfigPath = Annotated[
+    Path | None, typer.Option(help="A YAML file of policies; all run unless --policy chooses.")
+]
+RestartCost = Annotated[
+    float, typer.Option(min=0, help="Seconds of work lost when a job is preempted.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
+JobsOut = Annotated[
+    Path | None, typer.Option(help="A directory for <policy>.parquet, a row for each job.")
+]
+ReportPath = Annotated[Path | None, typer.Option(help="Write an HTML page.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="A trace: Parquet, CSV or JSON lines.")],
-    cluster: Annotated[
-        str,
-        typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines."),
-    ],
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Policies to compare, separated by commas. [default: fifo]"),
-    ] = None,
-    placement: Annotated[
-        str | None, typer.Option(help="Another placement for all of them, such as spread.")
-    ] = None,
-    format: Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
-    estimates: Annotated[
-        str | None,
-        typer.Option(help="A column of the trace; policies see it instead of true durations."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A YAML file of policies; all run unless --policy chooses.")
-    ] = None,
-    restart_cost: Annotated[
-        float, typer.Option(min=0, help="Seconds of work lost when a job is preempted.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")] = 0,
-    jobs_out: Annotated[
-        Path | None, typer.Option(help="A directory for <policy>.parquet, a row for each job.")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    trace: TraceFile,
+    cluster: Cluster,
+    policy: Policies = None,
+    placement: PlacementName = None,
+    format: FormatName = "auto",
+    estimates: Estimates = None,
+    config: ConfigPath = None,
+    restart_cost: RestartCost = 0.0,
+    seed: Seed = 0,
+    jobs_out: JobsOut = None,
+    report: ReportPath = None,
+    json: AsJson = False,
 ) -> None:
     """Simulate TRACE on a cluster under one or more policies, and compare them."""
     if report is not None:
@@ -74,27 +87,43 @@ def simulate(
     jobs = read_trace(trace, format, estimates)
     for note in jobs.notes:
         say(f"note: {note}")
-    results = []
-    for name, pipeline in chosen.items():
-        with progress(name) as shown:
-            result = run(
-                jobs,
-                nodes,
-                registry.build(pipeline),
-                name=name,
-                rules=WorldRules(restart_cost_s=restart_cost),
-                seed=seed,
-                use_estimates=estimates is not None,
-                progress=shown,
-            )
-        results.append(result)
-        say(f"{name}: {jobs.jobs.height:,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    rules = WorldRules(restart_cost_s=restart_cost)
+    results = [
+        _run(jobs, nodes, name, pipeline, rules, seed, estimates is not None)
+        for name, pipeline in chosen.items()
+    ]
     write_all(results, jobs, nodes, jobs_out=jobs_out, report=report)
     if json:
         print_json(to_json(results))
     else:
         Console().print(table(results))
     _explain_rejected(results)
+
+
+def _run(
+    jobs: Trace,
+    nodes: Sequence[Node],
+    name: str,
+    pipeline: PolicyConfig,
+    rules: WorldRules,
+    seed: int,
+    use_estimates: bool,
+) -> SimResult:
+    """One policy, with a bar while it runs and a line when it is done."""
+    policy = registry.build(pipeline)
+    with progress(name) as shown:
+        result = run(
+            jobs,
+            nodes,
+            policy,
+            name=name,
+            rules=rules,
+            seed=seed,
+            use_estimates=use_estimates,
+            progress=shown,
+        )
+    say(f"{name}: {jobs.jobs.height:,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    return result
 
 
 def _choose(

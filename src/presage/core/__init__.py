@@ -1,1 +1,2 @@
-"""The scheduler: pure and synchronous. Standard library and NumPy; no I/O, no clock, no global random."""
+"""The scheduler: pure and synchronous. Standard library and NumPy; no I/O, no clock, no global
+random."""

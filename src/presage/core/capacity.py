@@ -2,11 +2,13 @@
 
 Three views of the same numbers:
 - lists of integers, the truth, changed only by `take` and `give`;
-- bit masks over nodes (bit i is node i): nodes by wholly free GPUs, by GPU type, by label, and those open
+- bit masks over nodes (bit i is node i): nodes by wholly free GPUs, by GPU type, by label, and
+those open
   for new work, so that best fit is "the lowest bit of the first non-empty mask";
 - NumPy arrays over all nodes for scores that look at the whole cluster, refreshed on demand.
 
-Free may be negative: a reservation takes its room at once, and the part that is still being released shows
+Free may be negative: a reservation takes its room at once, and the part that is still being
+released shows
 up as negative until it is given back. Nothing that is negative can be taken by anybody else.
 
 Knows nothing of jobs, queues or policies.
@@ -167,7 +169,8 @@ class Capacity:
             self.whole[i] = whole
 
     def accepts(self, types: tuple[str, ...]) -> int:
-        """Mask of the open nodes that have one of these GPU types; all open nodes for none named."""
+        """Mask of the open nodes that have one of these GPU types; all open nodes for none
+        named."""
         if not types:
             return self.open
         mask = 0
@@ -201,7 +204,8 @@ class Capacity:
         return found
 
     def devices(self, i: int, ask: Resources, most: int | None = None) -> tuple[int, ...]:
-        """The devices of a node to take for a request that fits: least room first, then by number."""
+        """The devices of a node to take for a request that fits: least room first, then by
+        number."""
         if not ask.gpu_milli:
             return ()
         if ask.shared or ask.gpu_memory_mib:

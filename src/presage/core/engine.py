@@ -1,6 +1,7 @@
 """Facts in, decisions out: the scheduler as one synchronous function.
 
-The engine applies facts, answers the requests that leave no choice (cancel, halt, a lost node), launches
+The engine applies facts, answers the requests that leave no choice (cancel, halt, a lost node),
+launches
 jobs whose reserved room is free, and asks the policy for the rest. It never calls the world.
 """
 
@@ -20,7 +21,8 @@ __all__ = ["Engine"]
 _QUIET: frozenset[type[Any]] = frozenset(
     {ev.JobStarted, ev.Progress, ev.StageChanged, ev.PhaseChanged}
 )
-"""Facts that free nothing and ask for nothing: on their own they give a policy no reason to run."""
+"""Facts that free nothing and ask for nothing: on their own they give a policy no reason to
+run."""
 
 
 class Engine:
@@ -41,11 +43,9 @@ class Engine:
         self._calls = 0
 
     def handle(self, now: float, facts: Iterable[ev.Fact]) -> list[ev.Decision]:
-        """Take facts into account and decide what follows. On an exception nothing was decided."""
+        """Take facts into account and decide what follows."""
         state = self.state
         state.ended.clear()
-        plan = Plan(state)
-        plan.now = now
         consider = False
         follow_ups: list[ev.Fact] = []
         for fact in facts:
@@ -55,17 +55,12 @@ class Engine:
                 consider = True
                 if kind in _FOLLOW_UPS:
                     follow_ups.append(fact)
-        if consider:
-            try:
-                self._decide(plan, follow_ups)
-            except BaseException:
-                plan.rollback()
-                raise
+        decisions = self._decide(follow_ups) if consider else []
         if self._check_every:
             self._calls += 1
             if self._calls % self._check_every == 0:
                 state.check()
-        return plan.decisions
+        return decisions
 
     def explain(self, job_id: str) -> Reason | None:
         """Why a job is where it is; None for a job that is not known (any more)."""
@@ -80,9 +75,10 @@ class Engine:
             return Reason(ReasonCode.RESERVED, f"room is being made for it on {nodes}")
         return self.policy.explain(job, Plan(self.state), self.predict)
 
-    def _decide(self, plan: Plan, follow_ups: list[ev.Fact]) -> None:
+    def _decide(self, follow_ups: list[ev.Fact]) -> list[ev.Decision]:
         # After all facts, never between them: a journal has them first, and must fold to the same.
         state = self.state
+        plan = Plan(state)
         for fact in follow_ups:
             _FOLLOW_UPS[type(fact)](plan, fact)
         if state.reservations:
@@ -90,6 +86,7 @@ class Engine:
                 if state.ready(job_id):
                     plan.place(state.jobs[job_id], hold)
         self.policy.schedule(plan, self.predict)
+        return plan.decisions
 
 
 def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:

@@ -1,4 +1,5 @@
-"""Every rule that a `State` keeps, checked from scratch. `State.check` calls it; it changes nothing.
+"""Every rule that a `State` keeps, checked from scratch. `State.check` calls it; it changes
+nothing.
 
 On in every test, sampled in production: a full check costs about ten times a step.
 """
@@ -111,7 +112,10 @@ def _check_capacity(state: State) -> None:
         _ensure(capacity.free_cpu[i] == node.cpu_milli - cpu[i], f"CPU of {node.name}")
         _ensure(capacity.free_memory[i] == node.memory_mib - memory[i], f"memory of {node.name}")
         free = [WHOLE_GPU - used for used in gpu[i]]
-        _ensure(capacity.free_gpu[i] == free, f"GPUs of {node.name}: {capacity.free_gpu[i]}, not {free}")
+        _ensure(
+            capacity.free_gpu[i] == free,
+            f"GPUs of {node.name}: {capacity.free_gpu[i]}, not {free}",
+        )
         _ensure(capacity.sharers[i] == sharers[i], f"sharers on {node.name}")
         _ensure(capacity.whole[i] == free.count(WHOLE_GPU), f"whole GPUs of {node.name}")
         _ensure(bool(capacity.by_whole[capacity.whole[i]] >> i & 1), f"mask of {node.name}")

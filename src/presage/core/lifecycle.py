@@ -12,8 +12,7 @@ _S = JobState
 ALLOWED: dict[JobState, frozenset[JobState]] = {
     # HALTED and CANCELLED straight from PENDING: nothing runs, so nothing must stop first.
     _S.PENDING: frozenset({_S.STARTING, _S.HALTED, _S.CANCELLED, _S.FAILED}),
-    # PENDING: the launch failed or the run was lost. SUCCEEDED: it ended before it was seen running.
-    _S.STARTING: frozenset({_S.RUNNING, _S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
+    # PENDING: the launch failed or the run was lost. SUCCEEDED: it was never seen running._S.STARTING: frozenset({_S.RUNNING, _S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
     # PENDING: the run was lost, or failed and is retried.
     _S.RUNNING: frozenset({_S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
     # SUCCEEDED or FAILED: it ended by itself before the stop reached it.
@@ -29,6 +28,7 @@ def ensure(job: Job, to: JobState) -> None:
     """Raise IllegalTransition, with the job's story, unless the job may move to that state."""
     if to not in ALLOWED[job.state]:
         raise IllegalTransition(
-            f"job {job.id} cannot go from {job.state} to {to} (attempt {job.attempt}, in {job.state} "
-            f"since {job.since:g} s, {len(job.allocation)} workers, reason {job.reason})"
+            f"job {job.id} cannot go from {job.state} to {to} (attempt {job.attempt}, "
+            f"in {job.state} since {job.since:g} s, {len(job.allocation)} workers, "
+            f"reason {job.reason})"
         )

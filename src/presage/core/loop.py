@@ -26,15 +26,17 @@ def step(
     lease: int = 0,
 ) -> list[Decision]:
     """Take in what the world and its users say, decide, write both down, and only then act."""
-    facts = [*executor.poll(now), *requests]
+    facts = executor.poll(now)
+    facts.extend(requests)
     wake_at = engine.state.wake_at
     if wake_at is not None and wake_at <= now:
         facts.append(Woke())
     if not facts:
         return []
     decisions = engine.handle(now, facts)
-    store.append(now, [*facts, *decisions], lease=lease)
-    act(executor, decisions)
+    store.append(now, facts, decisions, lease=lease)
+    if decisions:
+        act(executor, decisions)
     return decisions
 
 

@@ -1,7 +1,7 @@
-"""A plan: decisions being made, each applied to the state at once and each undoable until the engine
-hands them out.
+"""A plan: decisions being made, each applied to the state at once, and undoable inside an attempt.
 
-What a policy sees in a plan is therefore exactly what a journal will fold to. A what-if is a transaction:
+What a policy sees in a plan is therefore exactly what a journal will fold to. A what-if is a
+transaction:
 
     with plan.attempt() as keep:
         plan.stop(victim, …)
@@ -9,6 +9,10 @@ What a policy sees in a plan is therefore exactly what a journal will fold to. A
             keep()
 
 Whatever was not kept is taken back when the block ends. A plan never copies the state.
+
+A policy that raises leaves the state in the middle of its pass: nothing of it was journaled, so
+fold the journal
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from presage.core.state import State
-from presage.core.workers import ask_of
 from presage.model.cluster import Worker
 from presage.model.event import Decision, Launch, Reject, Reserve, Resize, Stop, WakeAt
 from presage.model.job import Job, JobState, Reason, StopIntent
@@ -34,6 +37,7 @@ class Plan:
         self.now = state.now
         self.decisions: list[Decision] = []
         self._memos: list[Any] = []
+        self._attempts = 0
 
     def place(self, job: Job, workers: tuple[Worker, ...]) -> None:
         """Launch these workers; a pending job gets a new attempt."""
@@ -64,8 +68,10 @@ class Plan:
 
     @contextmanager
     def attempt(self) -> Iterator[Callable[[], None]]:
-        """A transaction: what happens inside is taken back unless the yielded function was called."""
+        """A transaction: what happens inside is taken back unless the yielded function was
+        called."""
         mark = len(self.decisions)
+        self._attempts += 1
         kept = False
 
         def keep() -> None:
@@ -75,28 +81,15 @@ class Plan:
         try:
             yield keep
         finally:
+            self._attempts -= 1
             if not kept:
-                self.rollback(mark)
-
-    @contextmanager
-    def released(self, job: Job, workers: tuple[Worker, ...]) -> Iterator[None]:
-        """See the cluster as if these workers were gone already; restored when the block ends."""
-        capacity = self.state.capacity
-        asks = [(capacity.index[w.node], ask_of(job, w.role), w.devices) for w in workers]
-        for i, ask, devices in asks:
-            capacity.give(i, ask, devices)
-        try:
-            yield
-        finally:
-            for i, ask, devices in reversed(asks):
-                capacity.take(i, ask, devices)
-
-    def rollback(self, mark: int = 0) -> None:
-        """Take back every decision after the first `mark`."""
-        while len(self.decisions) > mark:
-            self.state.undo(self.decisions.pop(), self._memos.pop())
+                while len(self.decisions) > mark:
+                    self.state.undo(self.decisions.pop(), self._memos.pop())
+            elif not self._attempts:
+                self._memos.clear()
 
     def _do(self, decision: Decision) -> None:
-        self._memos.append(self.state.memo(decision))
+        if self._attempts:
+            self._memos.append(self.state.memo(decision))
         self.state.apply(self.now, decision)
         self.decisions.append(decision)

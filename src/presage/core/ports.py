@@ -1,7 +1,9 @@
 """Every Protocol of the system on one screen: what can be plugged in, and what it must keep.
 
-Policies and predictors are pure: same inputs, same answers; no clock, no I/O, no random stream. Executors
-and stores touch the world. All calls come from one deciding loop, so none of them needs to be thread-safe
+Policies and predictors are pure: same inputs, same answers; no clock, no I/O, no random stream.
+Executors
+and stores touch the world. All calls come from one deciding loop, so none of them needs to be
+thread-safe
 towards itself.
 """
 
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from presage.model.cluster import Node, Worker
 from presage.model.estimate import Estimate
-from presage.model.event import Event, Fact, Launch, Resize, Stop
+from presage.model.event import Decision, Event, Fact, Launch, Resize, Stop
 from presage.model.job import Job, Reason
 
 if TYPE_CHECKING:
@@ -73,8 +75,9 @@ class Executor(Protocol):
         """Stop a run; JobExited follows, also when its node is gone or it was never seen."""
         ...
 
-    def poll(self, now: float) -> Iterable[Fact]:
-        """Facts since the last poll, ends before anything else."""
+    def poll(self, now: float) -> list[Fact]:
+        """Facts since the last poll, ends before anything else, in a list that the caller may
+        change."""
         ...
 
 
@@ -90,12 +93,12 @@ class CanResize(Protocol):
 class Store(Protocol):
     """The journal. An append is durable when it returns; `lease` fences off a former leader."""
 
-    def append(self, now: float, events: Sequence[Event], *, lease: int = 0) -> None:
-        """Add events at the end."""
+    def append(
+        self, now: float, facts: Sequence[Fact], decisions: Sequence[Decision], *, lease: int = 0
+    ) -> None:
+        """Add facts and the decisions that followed from them at the end."""
         ...
 
     def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:
         """Events from position `since` on, oldest first."""
         ...
-
-

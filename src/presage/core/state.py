@@ -1,7 +1,9 @@
 """The state of the cluster and its jobs: what a journal folds to.
 
-`State.apply` is the only way to change it, and it takes the same events whether they come from the world,
-from a decision just made, or from a journal read back. `State.check` proves every invariant. `State.undo`
+`State.apply` is the only way to change it, and it takes the same events whether they come from
+the world,
+from a decision just made, or from a journal read back. `State.check` proves every invariant.
+`State.undo`
 takes back a decision that has not left the engine (see `core.plan`).
 
 No policy lives here: an event says what happened, never what should.
@@ -37,7 +39,8 @@ class State:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        """For policies that draw lots: draws are a function of this and the job, never of a stream."""
+        """For policies that draw lots: draws are a function of this and the job, never of a
+        stream."""
         self.now = float("-inf")
         self.capacity = Capacity()
         self.down: set[str] = set()
@@ -87,7 +90,8 @@ class State:
         }
 
     def apply(self, now: float, event: ev.Event) -> None:
-        """Take one event into account. Facts about unknown jobs or stale attempts change nothing."""
+        """Take one event into account. Facts about unknown jobs or stale attempts change
+        nothing."""
         if now < self.now:
             raise InternalError(f"time went back from {self.now:g} to {now:g} s")
         self.now = now
@@ -250,7 +254,9 @@ class State:
         i = capacity.index.get(name)
         if i is not None and capacity.nodes[i] != e.node:
             if not capacity.idle(i):
-                raise InternalError(f"node {name} came back with other hardware and runs still on it")
+                raise InternalError(
+                    f"node {name} came back with other hardware and runs still on it"
+                )
             capacity.retire(i)
             i = None
         if i is None:
@@ -289,9 +295,8 @@ class State:
     def _launch(self, now: float, e: ev.Launch) -> None:
         job = self.jobs[e.job]
         if job.state is PENDING:
-            reserved = self.reservations.pop(e.job, None)
-            if reserved is not None:
-                self._lift(job, reserved)
+            if self.reservations:
+                self._drop_reservation(e.job)
             job.attempt = e.attempt
             job.allocation = e.workers
             self._move(now, job, STARTING, None)
@@ -300,7 +305,7 @@ class State:
         self._hold(job, e.workers)
         if missing(job):
             self.incomplete[e.job] = job
-        else:
+        elif self.incomplete:
             self.incomplete.pop(e.job, None)
 
     def _stop(self, now: float, e: ev.Stop) -> None:
@@ -379,7 +384,7 @@ class State:
     def _move(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
         if to not in ALLOWED[job.state]:
             ensure(job, to)
-        if job.state is RUNNING:
+        if job.state is RUNNING and job.mark != now:
             self._settle(now, job)
         job.state = to
         job.since = now
@@ -405,7 +410,8 @@ class State:
             self.pending.pop(job_id, None)
 
     def _end(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
-        self._drop_reservation(job.id)
+        if self.reservations:
+            self._drop_reservation(job.id)
         self._move(now, job, to, reason)
         del self.jobs[job.spec.id]
         self.scaling.discard(job.spec.id)
@@ -421,7 +427,8 @@ class State:
             job.resizing = None
         self._give(job, job.allocation)
         job.allocation = ()
-        self.incomplete.pop(job.spec.id, None)
+        if self.incomplete:
+            self.incomplete.pop(job.spec.id, None)
 
     def _settle(self, now: float, job: Job) -> None:
         """Add the service since `mark`."""

@@ -1,4 +1,5 @@
-"""Questions about the workers of one job: what each asks for, which are missing, which could leave.
+"""Questions about the workers of one job: what each asks for, which are missing, which could
+leave.
 
 Pure functions of a job; they change nothing.
 """
@@ -33,7 +34,8 @@ def missing(job: Job) -> tuple[tuple[int, int], ...]:
 
 
 def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[int, int]]:
-    """The (role, index) that the next `count` workers of a role get: the lowest numbers not in use."""
+    """The (role, index) that the next `count` workers of a role get: the lowest numbers not in
+    use."""
     used = {worker.index for worker in held if worker.role == role}
     found: list[tuple[int, int]] = []
     index = 0
@@ -46,7 +48,9 @@ def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[i
 
 def shrunk(job: Job, drop: int) -> tuple[Worker, ...] | None:
     """The allocation left when the last `drop` workers above the minimum leave, or None."""
-    counts = [sum(worker.role == r for worker in job.allocation) for r in range(len(job.spec.roles))]
+    counts = [
+        sum(worker.role == r for worker in job.allocation) for r in range(len(job.spec.roles))
+    ]
     kept = list(job.allocation)
     for worker in reversed(job.allocation):
         if not drop:

@@ -1,1 +1,2 @@
-"""What exists: frozen values shared by everything else. Imports nothing of ours and no third party."""
+"""What exists: frozen values shared by everything else. Imports nothing of ours and no third
+party."""

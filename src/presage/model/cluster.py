@@ -1,6 +1,7 @@
 """What a cluster is made of: resources, devices, nodes, and the workers a job holds on them.
 
-Frozen values only. Quantities are integers (a GPU is 1000 milli, a core is 1000 milli, memory is MiB), so
+Frozen values only. Quantities are integers (a GPU is 1000 milli, a core is 1000 milli, memory is
+MiB), so
 sums are exact and a journal folds to the same state on every machine.
 """
 
@@ -9,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from presage.model.value import value
+
 __all__ = ["UNLIMITED", "WHOLE_GPU", "Device", "Node", "Resources", "Worker", "gpu_count"]
 
 WHOLE_GPU = 1000
 """Milli-GPUs of one whole device."""
 
 UNLIMITED = 1 << 50
-"""The capacity of something that is not limited (CPU or memory that the cluster does not declare)."""
+"""The capacity of something that is not limited (CPU or memory that the cluster does not
+declare)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one worker asks for. Below 1000 milli-GPU it shares one device; above, it takes whole ones."""
+    """What one worker asks for. Below 1000 milli-GPU it shares one device; above, it takes whole
+    ones."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -60,9 +65,10 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Worker:
-    """One worker of a job on a node: its role and index in the job, and the devices it was given."""
+    """One worker of a job on a node: its role and index in the job, and the devices it was
+    given."""
 
     role: int
     """Index into `JobSpec.roles`."""

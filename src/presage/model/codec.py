@@ -1,7 +1,9 @@
 """Frozen dataclasses to JSON values and back, driven by their type hints.
 
-Knows dataclasses, enums, tuples, mappings, optional values and plain scalars. It refuses unknown keys and
-wrong types with a ValueError, and it can create only the types that the hints name: nothing read from
+Knows dataclasses, enums, tuples, mappings, optional values and plain scalars. It refuses unknown
+keys and
+wrong types with a ValueError, and it can create only the types that the hints name: nothing read
+from
 disk or network runs code.
 """
 
@@ -88,6 +90,8 @@ _NO_DEFAULT = object()
 def _fields(kind: Any) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for item in dataclasses.fields(kind):
+        if not item.init:
+            continue
         if item.default is not dataclasses.MISSING:
             defaults[item.name] = item.default
         elif item.default_factory is not dataclasses.MISSING:

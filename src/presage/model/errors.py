@@ -1,14 +1,15 @@
 """The exception tree. Raise these for anything a person can act on; never for control flow.
 
-    PresageError                 anything Presage says on purpose; has a machine code and an exit code
-    ├── UserError                the input is wrong; the message says what to do        (exit 2)
-    │   ├── TraceError           a trace that cannot be read or simulated
-    │   ├── ClusterError         a cluster description that makes no sense
-    │   └── ConfigError          a policy or queue configuration that makes no sense
-    ├── MissingExtra             an optional dependency is not installed                (exit 2)
-    └── InternalError            Presage broke one of its own rules; please report it   (exit 70)
-        ├── IllegalTransition    an event asked for a job state that the lifecycle forbids
-        └── InvariantBroken      State.check() found a contradiction
+PresageError                 anything Presage says on purpose; has a machine code and an exit
+code
+├── UserError                the input is wrong; the message says what to do        (exit 2)
+│   ├── TraceError           a trace that cannot be read or simulated
+│   ├── ClusterError         a cluster description that makes no sense
+│   └── ConfigError          a policy or queue configuration that makes no sense
+├── MissingExtra             an optional dependency is not installed                (exit 2)
+└── InternalError            Presage broke one of its own rules; please report it   (exit 70)
+    ├── IllegalTransition    an event asked for a job state that the lifecycle forbids
+    └── InvariantBroken      State.check() found a contradiction
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class InternalError(PresageError):
 
 
 class IllegalTransition(InternalError):
-    """An event asked for a job state that the lifecycle forbids; the text tells the job's story."""
+    """An event asked for a job state that the lifecycle forbids; the text tells the job's
+    story."""
 
     code = "illegal_transition"
 

@@ -1,18 +1,21 @@
-"""Facts that come in from the world and decisions that go out to it: two closed unions, JSON in and out.
+"""Facts that come in from the world and decisions that go out to it: two closed unions, JSON in
+and out.
 
-A journal is a sequence of (time, event). Facts about a run name (job, attempt). Adding an event type
-means adding it to a union below, a handler to `core.state`, and a line to docs/reference/events.md.
+A journal is a sequence of (time, event). Facts about a run name (job, attempt). Adding an event
+type
+means adding it to a union below, a handler to `core.state`, and a line to
+docs/reference/events.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
 from presage.model.job import JobSpec, Reason, StopIntent
+from presage.model.value import value
 
 __all__ = [
     "DECISIONS",
@@ -63,35 +66,35 @@ class Outcome(StrEnum):
     """The run vanished through no fault of its own (a node went away); it is always retried."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobSubmitted:
     """Somebody submitted a job."""
 
     spec: JobSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelRequested:
     """Somebody wants a job to end."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HaltRequested:
     """Somebody wants a job to stop with a checkpoint and wait."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResumeRequested:
     """Somebody wants a halted job to go on."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ScaleRequested:
     """Somebody wants an elastic job to have this many workers of its first role."""
 
@@ -99,7 +102,7 @@ class ScaleRequested:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobStarted:
     """All workers a job needs are up."""
 
@@ -107,7 +110,7 @@ class JobStarted:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobResized:
     """A resize is complete: workers that left have given back their devices."""
 
@@ -115,7 +118,7 @@ class JobResized:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobExited:
     """A run is over and holds nothing any more."""
 
@@ -125,7 +128,7 @@ class JobExited:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LaunchFailed:
     """The executor could not start a run; nothing of it is left."""
 
@@ -134,7 +137,7 @@ class LaunchFailed:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     """A run says how much of the job's work is done, 0 to 1."""
 
@@ -143,7 +146,7 @@ class Progress:
     done: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageChanged:
     """A run entered a finer stage (downloading, storing …)."""
 
@@ -152,7 +155,7 @@ class StageChanged:
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PhaseChanged:
     """A run's telemetry entered another phase."""
 
@@ -161,33 +164,33 @@ class PhaseChanged:
     phase: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeUp:
     """A node joined, came back, or is no longer drained."""
 
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeDown:
     """A node went away; the executor reports the runs on it as lost."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeDraining:
     """A node takes no new work, and what runs there should move."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Woke:
     """The time that a WakeAt asked for has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Launch:
     """Start these workers: all of a gang at once, or any part when a policy switches gang off."""
 
@@ -196,7 +199,7 @@ class Launch:
     workers: tuple[Worker, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stop:
     """Stop a run, after a checkpoint where it can take one."""
 
@@ -206,7 +209,7 @@ class Stop:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resize:
     """Change a running job to exactly these workers."""
 
@@ -215,7 +218,7 @@ class Resize:
     workers: tuple[Worker, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserve:
     """Hold this room, part of it still being released, for a job; no workers drops the hold.
 
@@ -226,14 +229,14 @@ class Reserve:
     workers: tuple[Worker, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeAt:
     """Call the engine again at this time even if nothing happens."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """A job can never run here; it ends as FAILED with this reason."""
 
@@ -262,8 +265,8 @@ Fact: TypeAlias = (
 Decision: TypeAlias = Launch | Stop | Resize | Reserve | WakeAt | Reject
 Event: TypeAlias = Fact | Decision
 
-FACTS: tuple[type[Any], ...] = Fact.__args__  # type: ignore[attr-defined]
-DECISIONS: tuple[type[Any], ...] = Decision.__args__  # type: ignore[attr-defined]
+FACTS: tuple[type[Any], ...] = Fact.__args__
+DECISIONS: tuple[type[Any], ...] = Decision.__args__
 _BY_NAME = {kind.__name__: kind for kind in (*FACTS, *DECISIONS)}
 
 

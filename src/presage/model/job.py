@@ -1,6 +1,7 @@
 """What a job asks for (`JobSpec`), where it stands (`Job`, `JobState`), and why (`Reason`).
 
-Everything here is a frozen value except `Job`, the one record that changes: only `core.state.State`
+Everything here is a frozen value except `Job`, the one record that changes: only
+`core.state.State`
 writes it, everybody else reads it.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.value import value
 
 __all__ = [
     "Job",
@@ -26,6 +28,10 @@ __all__ = [
 
 class JobState(StrEnum):
     """Where a job stands. `core.lifecycle` says which moves are allowed."""
+
+    __hash__ = (
+        str.__hash__
+    )  # Enum's own is written in Python, and states are looked up all the time
 
     PENDING = "pending"
     """It waits for room; `Engine.explain` says what for."""
@@ -128,9 +134,18 @@ class Role:
     max: int = 1
     gpu_types: tuple[str, ...] = ()
     """GPU types it accepts; empty means any."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = (self.name, self.resources, self.min, self.max, self.gpu_types)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __hash__(self) -> int:
+        """Made once: jobs are grouped by their roles."""
+        return self._hash
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobSpec:
     """What was submitted. A gang is a job whose roles have min == max; elastic means min < max."""
 

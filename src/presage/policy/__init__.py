@@ -1,0 +1,1 @@
+"""How to choose: small functions, one idea each, composed into a policy by configuration."""

@@ -1,6 +1,7 @@
 """EASY backfill: jobs behind a blocked head may start if the head still starts when it would have.
 
-The head's start is foreseen from the running jobs' estimated ends. A job behind it may start now if it ends
+The head's start is foreseen from the running jobs' estimated ends. A job behind it may start now
+if it ends
 before that, or if the head still fits then with the job in place.
 """
 
@@ -13,7 +14,7 @@ from presage.core.ports import Predictor
 from presage.core.workers import ask_of
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState
-from presage.policy.elastic import sizes
+from presage.policy.elastic import least_workers
 from presage.policy.placer import Placer
 
 __all__ = ["Backfill"]
@@ -35,7 +36,7 @@ class Backfill:
 
     def fits(self, job: Job) -> bool:
         """Whether a job fits into what is free now."""
-        self._found = self.placer(job).find(job, self.plan, sizes(job, False)[0])
+        self._found = self.placer(job).find(job, self.plan, least_workers(job))
         return self._found is not None
 
     def start(self, job: Job) -> bool:
@@ -75,7 +76,7 @@ class Backfill:
 
     def _head_fits(self) -> bool:
         head = self.head
-        return self.placer(head).find(head, self.plan, sizes(head, False)[0]) is not None
+        return self.placer(head).find(head, self.plan, least_workers(head)) is not None
 
 
 def _ends(plan: Plan, predict: Predictor) -> list[tuple[float, Job]]:

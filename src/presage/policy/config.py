@@ -1,6 +1,7 @@
 """The YAML schema of policies, queues and the simulated world's behaviour, checked at the edge.
 
-Unknown keys and wrong values are refused with one line that names the place and the nearest valid key.
+Unknown keys and wrong values are refused with one line that names the place and the nearest valid
+key.
 """
 
 from __future__ import annotations

@@ -1,32 +1,44 @@
-"""Elastic jobs: how many workers to start with, growing into idle room, and doing what owners asked.
+"""Elastic jobs: how many workers to start with, growing into idle room, and doing what owners
+asked.
 
 Shrinking for others is `reclaim.make_room`'s work.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from presage.core.plan import Plan
 from presage.core.workers import ask_of, new_workers, shrunk
 from presage.model.cluster import Worker
-from presage.model.job import Job, JobState
+from presage.model.job import Job, JobState, Role
 from presage.policy.placer import Placer, Wanted
 
-__all__ = ["grow", "obey_scale_requests", "sizes"]
+__all__ = ["grow", "least_workers", "obey_scale_requests", "sizes"]
 
 
-def sizes(job: Job, generous: bool) -> list[list[tuple[int, int]]]:
-    """Worker lists to try when a job starts, best first: what it would like, then what it needs."""
-    least = [(r, k) for r, role in enumerate(job.spec.roles) for k in range(role.min)]
-    if not generous or not job.spec.elastic:
-        return [least]
-    most = [
+def sizes(job: Job) -> tuple[Wanted, ...]:
+    """Worker lists to try when an elastic job starts: all it would like, then what it needs."""
+    least = least_workers(job)
+    most = tuple(
         (r, k) for r, role in enumerate(job.spec.roles) for k in range(_target(job, r, role.max))
-    ]
-    return [most, least] if len(most) > len(least) else [least]
+    )
+    return (most, least) if len(most) > len(least) else (least,)
+
+
+def least_workers(job: Job) -> Wanted:
+    """The (role, index) of the workers a job cannot start without."""
+    return _least(job.spec.roles)
+
+
+@cache
+def _least(roles: tuple[Role, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((r, k) for r, role in enumerate(roles) for k in range(role.min))
 
 
 def grow(plan: Plan, placer: Placer) -> None:
-    """Give idle room to running elastic jobs, one worker at a time, those with the fewest first."""
+    """Give idle room to running elastic jobs, one worker at a time, those with the fewest
+    first."""
     jobs = [job for job in _resizable(plan) if job.spec.elastic]
     if not jobs:
         return

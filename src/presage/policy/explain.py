@@ -34,7 +34,10 @@ def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
     level = _level(job, placer, capacity)
     if level:
         best = max(
-            (free_gpus(capacity, mask & capacity.open) for mask in capacity.labels[level].values()),
+            (
+                free_gpus(capacity, mask & capacity.open)
+                for mask in capacity.labels[level].values()
+            ),
             default=0,
         )
         text += f", best on one {level}; the best {level} has {best} free"

@@ -7,13 +7,14 @@ remembered only saves time: it may be forgotten at any moment without changing a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from presage.core.capacity import Arrays, Ints
 from presage.core.state import State
 from presage.model.cluster import WHOLE_GPU
+from presage.model.job import Role
 from presage.policy._views import Fresh, usable_devices
 from presage.policy.fragmentation import (
     FragmentationTable,
@@ -148,7 +149,7 @@ class _Workload:
         self._learns = typical is None
         self.shapes, shares = Shapes.of(typical or ())
         self._weights = self.shapes.weights(shares)
-        self._state: State | None = None
+        self._seen: Mapping[tuple[Role, ...], int] | None = None
         self._submitted = 0
         self._combinations = 0
         self._which: Ints = np.zeros(0, dtype=np.int64)
@@ -156,19 +157,20 @@ class _Workload:
 
     def learn(self, state: State) -> tuple[Shapes, Ints]:
         """What was given, or else what was submitted."""
-        if self._learns and (state is not self._state or state.submitted != self._submitted):
-            if state is not self._state or len(state.shapes) != self._combinations:
-                self._list(state)
-            self._state, self._submitted = state, state.submitted
-            counts = np.fromiter(state.shapes.values(), np.int64, len(state.shapes))
+        seen = state.shapes
+        if self._learns and (seen is not self._seen or state.submitted != self._submitted):
+            if seen is not self._seen or len(seen) != self._combinations:
+                self._list(seen)
+            self._seen, self._submitted = seen, state.submitted
+            counts = np.fromiter(seen.values(), np.int64, len(seen))
             shares = (counts[self._which] * self._workers).astype(np.float64)
             self._weights = self.shapes.weights(shares)
         return self.shapes, self._weights
 
-    def _list(self, state: State) -> None:
+    def _list(self, seen: Mapping[tuple[Role, ...], int]) -> None:
         """Take in the combinations of roles; how often each came may change without this."""
-        self._combinations = len(state.shapes)
-        self.shapes, _ = Shapes.of(learned(state.shapes))
-        pairs = [(n, role.min) for n, roles in enumerate(state.shapes) for role in roles]
+        self._combinations = len(seen)
+        self.shapes, _ = Shapes.of(learned(seen))
+        pairs = [(n, role.min) for n, roles in enumerate(seen) for role in roles]
         which, workers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         self._which, self._workers = which, workers

@@ -61,20 +61,22 @@ class DotProduct:
 
 
 class GpuPacking:
-    """A GPU that is shared already, else a free GPU on a node in use, else an idle node."""
+    """A GPU that is shared already, else free GPUs on a node in use, else an idle node.
+
+    How many free GPUs it takes is the same wherever it goes, so nodes in use tie.
+    """
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact
 
     def __call__(self, request: Request) -> Floats:
-        """0.9 to 1: less room on the GPU; 0.34 to 0.5: fewer free GPUs; below: a smaller node."""
+        """0.9 to 1 for a shared GPU, less room first; 0.5; 0 to 0.33, smaller nodes first."""
         ask, arrays = request.ask, request.capacity.arrays()
         if not ask.gpu_milli:
             return np.zeros(len(arrays.whole))
         devices = (arrays.sharers >= 0).sum(axis=1)
-        in_use = 0.50 - np.minimum(arrays.whole, 16) / 100
         idle = 0.33 - np.minimum(devices, 33) / 100
-        score = np.where(arrays.whole < devices, in_use, idle)
+        score = np.where(arrays.whole < devices, 0.5, idle)
         if ask.shared:
             begun = usable_devices(request) & (arrays.gpu < WHOLE_GPU)
             room = np.where(begun, arrays.gpu, WHOLE_GPU).min(axis=1)

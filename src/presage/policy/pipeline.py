@@ -2,8 +2,10 @@
 
     admit (queues) → order → place (scores) → make room (reclaim) → backfill → grow
 
-Every part is a small function or object chosen by configuration; the pipeline knows none of their names.
-What it keeps between calls (the sorted backlog, which groups failed) is only a cache of the state: a fresh
+Every part is a small function or object chosen by configuration; the pipeline knows none of their
+names.
+What it keeps between calls (the sorted backlog, which groups failed) is only a cache of the
+state: a fresh
 pipeline on the same state decides the same.
 """
 
@@ -11,22 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
 from math import ceil
 from typing import Any
 
 from presage.core.plan import Plan
-from presage.core.ports import Predictor
+from presage.core.ports import Predictor, SortKey
 from presage.core.state import State
 from presage.core.workers import missing
 from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
 from presage.policy.backfill import Backfill
 from presage.policy.backlog import Backlog, Group, waits
-from presage.policy.elastic import grow, obey_scale_requests, sizes
+from presage.policy.elastic import grow, least_workers, obey_scale_requests, sizes
 from presage.policy.explain import describe, why_no_room
 from presage.policy.order import HasBand, HasRounds, Order
-from presage.policy.placer import Placer
+from presage.policy.placer import Placer, Wanted
 from presage.policy.queues import Queues
 from presage.policy.ranked import walk_ranked
 from presage.policy.reclaim import Reclaim, evacuate, make_room
@@ -66,10 +68,14 @@ class Pipeline:
         self.prefers_estimates = rules.prefers_estimates
         self._band = rules.order.band if isinstance(rules.order, HasBand) else None
         self._rounds = rules.order if isinstance(rules.order, HasRounds) else None
+        self._movable = rules.reclaim is not None or rules.elastic
+        """Whether room can be made where there is none."""
+        self._head_decides = not rules.greedy and self._band is None and not rules.queues.bounded
         self._state: State | None = None
         self._backlog = Backlog()
         self._possible: dict[Any, Reason | None] = {}
         self._empty: Plan | None = None
+        self._nodes = -1
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """One pass over the queue."""
@@ -103,10 +109,12 @@ class Pipeline:
         mine = self._full_key(job, plan, predict)
         others = [other for other in plan.state.pending.values() if other is not job]
         ahead = sum(self._full_key(other, plan, predict) < mine for other in others)
-        if self._placer(job).find(job, plan, sizes(job, False)[0]) is not None:
+        if self._placer(job).find(job, plan, least_workers(job)) is not None:
             behind = f"{ahead} job{'s' if ahead != 1 else ''} ahead of it"
             text = f"{describe(job)} would fit, but {behind} must start first"
-            return Reason(ReasonCode.QUEUED_BEHIND, text if ahead else "it starts in the next pass")
+            return Reason(
+                ReasonCode.QUEUED_BEHIND, text if ahead else "it starts in the next pass"
+            )
         return why_no_room(job, plan, ahead, rules.placer)
 
     # -- taking jobs in -------------------------------------------------------------------------
@@ -115,7 +123,7 @@ class Pipeline:
         state = plan.state
         new = state.queued
         if self._state is not state:
-            self._state, self._backlog = state, Backlog()
+            self._state, self._backlog = state, Backlog(self._head_decides)
             new = list(state.pending.values())
         order, push = self.rules.order, self._backlog.push
         for job in new:
@@ -130,29 +138,33 @@ class Pipeline:
 
     def _never(self, job: Job, plan: Plan) -> Reason | None:
         """Why no state of this cluster could hold a job, or None."""
-        capacity = plan.state.capacity
-        if self._empty is None or len(self._empty.state.capacity.nodes) != len(capacity.nodes):
-            self._possible.clear()
-            self._empty = _empty_cluster(plan.state)
         spec = job.spec
-        key = (spec.queue, spec.roles, spec.placement, spec.shareable, job.out_of_memory > 0)
-        if key not in self._possible:
-            reason = self.rules.queues.never(job)
-            if reason is None and not self._ever_fits(job):
-                room = why_no_room(job, self._empty, 0, self.rules.placer)
-                reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
-            self._possible[key] = reason
-        return self._possible[key]
+        key = (spec.roles, spec.placement, spec.queue, spec.shareable and not job.out_of_memory)
+        if self._nodes != len(plan.state.capacity.nodes):
+            self._possible.clear()
+            self._nodes = len(plan.state.capacity.nodes)
+            self._empty = _empty_cluster(plan.state)
+        elif key in self._possible:
+            return self._possible[key]
+        assert self._empty is not None
+        reason = self.rules.queues.never(job)
+        if reason is None and not self._ever_fits(job):
+            room = why_no_room(job, self._empty, 0, self.rules.placer)
+            reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
+        self._possible[key] = reason
+        return reason
 
     def _ever_fits(self, job: Job) -> bool:
         assert self._empty is not None
-        placer, least = self._placer(job), sizes(job, False)[0]
+        placer, least = self._placer(job), least_workers(job)
         return placer.find(job, self._empty, least) is not None
 
     # -- the walk -------------------------------------------------------------------------------
 
     def _walk(self, plan: Plan, predict: Predictor) -> None:
         state, rules = plan.state, self.rules
+        if self._head_decides and not self._walk_heads(plan, predict):
+            return
         heads = self._heads(plan)
         while heads:
             band, _, _, group = heads[0]
@@ -173,6 +185,21 @@ class Pipeline:
         if heads and rules.backfill and state.capacity.free_milli > 0:
             self._backfill(heads, plan, predict)
 
+    def _walk_heads(self, plan: Plan, predict: Predictor) -> bool:
+        """The walk where one head at a time is enough; True when one is left that blocks the rest
+        and
+        others might be tried behind it."""
+        backlog, state = self._backlog, plan.state
+        capacity, serve = state.capacity, self._serve
+        while (group := backlog.first()) is not None:
+            job = group.heap[0][1]
+            if waits(job, state):
+                known_full = not self._movable and group.failed_at == capacity.released
+                if known_full or serve(job, group, plan, predict) is not None:
+                    return self.rules.backfill > 0 and capacity.free_milli > 0
+            backlog.pop(group)
+        return False
+
     def _backfill(self, heads: list[Any], plan: Plan, predict: Predictor) -> None:
         """Try jobs behind the blocked head, in order; those that stay go back to their groups."""
         rules, state = self.rules, plan.state
@@ -187,7 +214,7 @@ class Pipeline:
             entry = group.heap[0]
             job = entry[1]
             if waits(job, state):
-                held_back = rules.queues.admit(job, plan, job.spec.min_gpu_milli)
+                held_back = rules.queues.admit(job, plan, group.milli)
                 if held_back or not backfill.fits(job):
                     heappop(heads)
                     continue
@@ -198,12 +225,13 @@ class Pipeline:
             self._backlog.push(key, job)
 
     def _heads(self, plan: Plan) -> list[tuple[Any, Any, int, Group]]:
-        """The first job of every group as a heap. A lone head is enough when it blocks the rest."""
+        """The first job of every group as a heap. A lone head is enough when it blocks the
+        rest."""
         groups = self._backlog.groups.values()
-        if self._band is None:
-            heads = [(0, g.heap[0][0], k, g) for k, g in enumerate(groups)]
-        else:
-            heads = [(self._band(g.queue, plan), g.heap[0][0], k, g) for k, g in enumerate(groups)]
+        band = self._band or _same_band
+        heads: list[tuple[Any, Any, int, Group]] = [
+            (band(g.queue, plan), g.heap[0][0], k, g) for k, g in enumerate(groups)
+        ]
         heapify(heads)
         return heads
 
@@ -219,24 +247,25 @@ class Pipeline:
     def _serve(self, job: Job, group: Group, plan: Plan, predict: Predictor) -> str | None:
         """Launch a job or make room for it; else say what keeps it."""
         rules, capacity = self.rules, plan.state.capacity
-        if rules.queues.bounded and rules.queues.admit(job, plan, job.spec.min_gpu_milli):
+        if rules.queues.bounded and rules.queues.admit(job, plan, group.milli):
             return _HELD_BACK
-        movable = rules.reclaim is not None or rules.elastic
-        if group.failed_at == capacity.released and not movable:
+        if group.failed_at == capacity.released and not self._movable:
             return _NO_ROOM
         placer = self._placer(job)
         if not rules.gang:
             return None if self._place_part(job, plan, placer) else _NO_ROOM
-        wish_lists = sizes(job, not rules.elastic or len(plan.state.pending) == 1)
+        wish_lists: tuple[Wanted, ...] = (group.least,)
+        if group.elastic and (not rules.elastic or len(plan.state.pending) == 1):
+            wish_lists = sizes(job)
         for wanted in wish_lists:
             found = placer.find(job, plan, wanted)
             if found is not None:
                 plan.place(job, found)
                 return None
         group.failed_at = capacity.released
-        if movable:
+        if self._movable:
             victims = rules.reclaim(job, plan, predict) if rules.reclaim is not None else []
-            if make_room(job, plan, placer, wish_lists[-1], victims, rules.elastic):
+            if make_room(job, plan, placer, group.least, victims, rules.elastic):
                 return None
         return _NO_ROOM
 
@@ -293,6 +322,10 @@ class Pipeline:
         return band, self.rules.order(job, plan, predict)
 
 
+def _same_band(queue: str, plan: Plan) -> SortKey:
+    return ()
+
+
 _HELD_BACK = "held back"
 _NO_ROOM = "no room"
 
@@ -304,4 +337,3 @@ def _empty_cluster(state: State) -> Plan:
         assert state.capacity.nodes[i].name == name
         empty.apply(0.0, NodeUp(state.capacity.nodes[i]))
     return Plan(empty)
-

@@ -1,6 +1,7 @@
 """Where the workers of one job go: walks over them, asks the scores, all or nothing.
 
-Pure search: it reads the plan's free capacity, tries workers on it and puts everything back; deciding to
+Pure search: it reads the plan's free capacity, tries workers on it and puts everything back;
+deciding to
 launch is the pipeline's business.
 """
 
@@ -30,10 +31,12 @@ class Placer:
         self.scores = dict(scores)
         self.most = most
         first = next(iter(self.scores))
-        self._only = first if len(self.scores) == 1 else None
-        self._pick = first.pick if self._only and isinstance(first, CanPick) else None
+        alone = len(self.scores) == 1
+        self._choose = first.pick if alone and isinstance(first, CanPick) else self._best
         self._domains = next((s.domains for s in self.scores if isinstance(s, CanDomains)), None)
-        self._devices = next((s.devices for s in self.scores if isinstance(s, CanPickDevices)), None)
+        self._devices = next(
+            (s.devices for s in self.scores if isinstance(s, CanPickDevices)), None
+        )
 
     def find(
         self, job: Job, plan: Plan, wanted: Wanted, within: int | None = None
@@ -63,16 +66,13 @@ class Placer:
             return None
         types = job.spec.roles[r].gpu_types
         request = Request(job, plan, capacity, ask, types, self.most, 1, ask)
-        nodes = capacity.accepts(types)
+        nodes = capacity.accepts(types) if types else capacity.open
         if within is not None:
             nodes &= within
-        domains = self._domains(request, nodes) if self._domains else (nodes,)
-        for domain in domains:
-            i = self._choose(request, domain)
-            if i is not None:
-                devices = self._take_devices(request, i)
-                return (Worker(r, index, capacity.nodes[i].name, devices),)
-        return None
+        i = self._choose(request, nodes)
+        if i is None:
+            return None
+        return (Worker(r, index, capacity.nodes[i].name, self._take_devices(request, i)),)
 
     def _find_all(
         self, request: Request, wanted: Wanted, domain: int
@@ -96,9 +96,8 @@ class Placer:
             capacity.give(i, ask, devices)
         return tuple(found) if len(found) == len(wanted) else None
 
-    def _choose(self, request: Request, nodes: int) -> int | None:
-        if self._pick is not None:
-            return self._pick(request, nodes)
+    def _best(self, request: Request, nodes: int) -> int | None:
+        """The feasible node with the highest weighted sum, the first of them on a tie."""
         good = feasible(request, nodes)
         if not good.any():
             return None

@@ -1,4 +1,5 @@
-"""Queues: who may hold how much. Quotas are guarantees, limits are ceilings, weights share the rest."""
+"""Queues: who may hold how much. Quotas are guarantees, limits are ceilings, weights share the
+rest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Preemption by rank, as SRTF and Tiresias are published: running and waiting jobs in one ranking, and the
+"""Preemption by rank, as SRTF and Tiresias are published: running and waiting jobs in one
+ranking, and the
 first of them that the cluster's GPUs hold by number are the ones to run.
 
-A running job outside that set gives way while one inside it waits for GPUs of a kind that it holds, even if
-the waiting one needs still more room than that: so room collects for large jobs. For preemption that never stops
+A running job outside that set gives way while one inside it waits for GPUs of a kind that it
+holds, even if
+the waiting one needs still more room than that: so room collects for large jobs. For preemption
+that never stops
 anyone in vain, see `reclaim.make_room`.
 """
 
@@ -17,7 +20,7 @@ from presage.core.ports import Predictor, SortKey
 from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Backlog, waits
-from presage.policy.elastic import sizes
+from presage.policy.elastic import least_workers
 from presage.policy.order import Order
 from presage.policy.placer import Placer
 from presage.policy.queues import Queues
@@ -45,7 +48,7 @@ def walk_ranked(
     for key, job in chosen:
         found = None
         if not (queues.bounded and queues.admit(job, plan, job.spec.min_gpu_milli)):
-            found = placer(job).find(job, plan, sizes(job, False)[0])
+            found = placer(job).find(job, plan, least_workers(job))
         if found is None:
             backlog.push(key, job)
             waiting.append(job)
@@ -89,12 +92,12 @@ def _rank(
             continue
         _, k, group = heads[0]
         key, job = group.heap[0]
-        if job.spec.min_gpu_milli > quota:
+        if group.milli > quota:
             heappop(heads)
             continue
         backlog.pop(group)
         if waits(job, state):
-            quota -= job.spec.min_gpu_milli
+            quota -= group.milli
             chosen.append((key, job))
         if group.heap:
             heapreplace(heads, (group.heap[0][0], k, group))

@@ -1,7 +1,10 @@
-"""Who gives way. A reclaim names running jobs in the order in which they should go, least needed first.
+"""Who gives way. A reclaim names running jobs in the order in which they should go, least needed
+first.
 
-They are proposals: `make_room` stops only those without whom the waiting job would still not fit, shrinks
-elastic jobs before it stops anyone, and holds the room for the job that caused it. Also here: moving jobs off
+They are proposals: `make_room` stops only those without whom the waiting job would still not fit,
+shrinks
+elastic jobs before it stops anyone, and holds the room for the job that caused it. Also here:
+moving jobs off
 nodes that are drained.
 """
 
@@ -19,7 +22,16 @@ from presage.policy.order import Order
 from presage.policy.placer import Placer, Wanted
 from presage.policy.queues import Queues
 
-__all__ = ["ByOrder", "ByPriority", "ByQuota", "Reclaim", "candidates", "evacuate", "lend", "make_room"]
+__all__ = [
+    "ByOrder",
+    "ByPriority",
+    "ByQuota",
+    "Reclaim",
+    "candidates",
+    "evacuate",
+    "lend",
+    "make_room",
+]
 
 
 class Reclaim(Protocol):
@@ -55,7 +67,8 @@ class ByPriority:
 
 
 class ByQuota:
-    """Jobs of queues that borrow, the youngest first, for a job whose queue is within its quota."""
+    """Jobs of queues that borrow, the youngest first, for a job whose queue is within its
+    quota."""
 
     def __init__(self, queues: Queues) -> None:
         self.queues = queues
@@ -93,7 +106,8 @@ def make_room(
 ) -> bool:
     """Reserve room for a job, shrinking and stopping as few as possible; False changes nothing.
 
-    Verified: nobody is disturbed unless the job then fits. Room that is being released anyway comes first.
+    Verified: nobody is disturbed unless the job then fits. Room that is being released anyway
+    comes first.
     """
     chips = _leaving(plan) + (_surplus(plan) if shrink else [])
     free_chips = len(_leaving(plan))
@@ -162,7 +176,8 @@ def _leaving(plan: Plan) -> list[Chip]:
 
 
 def _surplus(plan: Plan) -> list[Chip]:
-    """Workers that elastic jobs hold above their minimum, one by one, the largest surplus first."""
+    """Workers that elastic jobs hold above their minimum, one by one, the largest surplus
+    first."""
     chips: list[tuple[int, int, Chip]] = []
     for job in plan.state.active.values():
         if job.spec.elastic and job.state is JobState.RUNNING and job.resizing is None:
@@ -182,9 +197,9 @@ def _evict(job: Job, plan: Plan, chips: list[Chip]) -> None:
     gone: dict[str, list[Worker]] = {}
     for victim, workers in chips:
         gone.setdefault(victim.id, []).extend(workers)
-    for victim_id, workers in gone.items():
+    for victim_id, leaving in gone.items():
         victim = plan.state.jobs[victim_id]
-        kept = tuple(w for w in victim.allocation if w not in workers)
+        kept = tuple(w for w in victim.allocation if w not in leaving)
         enough = all(
             sum(w.role == r for w in kept) >= role.min for r, role in enumerate(victim.spec.roles)
         )
@@ -209,7 +224,8 @@ def _rank(worker: Worker) -> tuple[int, int]:
 
 
 def evacuate(plan: Plan) -> None:
-    """Move jobs off draining nodes: elastic ones shrink if that is enough, others stop and wait."""
+    """Move jobs off draining nodes: elastic ones shrink if that is enough, others stop and
+    wait."""
     draining = plan.state.draining
     for job in candidates(plan):
         if not any(worker.node in draining for worker in job.allocation):

@@ -81,9 +81,7 @@ def policy_config(
     if placement is None:
         return known[name]
     if placement not in placements():
-        raise ConfigError(
-            f"unknown placement '{placement}'; there are: {', '.join(placements())}"
-        )
+        raise ConfigError(f"unknown placement '{placement}'; there are: {', '.join(placements())}")
     return known[name].model_copy(update={"placement": placement})
 
 

@@ -1,6 +1,7 @@
 """What a placement is asked: one worker of one job, and what is known of the job's other workers.
 
-The vocabulary between `placer`, which walks over a job's workers, and the scores, which choose a node for
+The vocabulary between `placer`, which walks over a job's workers, and the scores, which choose a
+node for
 one of them. Holds no choice of its own.
 """
 
@@ -46,7 +47,8 @@ class Request:
 class Score(Protocol):
     """How good each node is for a worker, 0 to 1: one number per node, higher is better.
 
-    Called for all nodes at once; values of nodes where the worker does not fit are ignored, and ties go to
+    Called for all nodes at once; values of nodes where the worker does not fit are ignored, and
+    ties go to
     the node that joined first.
     """
 

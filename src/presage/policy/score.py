@@ -1,6 +1,7 @@
 """Placements that look at GPUs and where nodes stand: pack, spread, topology.
 
-Each is one idea on a screen and knows no other. The placements of the openb study are in `openb.py`.
+Each is one idea on a screen and knows no other. The placements of the openb study are in
+`openb.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ __all__ = ["Pack", "Spread", "Topology"]
 class Pack:
     """As few machines as possible.
 
-    A job that fits on one node goes to the node with the fewest free GPUs that holds it; a larger one fills
+    A job that fits on one node goes to the node with the fewest free GPUs that holds it; a larger
+    one fills
     nodes in order of most free GPUs. Ties go to the node that joined first.
     """
 
@@ -65,7 +67,8 @@ class Pack:
 
 
 class Spread:
-    """As many machines as possible: nodes without a worker of this job first, most free GPUs first."""
+    """As many machines as possible: nodes without a worker of this job first, most free GPUs
+    first."""
 
     def __call__(self, request: Request) -> Floats:
         """Most free first, halved for nodes that hold a worker of this job already."""
@@ -112,7 +115,8 @@ class Topology:
         return self._pack.pick(request, nodes)
 
     def domains(self, request: Request, nodes: int) -> list[int]:
-        """One node, then each rack with the least room that has enough, then each area, then all."""
+        """One node, then each rack with the least room that has enough, then each area, then
+        all."""
         capacity = request.capacity
         found = self._pack.domains(request, nodes)[:-1]
         need = request.whole_ask.gpu_milli // WHOLE_GPU

@@ -45,7 +45,8 @@ def charts(results: Sequence[SimResult]) -> dict[str, Chart]:
     """The charts by the id of their place in the page."""
     divisor, unit = time_unit(max((result.makespan_s for result in results), default=0.0))
     points = max(50, min(800, _POINTS // max(len(results), 1)))
-    clock = {"title": {"text": f"time since the first submission ({unit})"}, "rangemode": "tozero"}
+    clock: Chart = {"title": {"text": f"time since the first submission ({unit})"}}
+    clock["range"] = [0, *_short(np.array([_busy_until(results) / divisor]))]
 
     def over_time(draw: Callable[[SimResult, int], list[Chart]], y: Chart) -> Chart:
         data = []
@@ -74,6 +75,18 @@ def gantts(results: Sequence[SimResult]) -> dict[str, Chart]:
         result.policy: _gantt(result, divisor, unit, _COLOURS[index % len(_COLOURS)])
         for index, result in enumerate(results[:_GANTTS])
     }
+
+
+def _busy_until(results: Sequence[SimResult]) -> float:
+    """When nearly all is over: a few long jobs may go on and on, and would squeeze the rest."""
+    latest = 1.0
+    for result in results:
+        submit = result.jobs.get_column("submit_s").max()
+        end = result.jobs.get_column("end_s").quantile(0.99)
+        waiting = result.series.filter(pl.col("queued") > 0).get_column("t_s").max()
+        there = [float(t) for t in (submit, end, waiting) if isinstance(t, int | float)]
+        latest = max(latest, *there, 0.0)
+    return latest * 1.02
 
 
 def _styled(trace: Chart, result: SimResult, index: int) -> Chart:

@@ -13,7 +13,8 @@ __all__ = ["Oracle"]
 
 
 class Oracle:
-    """A `Predictor` that looks into the world. With `use_estimates` it trusts the trace's instead."""
+    """A `Predictor` that looks into the world. With `use_estimates` it trusts the trace's
+    instead."""
 
     def __init__(self, world: World, use_estimates: bool) -> None:
         self.version = "trace estimates" if use_estimates else "true durations"

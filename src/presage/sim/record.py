@@ -1,9 +1,13 @@
 """What happened in a run, written down as it happens and turned into a `SimResult` at the end.
 
-Memory is a few arrays over the jobs and a series that is thinned as it grows, however long the run.
+Memory is a few arrays over the jobs and a series that is thinned as it grows, however long the
+run.
 """
 
 from __future__ import annotations
+
+from array import array
+from math import nan
 
 import numpy as np
 import polars as pl
@@ -24,18 +28,19 @@ class Recorder:
     def __init__(self, jobs: int) -> None:
         self.done = 0
         self.makespan_s = 0.0
-        self._start = np.full(jobs, np.nan)
-        self._end = np.full(jobs, np.nan)
-        self._wait = np.full(jobs, np.nan)
-        self._stops = np.zeros(jobs, dtype=np.int64)
-        self._gpus = np.zeros(jobs)
+        self._start = array("d", [nan]) * jobs
+        self._end = array("d", [nan]) * jobs
+        self._wait = array("d", [nan]) * jobs
+        self._stops = array("q", [0]) * jobs
         self._status = ["unfinished"] * jobs
         self._reason: dict[int, str] = {}
         self._nodes: list[tuple[str, ...]] = [()] * jobs
-        self._layouts: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._series: list[tuple[float, int, int, int]] = []
         self._every_s = 0.0
         self._next_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._status)
 
     def close(self, task: Task, now: float | None, status: str, reason: str) -> None:
         """A job's story is over; `now` is None when it did not finish."""
@@ -48,12 +53,10 @@ class Recorder:
             self._start[row] = task.started_at
         self._wait[row] = task.waited_s
         self._stops[row] = task.stops
-        self._gpus[row] = task.spec.min_gpu_milli / WHOLE_GPU
         self._status[row] = status
         if reason:
             self._reason[row] = reason
-        layout = task.ran_on
-        self._nodes[row] = self._layouts.setdefault(layout, layout)
+        self._nodes[row] = task.ran_on
 
     def sample(self, now: float, queued: int, used_milli: int, held_milli: int) -> None:
         """The load from now on; the latest sample of an interval wins."""
@@ -69,20 +72,20 @@ class Recorder:
 
     def result(self, trace: Trace, policy: str, world: World, cpu_s: float) -> SimResult:
         """Everything as frames."""
-        submit = trace.jobs["submit_s"]
+        submit, end = trace.jobs["submit_s"], np.frombuffer(self._end)
         rows = len(self._status)
         reasons = [self._reason.get(row) for row in range(rows)] if self._reason else [None] * rows
         jobs = pl.DataFrame(
             {
                 "job_id": trace.jobs["job_id"],
                 "submit_s": submit,
-                "start_s": self._start,
-                "end_s": self._end,
-                "wait_s": self._wait,
-                "jct_s": self._end - submit.to_numpy(),
+                "start_s": np.frombuffer(self._start),
+                "end_s": end,
+                "wait_s": np.frombuffer(self._wait),
+                "jct_s": end - submit.to_numpy(),
                 "nodes": self._nodes,
-                "gpus": self._gpus,
-                "preemptions": self._stops,
+                "gpus": trace.jobs["gpu_milli"] * trace.jobs["workers"].fill_null(1) / WHOLE_GPU,
+                "preemptions": np.frombuffer(self._stops, dtype=np.int64),
                 "status": self._status,
                 "reason": reasons,
             },

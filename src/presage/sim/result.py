@@ -11,7 +11,7 @@ import polars as pl
 
 __all__ = ["JOB_COLUMNS", "SERIES_COLUMNS", "SimResult"]
 
-JOB_COLUMNS = {
+JOB_COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
     "job_id": pl.String,
     "submit_s": pl.Float64,
     "start_s": pl.Float64,  # first start; null when it never ran
@@ -24,7 +24,7 @@ JOB_COLUMNS = {
     "status": pl.String,  # finished | rejected | failed | unfinished
     "reason": pl.String,
 }
-SERIES_COLUMNS = {
+SERIES_COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
     "t_s": pl.Float64,
     "queued": pl.Int64,
     "used_gpus": pl.Float64,

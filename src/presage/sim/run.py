@@ -1,9 +1,11 @@
-"""Run a trace on a cluster under a policy: the same engine and loop as a live cluster, with time that
+"""Run a trace on a cluster under a policy: the same engine and loop as a live cluster, with time
+that
 jumps from event to event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from time import process_time
 
@@ -12,19 +14,18 @@ from presage.core.loop import step
 from presage.core.ports import Policy, Store
 from presage.core.state import State
 from presage.model.cluster import Node
-from presage.model.event import Event, Fact, JobSubmitted, NodeUp
+from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp
 from presage.model.job import Job, JobState, ReasonCode
 from presage.sim.oracle import Oracle
 from presage.sim.record import Recorder
 from presage.sim.result import SimResult
 from presage.sim.traces import Trace
-from presage.sim.workload import arrivals
+from presage.sim.workload import Workload
 from presage.sim.world import Task, World, WorldRules
 
 __all__ = ["simulate"]
 
 Progress = Callable[[int, int], None]
-_REPORT_EVERY = 2000
 
 
 def simulate(
@@ -46,44 +47,64 @@ def simulate(
     prefers = bool(getattr(policy, "prefers_estimates", False))
     oracle = Oracle(world, use_estimates or prefers)
     engine = Engine(policy, oracle, State(seed), check_every=check_every)
-    journal = store if store is not None else _Discard()
     recorder = Recorder(trace.jobs.height)
+    workload = Workload(trace, nodes)
+    journal = store if store is not None else _Discard()
     step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
-    incoming = arrivals(trace, nodes)
-    at, task = next(incoming, (inf, None))
-    while True:
-        due = world.next_event()
-        wake = engine.state.wake_at
-        now = min(due, at, inf if wake is None else wake)
-        if now == inf:
-            break
-        requests: list[Fact] = []
-        while at <= now and task is not None:
-            world.expect(task, at)
-            requests.append(JobSubmitted(task.spec))
-            at, task = next(incoming, (inf, None))
-        step(engine, world, journal, now, requests)
-        _collect(world, engine, oracle, recorder, now)
-        if progress is not None and recorder.done % _REPORT_EVERY == 0:
-            progress(recorder.done, trace.jobs.height)
-        if not world.tasks and task is None:
-            break
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
+    try:
+        _run(engine, world, journal, iter(workload), oracle, recorder, progress)
+    finally:
+        if collecting:
+            gc.enable()
     for left in list(world.tasks.values()):
         reason = engine.explain(left.spec.id)
         recorder.close(left, None, "unfinished", reason.text if reason else "")
     world.settle()
-    cpu_s = process_time() - started
+    cpu_s = process_time() - started - workload.read_s
     return recorder.result(trace, name, world, cpu_s)
 
 
-def _collect(world: World, engine: Engine, oracle: Oracle, recorder: Recorder, now: float) -> None:
-    """Note what ended in this step and how full the cluster is."""
-    state = engine.state
-    if world.finished:
-        for task in world.finished:
-            recorder.close(task, now, "finished", "")
-            oracle.forget(task.spec.id)
-        world.finished.clear()
+def _run(
+    engine: Engine,
+    world: World,
+    journal: Store,
+    incoming: Iterator[tuple[float, Task]],
+    oracle: Oracle,
+    recorder: Recorder,
+    progress: Progress | None,
+) -> None:
+    """Jump from event to event until nothing is left to happen."""
+    state, none = engine.state, (inf, None)
+    at, task = next(incoming, none)
+    while world.tasks or task is not None:
+        now = world.next_event()
+        if at < now:
+            now = at
+        if state.wake_at is not None and state.wake_at < now:
+            now = state.wake_at
+        if now == inf:
+            return
+        requests: list[Fact] = []
+        while at <= now and task is not None:
+            world.expect(task, at)
+            requests.append(JobSubmitted(task.spec))
+            at, task = next(incoming, none)
+        step(engine, world, journal, now, requests)
+        if state.ended or world.stopped:
+            _collect(world, state, oracle, recorder, now)
+            if progress is not None:
+                progress(recorder.done, len(recorder))
+        recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
+
+
+def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now: float) -> None:
+    """Note what ended in this step."""
+    for task in world.finished:
+        recorder.close(task, now, "finished", "")
+        oracle.forget(task.spec.id)
+    world.finished.clear()
     for job in state.ended:
         if job.state is not JobState.SUCCEEDED and job.spec.id in world.tasks:
             task = world.forget(job.spec.id)
@@ -92,7 +113,6 @@ def _collect(world: World, engine: Engine, oracle: Oracle, recorder: Recorder, n
     for job_id in world.stopped:
         oracle.forget(job_id)
     world.stopped.clear()
-    recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
 
 
 def _status(job: Job) -> str:
@@ -105,7 +125,9 @@ def _status(job: Job) -> str:
 class _Discard:
     """A journal that keeps nothing: simulated time can be run again."""
 
-    def append(self, now: float, events: Sequence[Event], *, lease: int = 0) -> None:
+    def append(
+        self, now: float, facts: Sequence[Fact], decisions: Sequence[Decision], *, lease: int = 0
+    ) -> None:
         """Forget them."""
 
     def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:

@@ -1,6 +1,7 @@
 """How fast a job works on what it was given, relative to the run its duration was measured on.
 
-Four factors: the slowest device type it got, the number of workers against the number it was measured with,
+Four factors: the slowest device type it got, the number of workers against the number it was
+measured with,
 its neighbours on shared devices, and whether all workers it needs are there. Pure functions.
 """
 
@@ -17,7 +18,8 @@ class SpeedModel:
     """The parameters that a run of the world is given."""
 
     sync_share: float = 0.05
-    """Time for one step's synchronisation with each further worker, in units of one worker's step."""
+    """Time for one step's synchronisation with each further worker, in units of one worker's
+    step."""
     sharing_cost: float = 0.05
     """Extra slowdown for each neighbour on a device, on top of the device's time being shared."""
 

@@ -1,21 +1,33 @@
 """From the rows of a trace to jobs: what each asks for on this cluster, made when its time comes.
 
-Rows are read in chunks and jobs are made one by one, so a run of a million jobs holds only those alive.
+Rows are read in chunks and jobs are made one by one, so a run of a million jobs holds only those
+alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import polars as pl
+from dataclasses import dataclass
+from time import process_time
+from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Resources
 from presage.model.job import JobSpec, Role
 from presage.sim.traces import Trace
 from presage.sim.world import Task
 
-__all__ = ["arrivals"]
+__all__ = ["Workload"]
 
+_JOB = [
+    "job_id",
+    "submit_s",
+    "duration_s",
+    "estimate_s",
+    "utilization",
+    "owner",
+    "queue",
+    "priority",
+]
 _SHAPE = [
     "workers",
     "gpu_milli",
@@ -30,45 +42,78 @@ _SHAPE = [
     "ps_memory_mib",
 ]
 _CHUNK = 4096
+_OOM_RETRIES = 3
+"""How often a job that shares a device is started again after it ran out of memory."""
 
 
-def arrivals(trace: Trace, nodes: Sequence[Node]) -> Iterator[tuple[float, Task]]:
-    """Jobs in the order of their submission, with the time of it."""
-    jobs = trace.jobs.with_columns(pl.struct(_SHAPE).rank("dense").alias("shape"))
-    shapes = jobs.unique("shape").select("shape", *_SHAPE)
-    biggest = max((len(node.devices) for node in nodes), default=1)
-    roles = {row["shape"]: _roles(row, biggest) for row in shapes.iter_rows(named=True)}
-    counts = {
-        shape: (_measured(row), sum(role.min for role in roles[shape]))
-        for row in shapes.iter_rows(named=True)
-        for shape in [row["shape"]]
-    }
-    peaks = {row["shape"]: row["gpu_memory_mib"] for row in shapes.iter_rows(named=True)}
-    columns = ["job_id", "submit_s", "duration_s", "estimate_s", "utilization", "shape"]
-    k = 0
-    for chunk in jobs.select(*columns, "owner", "queue", "priority").iter_slices(_CHUNK):
-        for job_id, at, duration, estimate, busy, shape, owner, queue, priority in chunk.rows():
-            of = roles[shape]
-            measured, needed = counts[shape]
-            measured = measured or needed
-            retries = 3 if of[0].resources.shared else 0
-            spec = JobSpec(job_id, of, owner, queue, priority, max_retries=retries)
-            task = Task(spec, k, duration, measured, needed, estimate)
+class Workload:
+    """The jobs of a trace on a cluster, in the order of their submission."""
+
+    def __init__(self, trace: Trace, nodes: Sequence[Node]) -> None:
+        started = process_time()
+        self._biggest = max((len(node.devices) for node in nodes), default=1)
+        jobs = trace.jobs
+        varying = [name for name in _SHAPE if (jobs[name].n_unique() > 1)]
+        self._varying = varying
+        self._fixed = {name: jobs[name][0] for name in _SHAPE if name not in varying}
+        self._frame = jobs.select(*_JOB, *varying)
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._roles: dict[tuple[Role, ...], tuple[Role, ...]] = {}
+        self.read_s = process_time() - started
+        """Process time spent on reading rows rather than on simulating them."""
+
+    def __iter__(self) -> Iterator[tuple[float, Task]]:
+        shapes = self._shapes
+        for row, values in enumerate(self._rows()):
+            job_id, at, duration, estimate, busy, owner, queue, priority, *rest = values
+            key = tuple(rest)
+            shape = shapes.get(key) or self._new_shape(key)
+            spec = JobSpec(job_id, shape.roles, owner, queue, priority, max_retries=shape.retries)
+            task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
             if busy is not None:
                 task.utilization = busy
-            task.peak_memory_mib = peaks[shape]
+            task.peak_memory_mib = shape.peak_mib
             yield at, task
-            k += 1
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        for chunk in self._frame.iter_slices(_CHUNK):
+            started = process_time()
+            rows = chunk.rows()
+            self.read_s += process_time() - started
+            yield from rows
+
+    def _new_shape(self, key: tuple[Any, ...]) -> _Shape:
+        row = {**self._fixed, **dict(zip(self._varying, key, strict=True))}
+        shape = _shape(row, self._biggest)
+        shape.roles = self._roles.setdefault(shape.roles, shape.roles)
+        self._shapes[key] = shape
+        return shape
 
 
-def _measured(row: dict[str, int | None]) -> int | None:
-    """Workers that the trace's duration belongs to; None when the trace does not name workers."""
-    if row["workers"] is None:
-        return None
-    return row["workers"] + (row["ps_workers"] or 0)
+@dataclass(slots=True)
+class _Shape:
+    """What jobs of the same size have in common."""
+
+    roles: tuple[Role, ...]
+    measured: int
+    """Workers that the trace's durations belong to."""
+    needed: int
+    shared: bool
+    retries: int
+    peak_mib: int
 
 
-def _roles(row: dict[str, int | str | None], biggest: int) -> tuple[Role, ...]:
+def _shape(row: dict[str, Any], biggest: int) -> _Shape:
+    roles = _roles(row, biggest)
+    needed = sum(role.min for role in roles)
+    named = row["workers"] is not None
+    measured = row["workers"] + (row["ps_workers"] or 0) if named else needed
+    shared = roles[0].resources.shared
+    retries = _OOM_RETRIES if shared else 0
+    return _Shape(roles, measured, needed, shared, retries, row["gpu_memory_mib"] or 0)
+
+
+def _roles(row: dict[str, Any], biggest: int) -> tuple[Role, ...]:
     """The roles of a row. Where a trace names only a total, a worker is as large as a node."""
     types = tuple(name for name in str(row["gpu_types"] or "").split("|") if name)
     gpus, cpu, memory, gpu_memory = (
@@ -92,7 +137,7 @@ def _roles(row: dict[str, int | str | None], biggest: int) -> tuple[Role, ...]:
     return (*roles, *_servers(row))
 
 
-def _servers(row: dict[str, int | str | None]) -> tuple[Role, ...]:
+def _servers(row: dict[str, Any]) -> tuple[Role, ...]:
     count = _int(row["ps_workers"])
     if not count:
         return ()
@@ -100,5 +145,5 @@ def _servers(row: dict[str, int | str | None]) -> tuple[Role, ...]:
     return (Role("ps", ask, count, count),)
 
 
-def _int(value: int | str | None) -> int:
+def _int(value: int | None) -> int:
     return int(value or 0)

@@ -1,13 +1,15 @@
-"""A simulated world behind the `Executor` port: jobs make progress, share, fail and end on a clock that
+"""A simulated world behind the `Executor` port: jobs make progress, share, fail and end on a
+clock that
 jumps.
 
-It keeps the promises of the port (idempotent per attempt, a JobExited after every Stop) and knows nothing of
+It keeps the promises of the port (idempotent per attempt, a JobExited after every Stop) and knows
+nothing of
 policies. It also measures what a run is judged by: waits, starts, ends, GPU time held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -63,6 +65,8 @@ class Task:
     spec: JobSpec
     row: int
     """Where its results go."""
+    shares: bool
+    """Whether it asks for a part of a device."""
     duration_s: float
     """How long it runs, undisturbed, on as many workers as it was measured with."""
     measured_workers: int
@@ -150,7 +154,9 @@ class World:
             task.milli = 0
         task.workers = known + new
         roles = task.spec.roles
-        milli = sum(roles[worker.role].resources.gpu_milli for worker in new)
+        milli = 0
+        for worker in new:
+            milli += roles[worker.role].resources.gpu_milli
         task.milli += milli
         self.used_milli += milli
         self.held_milli += milli
@@ -187,7 +193,8 @@ class World:
             return
         self._measure()
         self._progress(task)
-        self._unshare(task)
+        if task.shares:
+            self._unshare(task)
         roles = task.spec.roles
         milli = sum(roles[worker.role].resources.gpu_milli for worker in decision.workers)
         self.used_milli += milli - task.milli
@@ -195,10 +202,11 @@ class World:
         task.workers = decision.workers
         task.work_s += self.rules.resize_cost_s
         self._facts.append(JobResized(task.spec.id, task.attempt))
-        self._share(task)
+        if task.shares:
+            self._share(task)
         self._retime(task)
 
-    def poll(self, now: float) -> Iterable[Fact]:
+    def poll(self, now: float) -> list[Fact]:
         """What happened until now, ends first."""
         self.now = now
         ends: list[Fact] = []
@@ -264,7 +272,8 @@ class World:
             (first,) if len(workers) == 1 else tuple(dict.fromkeys(w.node for w in workers))
         )
         self._facts.append(JobStarted(task.spec.id, task.attempt))
-        self._share(task)
+        if task.shares:
+            self._share(task)
         self._retime(task)
 
     def _finish(self, task: Task) -> Fact:
@@ -276,7 +285,8 @@ class World:
     def _leave(self, task: Task) -> None:
         """The run is over: it makes no progress and holds nothing."""
         self._measure()
-        self._unshare(task)
+        if task.shares:
+            self._unshare(task)
         self.used_milli -= task.milli
         if len(task.workers) < task.needed:
             self.held_milli -= task.milli
@@ -316,7 +326,7 @@ class World:
                 (self._nodes[w.node].devices[d].speed for w in task.workers for d in w.devices),
                 default=1.0,
             )
-        if self._shares(task):
+        if task.shares:
             speed *= min(
                 self.rules.speed.share(task.utilization, self._neighbours(task, worker))
                 for worker in task.workers
@@ -324,9 +334,6 @@ class World:
         return speed
 
     # -- sharing a device -----------------------------------------------------------------------
-
-    def _shares(self, task: Task) -> bool:
-        return any(role.resources.shared for role in task.spec.roles)
 
     def _neighbours(self, task: Task, worker: Worker) -> list[float]:
         others = [
@@ -338,8 +345,6 @@ class World:
         return [other.utilization for other in others]
 
     def _share(self, task: Task) -> None:
-        if not self._shares(task):
-            return
         touched: list[Task] = []
         for worker in task.workers:
             for d in worker.devices:
@@ -352,8 +357,6 @@ class World:
         self._refresh(touched, task)
 
     def _unshare(self, task: Task) -> None:
-        if not self._shares(task):
-            return
         touched: list[Task] = []
         for worker in task.workers:
             for d in worker.devices:
