@@ -173,6 +173,15 @@ def test_fgd_leaves_cpu_where_gpus_need_it_and_types_where_they_are_wanted() -> 
     assert choose(state, Fgd(typical), whole(1), ("A100",)) == ("rare", (0,))
 
 
+def test_fgd_takes_a_device_that_serves_however_bad_it_is() -> None:
+    state = cluster(machine("a", 8, cores=8))
+    put(state, 0, share(500, cores=0), 0)
+    typical: list[Typical] = [(share(700, cores=5), (), 1.0)]
+    # No CPU is left for anybody else: seven GPUs become useless, the score is nought everywhere.
+    assert Fgd(typical)(request(state, share(700, cores=5))).tolist() == [0]
+    assert choose(state, Fgd(typical), share(700, cores=5)) == ("a", (1,))
+
+
 def test_fgd_learns_from_what_was_submitted() -> None:
     state = cluster(machine("a", 4), machine("b", 4))
     put(state, 1, whole(1), 2)

@@ -23,7 +23,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.model.cluster import UNLIMITED, WHOLE_GPU, Node, Resources
+from presage.model.cluster import ANY_GPU, UNLIMITED, WHOLE_GPU, Node, Resources
 
 __all__ = ["Arrays", "Capacity", "bits", "lowest"]
 
@@ -173,7 +173,7 @@ class Capacity:
         named."""
         if not types:
             return self.open
-        mask = 0
+        mask = self.types.get(ANY_GPU, 0)
         for name in types:
             mask |= self.types.get(name, 0)
         return mask & self.open

@@ -12,7 +12,8 @@ _S = JobState
 ALLOWED: dict[JobState, frozenset[JobState]] = {
     # HALTED and CANCELLED straight from PENDING: nothing runs, so nothing must stop first.
     _S.PENDING: frozenset({_S.STARTING, _S.HALTED, _S.CANCELLED, _S.FAILED}),
-    # PENDING: the launch failed or the run was lost. SUCCEEDED: it was never seen running._S.STARTING: frozenset({_S.RUNNING, _S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
+    # PENDING: the launch failed or the run was lost. SUCCEEDED: it was never seen running.
+    _S.STARTING: frozenset({_S.RUNNING, _S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
     # PENDING: the run was lost, or failed and is retried.
     _S.RUNNING: frozenset({_S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
     # SUCCEEDED or FAILED: it ended by itself before the stop reached it.

@@ -12,10 +12,22 @@ from dataclasses import dataclass, field
 
 from presage.model.value import value
 
-__all__ = ["UNLIMITED", "WHOLE_GPU", "Device", "Node", "Resources", "Worker", "gpu_count"]
+__all__ = [
+    "ANY_GPU",
+    "UNLIMITED",
+    "WHOLE_GPU",
+    "Device",
+    "Node",
+    "Resources",
+    "Worker",
+    "gpu_count",
+]
 
 WHOLE_GPU = 1000
 """Milli-GPUs of one whole device."""
+
+ANY_GPU = "gpu"
+"""The type of a device that nobody declared; it serves a request for any type."""
 
 UNLIMITED = 1 << 50
 """The capacity of something that is not limited (CPU or memory that the cluster does not
@@ -48,7 +60,7 @@ class Resources:
 class Device:
     """One GPU of a node."""
 
-    type: str = "gpu"
+    type: str = ANY_GPU
     memory_mib: int = UNLIMITED
     speed: float = 1.0
     """How fast it works relative to the device that durations were measured on."""

@@ -97,9 +97,9 @@ class Fgd:
             return self._score(gone + after - before), np.zeros(len(nodes), dtype=np.int64)
         after = _after_share(table, rows, gpu, whole, ask.gpu_milli)
         score = self._score(gone + after - before[:, np.newaxis])
-        score[~usable_devices(request, nodes)] = 0
+        score[~usable_devices(request, nodes)] = -1  # below any device that serves
         device = score.argmax(axis=1)
-        return score[np.arange(len(nodes)), device], device
+        return np.maximum(score[np.arange(len(nodes)), device], 0), device
 
     def _score(self, drop: Ints) -> Floats:
         """A drop of F (weight × milli) as a score: the study's sigmoid, or a line when exact."""

@@ -78,6 +78,7 @@ def _run(
     """Jump from event to event until nothing is left to happen."""
     state, none = engine.state, (inf, None)
     at, task = next(incoming, none)
+    report_at = 0
     while world.tasks or task is not None:
         now = world.next_event()
         if at < now:
@@ -94,8 +95,9 @@ def _run(
         step(engine, world, journal, now, requests)
         if state.ended or world.stopped:
             _collect(world, state, oracle, recorder, now)
-            if progress is not None:
+            if progress is not None and recorder.done >= report_at:
                 progress(recorder.done, len(recorder))
+                report_at = recorder.done + max(1, len(recorder) // 200)
         recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
 
 
