@@ -127,6 +127,7 @@ def experiment(data: Path, workload: str, policy: str, seed: int) -> Outcome:
             if wasted is None and arrived_milli >= capacity_milli:
                 wasted = 100 * fragmentation(state.capacity, typical) / free
     cpu_s = time.process_time() - began
+    state.check()
     return Outcome(
         workload, policy, seed, fmean(allocated), wasted or 0.0, len(arrivals), dropped, cpu_s
     )

@@ -64,6 +64,7 @@ class Capacity:
         self.whole: list[int] = []
         self.by_whole: list[int] = [0]
         """Mask of the nodes with exactly that many wholly free GPUs."""
+        self._bit: list[int] = []
         self.open = 0
         """Mask of the nodes that take new work."""
         self.types: dict[str, int] = {}
@@ -92,6 +93,7 @@ class Capacity:
         self.sharers.append([0] * count)
         self.tenants.append({})
         self.whole.append(count)
+        self._bit.append(1 << i)
         while len(self.by_whole) <= count:
             self.by_whole.append(0)
         self.by_whole[count] |= 1 << i
@@ -140,30 +142,32 @@ class Capacity:
 
     def _move(self, i: int, ask: Resources, devices: tuple[int, ...], sign: int) -> None:
         self._touched.add(i)
-        self.free_cpu[i] += sign * ask.cpu_milli
-        self.free_memory[i] += sign * ask.memory_mib
         gpu_milli = ask.gpu_milli
         tenants = self.tenants[i]
         tenants[gpu_milli] = tenants.get(gpu_milli, 0) - sign
+        if ask.cpu_milli:
+            self.free_cpu[i] += sign * ask.cpu_milli
+        if ask.memory_mib:
+            self.free_memory[i] += sign * ask.memory_mib
+        if ask.gpu_memory_mib:
+            for d in devices:
+                self.free_gpu_memory[i][d] += sign * ask.gpu_memory_mib
         if not devices:
             return
         self.free_milli += sign * gpu_milli
         milli = sign * (gpu_milli if gpu_milli < WHOLE_GPU else WHOLE_GPU)
-        free, sharers, memory = self.free_gpu[i], self.sharers[i], self.free_gpu_memory[i]
-        gpu_memory = sign * ask.gpu_memory_mib
+        free, sharers = self.free_gpu[i], self.sharers[i]
         whole = before = self.whole[i]
         for d in devices:
             was = free[d]
-            now = was + milli
-            free[d] = now
+            free[d] = now = was + milli
             sharers[d] -= sign
-            memory[d] += gpu_memory
             if was == WHOLE_GPU:
                 whole -= 1
             elif now == WHOLE_GPU:
                 whole += 1
         if whole != before:
-            bit = 1 << i
+            bit = self._bit[i]
             self.by_whole[before] ^= bit
             self.by_whole[whole] |= bit
             self.whole[i] = whole

@@ -76,8 +76,7 @@ class Executor(Protocol):
         ...
 
     def poll(self, now: float) -> list[Fact]:
-        """Facts since the last poll, ends before anything else, in a list that the caller may
-        change."""
+        """Facts since the last poll, in the order they happened; the list is the caller's."""
         ...
 
 

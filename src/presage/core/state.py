@@ -181,8 +181,8 @@ class State:
     def _started(self, now: float, e: ev.JobStarted) -> None:
         job = self._run(e)
         if job is not None and job.state is STARTING:
-            job.mark = now
             self._move(now, job, RUNNING, None)
+            job.mark = now if e.at is None else e.at
 
     def _resized(self, now: float, e: ev.JobResized) -> None:
         job = self._run(e)

@@ -9,7 +9,8 @@ code
 ├── MissingExtra             an optional dependency is not installed                (exit 2)
 └── InternalError            Presage broke one of its own rules; please report it   (exit 70)
     ├── IllegalTransition    an event asked for a job state that the lifecycle forbids
-    └── InvariantBroken      State.check() found a contradiction
+    ├── InvariantBroken      State.check() found a contradiction
+    └── StaleLease           a former leader tried to write to the journal
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "InvariantBroken",
     "MissingExtra",
     "PresageError",
+    "StaleLease",
     "TraceError",
     "UserError",
 ]
@@ -87,3 +89,9 @@ class InvariantBroken(InternalError):
     """`State.check()` found a contradiction; the text names it."""
 
     code = "invariant_broken"
+
+
+class StaleLease(InternalError):
+    """A deciding loop wrote to the journal with a lease that another loop has taken over."""
+
+    code = "stale_lease"

@@ -108,6 +108,8 @@ class JobStarted:
 
     job: str
     attempt: int
+    at: float | None = None
+    """When the executor saw it, if that was before it could say so."""
 
 
 @value

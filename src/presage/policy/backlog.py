@@ -14,18 +14,29 @@ from typing import Any
 
 from presage.core.ports import SortKey
 from presage.core.state import State
-from presage.model.job import Job, JobState
+from presage.model.job import Job, JobState, Reason
 from presage.policy.elastic import least_workers
 
 __all__ = ["Backlog", "Group", "waits"]
 
 _PENDING = JobState.PENDING
+_MOST_KNOWN = 10_000
 
 
 class Group:
     """Waiting jobs that are alike but for their place in the order."""
 
-    __slots__ = ("elastic", "failed_at", "heap", "key", "least", "milli", "queue")
+    __slots__ = (
+        "checked",
+        "elastic",
+        "failed_at",
+        "heap",
+        "key",
+        "least",
+        "milli",
+        "never",
+        "queue",
+    )
 
     def __init__(self, key: Any, job: Job) -> None:
         self.key = key
@@ -36,21 +47,28 @@ class Group:
         self.heap: list[tuple[SortKey, Job]] = []
         self.failed_at = -1
         """`Capacity.released` when its first job last did not fit."""
+        self.never: Reason | None = None
+        """Why no state of the cluster could hold these jobs."""
+        self.checked = 0
+        """For how many nodes that was found out."""
 
 
 class Backlog:
-    """All groups that have waiting jobs."""
+    """The waiting jobs by group."""
 
     def __init__(self, ask_first: bool = False) -> None:
         self.groups: dict[Any, Group] = {}
+        """Groups that have waiting jobs."""
+        self._known: dict[Any, Group] = {}
+        """Those and the ones that had some."""
         self._ask_first = ask_first
         """Whether `first` will be called."""
         self._firsts: list[tuple[SortKey, int, Group]] = []
         """Every group under the key of its first job, among entries that are out of date."""
         self._serial = 0
 
-    def push(self, key: SortKey, job: Job) -> None:
-        """Add a job that began to wait."""
+    def group(self, job: Job) -> Group:
+        """The group that a job belongs to."""
         spec = job.spec
         kind = (
             spec.queue,
@@ -58,10 +76,19 @@ class Backlog:
             spec.roles,
             job.out_of_memory > 0 or not spec.shareable,
         )
-        group = self.groups.get(kind)
+        group = self._known.get(kind)
         if group is None:
-            group = self.groups[kind] = Group(kind, job)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = dict(self.groups)
+            group = self._known[kind] = Group(kind, job)
+        return group
+
+    def push(self, key: SortKey, job: Job, group: Group | None = None) -> None:
+        """Add a job that began to wait."""
+        group = group or self.group(job)
         heap = group.heap
+        if not heap:
+            self.groups[group.key] = group
         heappush(heap, (key, job))
         if self._ask_first and heap[0][1] is job:
             self._note_first(group)

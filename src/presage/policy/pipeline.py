@@ -73,9 +73,7 @@ class Pipeline:
         self._head_decides = not rules.greedy and self._band is None and not rules.queues.bounded
         self._state: State | None = None
         self._backlog = Backlog()
-        self._possible: dict[Any, Reason | None] = {}
         self._empty: Plan | None = None
-        self._nodes = -1
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """One pass over the queue."""
@@ -125,33 +123,28 @@ class Pipeline:
         if self._state is not state:
             self._state, self._backlog = state, Backlog(self._head_decides)
             new = list(state.pending.values())
-        order, push = self.rules.order, self._backlog.push
+        order, backlog, nodes = self.rules.order, self._backlog, len(state.capacity.nodes)
         for job in new:
             if not waits(job, state):
                 continue
-            impossible = self._never(job, plan) if state.capacity.nodes else None
-            if impossible is not None:
-                plan.reject(job, impossible)
+            group = backlog.group(job)
+            if group.checked != nodes:
+                group.checked, group.never = nodes, self._never(job, plan)
+            if group.never is not None:
+                plan.reject(job, group.never)
             else:
-                push(order(job, plan, predict), job)
+                backlog.push(order(job, plan, predict), job, group)
         state.queued.clear()
 
     def _never(self, job: Job, plan: Plan) -> Reason | None:
         """Why no state of this cluster could hold a job, or None."""
-        spec = job.spec
-        key = (spec.roles, spec.placement, spec.queue, spec.shareable and not job.out_of_memory)
-        if self._nodes != len(plan.state.capacity.nodes):
-            self._possible.clear()
-            self._nodes = len(plan.state.capacity.nodes)
+        names = plan.state.capacity.index
+        if self._empty is None or self._empty.state.capacity.index.keys() != names.keys():
             self._empty = _empty_cluster(plan.state)
-        elif key in self._possible:
-            return self._possible[key]
-        assert self._empty is not None
         reason = self.rules.queues.never(job)
         if reason is None and not self._ever_fits(job):
             room = why_no_room(job, self._empty, 0, self.rules.placer)
             reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
-        self._possible[key] = reason
         return reason
 
     def _ever_fits(self, job: Job) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Worker
 from presage.model.event import (
@@ -123,7 +124,10 @@ class World:
         self._nodes = {node.name: node for node in nodes}
         self._lost: set[str] = set()
         self._facts: list[Fact] = []
-        self._events: list[tuple[float, int, int, object, int]] = []
+        """What the next poll will say, and should say at once."""
+        self._started: list[Fact] = []
+        """What it will say too, but what nobody waits for."""
+        self._events: list[tuple[float, int, int, Any, int]] = []
         self._serial = 0
         self._device_tasks: dict[tuple[str, int], list[Task]] = {}
         self._mixed = len({d.speed for node in nodes for d in node.devices} | {1.0}) > 1
@@ -207,34 +211,28 @@ class World:
         self._retime(task)
 
     def poll(self, now: float) -> list[Fact]:
-        """What happened until now, ends first."""
+        """What happened until now, in the order in which it did."""
         self.now = now
-        ends: list[Fact] = []
-        others, self._facts = self._facts, []
+        facts = self._started  # runs that begin below are added to it
+        if self._facts:
+            facts += self._facts
+            self._facts = []
         events = self._events
         while events and events[0][0] <= now:
             _, kind, _, subject, version = heappop(events)
             if kind == _END:
-                assert isinstance(subject, Task)
                 if version == subject.version and subject.speed:
-                    ends.append(self._finish(subject))
+                    facts.append(self._finish(subject))
             elif kind == _READY:
-                assert isinstance(subject, Task)
                 if version == subject.attempt and subject.workers and not subject.speed:
                     self._begin(subject)
             elif kind == _MEMORY:
-                assert isinstance(subject, Task)
                 if version == subject.attempt and subject.workers:
-                    ends.append(self._run_out_of_memory(subject))
+                    facts.append(self._run_out_of_memory(subject))
             else:
-                assert isinstance(subject, Outage)
-                others.append(self._outage(subject, kind))
-        if self._facts:
-            others += self._facts
-            self._facts = []
-        if not ends:
-            return others
-        return ends + others if others else ends
+                facts.append(self._outage(subject, kind))
+        self._started = []
+        return facts
 
     def next_event(self) -> float:
         """When there will be something to poll."""
@@ -243,7 +241,7 @@ class World:
         events = self._events
         while events:
             at, kind, _, subject, version = events[0]
-            if kind == _END and version != subject.version:  # type: ignore[attr-defined]
+            if kind == _END and version != subject.version:
                 heappop(events)
                 continue
             return at
@@ -271,7 +269,7 @@ class World:
         task.ran_on = (
             (first,) if len(workers) == 1 else tuple(dict.fromkeys(w.node for w in workers))
         )
-        self._facts.append(JobStarted(task.spec.id, task.attempt))
+        self._started.append(JobStarted(task.spec.id, task.attempt, self.now))
         if task.shares:
             self._share(task)
         self._retime(task)
@@ -388,7 +386,7 @@ class World:
         self._push(self.now + outage.for_s, _RETURN, outage)
         return NodeDown(outage.node)
 
-    def _push(self, at: float, kind: int, subject: object, version: int = 0) -> None:
+    def _push(self, at: float, kind: int, subject: Task | Outage, version: int = 0) -> None:
         self._serial += 1
         heappush(self._events, (at, kind, self._serial, subject, version))
 

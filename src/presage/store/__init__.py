@@ -1,0 +1,1 @@
+"""Journal and queries: where facts and decisions are kept. Decides nothing."""
