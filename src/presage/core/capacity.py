@@ -79,6 +79,7 @@ class Capacity:
         """Rises whenever room appears; what did not fit before it rose does not fit now."""
         self._touched: set[int] = set()
         self._arrays: Arrays | None = None
+        self._last_mask: tuple[int, Bools] = (-1, np.zeros(0, dtype=np.bool_))
 
     def add(self, node: Node) -> int:
         """Append a node, closed; returns its index."""
@@ -139,6 +140,10 @@ class Capacity:
         """Give back what `take` took."""
         self._move(i, ask, devices, 1)
         self.released += 1
+
+    def lend(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
+        """Give for a moment, or take back a `take` of the same moment: no room appears by it."""
+        self._move(i, ask, devices, 1)
 
     def _move(self, i: int, ask: Resources, devices: tuple[int, ...], sign: int) -> None:
         self._touched.add(i)
@@ -252,10 +257,14 @@ class Capacity:
         return Arrays(column(), column(), grid(), grid(), grid(), column(), column())
 
     def mask_array(self, mask: int) -> Bools:
-        """A node mask as a boolean array."""
+        """A node mask as a boolean array, the caller's to change."""
         n = len(self.nodes)
+        if self._last_mask[0] == mask and len(self._last_mask[1]) == n:
+            return self._last_mask[1].copy()
         raw = np.frombuffer(mask.to_bytes((n + 7) // 8, "little"), dtype=np.uint8)
-        return np.unpackbits(raw, count=n, bitorder="little").astype(np.bool_)
+        made = np.unpackbits(raw, count=n, bitorder="little").astype(np.bool_)
+        self._last_mask = mask, made
+        return made.copy()
 
 
 def bits(mask: int) -> Iterator[int]:

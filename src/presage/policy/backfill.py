@@ -92,6 +92,6 @@ def _ends(plan: Plan, predict: Predictor) -> list[tuple[float, Job]]:
 
 def _lend(plan: Plan, job: Job, sign: int) -> None:
     capacity = plan.state.capacity
-    move = capacity.give if sign > 0 else capacity.take
+    move = capacity.lend if sign > 0 else capacity.take
     for worker in job.allocation:
         move(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)

@@ -14,6 +14,7 @@ from typing import Any
 
 from presage.core.ports import SortKey
 from presage.core.state import State
+from presage.core.workers import ask_of
 from presage.model.job import Job, JobState, Reason
 from presage.policy.elastic import least_workers
 
@@ -32,10 +33,12 @@ class Group:
         "failed_at",
         "heap",
         "key",
+        "kind",
         "least",
         "milli",
         "never",
         "queue",
+        "size",
     )
 
     def __init__(self, key: Any, job: Job) -> None:
@@ -44,6 +47,8 @@ class Group:
         self.least = least_workers(job)
         self.milli = job.spec.min_gpu_milli
         self.elastic = job.spec.elastic
+        self.kind, self.size = _size(job)
+        """For `at_most`: only groups of the same kind can be compared, by their sizes."""
         self.heap: list[tuple[SortKey, Job]] = []
         self.failed_at = -1
         """`Capacity.released` when its first job last did not fit."""
@@ -51,6 +56,14 @@ class Group:
         """Why no state of the cluster could hold these jobs."""
         self.checked = 0
         """For how many nodes that was found out."""
+
+    def at_most(self, other: Group) -> bool:
+        """Whether a job of this group needs no more of anything than one of the other."""
+        return (
+            self.kind is not None
+            and self.kind == other.kind
+            and all(mine <= theirs for mine, theirs in zip(self.size, other.size, strict=True))
+        )
 
 
 class Backlog:
@@ -115,6 +128,14 @@ class Backlog:
     def _note_first(self, group: Group) -> None:
         self._serial += 1
         heappush(self._firsts, (group.heap[0][0], self._serial, group))
+
+
+def _size(job: Job) -> tuple[object, tuple[int, ...]]:
+    if len(job.spec.roles) > 1:
+        return None, ()
+    role, ask = job.spec.roles[0], ask_of(job, 0)
+    size = (role.min, ask.gpu_milli, ask.cpu_milli, ask.memory_mib, ask.gpu_memory_mib)
+    return (role.gpu_types, job.spec.placement, job.spec.queue), size
 
 
 def waits(job: Job, state: State) -> bool:

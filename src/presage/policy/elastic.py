@@ -56,7 +56,7 @@ def grow(plan: Plan, placer: Placer) -> None:
         capacity.take(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
     for job in jobs:
         for worker in extra.get(job.id, ()):
-            capacity.give(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
+            capacity.lend(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
     for job in jobs:
         if job.id in extra:
             plan.resize(job, (*job.allocation, *extra[job.id]))

@@ -159,6 +159,7 @@ class Pipeline:
         if self._head_decides and not self._walk_heads(plan, predict):
             return
         heads = self._heads(plan)
+        failed: list[Group] = []
         while heads:
             band, _, _, group = heads[0]
             if self._band is not None and (now := self._band(group.queue, plan)) != band:
@@ -168,11 +169,16 @@ class Pipeline:
                 self._advance(heads, group, band)
                 continue
             job = group.heap[0][1]
+            if not self._movable and any(small.at_most(group) for small in failed):
+                heappop(heads)
+                continue
             outcome = self._serve(job, group, plan, predict)
             if outcome is None:
                 self._advance(heads, group, band)
             elif outcome is _HELD_BACK or rules.greedy:
                 heappop(heads)
+                if outcome is _NO_ROOM:
+                    failed = [small for small in failed if not group.at_most(small)] + [group]
             else:
                 break
         if heads and rules.backfill and state.capacity.free_milli > 0:
@@ -246,7 +252,10 @@ class Pipeline:
             return _NO_ROOM
         placer = self._placer(job)
         if not rules.gang:
-            return None if self._place_part(job, plan, placer) else _NO_ROOM
+            if self._place_part(job, plan, placer):
+                return None
+            group.failed_at = capacity.released
+            return _NO_ROOM
         wish_lists: tuple[Wanted, ...] = (group.least,)
         if group.elastic and (not rules.elastic or len(plan.state.pending) == 1):
             wish_lists = sizes(job)
@@ -267,11 +276,16 @@ class Pipeline:
     def _place_part(self, job: Job, plan: Plan, placer: Placer) -> bool:
         """Launch as many of the missing workers as fit, one by one; False when none does."""
         before = len(job.allocation)
+        full: set[int] = set()
         for lacking in missing(job):
+            if lacking[0] in full:
+                continue
             found = placer.find(job, plan, [lacking])
             if found is not None:
                 plan.place(job, found)
-            elif not self.rules.greedy:
+            elif self.rules.greedy:
+                full.add(lacking[0])
+            else:
                 break
         return len(job.allocation) > before
 

@@ -7,6 +7,7 @@ launch is the pipeline's business.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,15 @@ from presage.core.plan import Plan
 from presage.core.workers import ask_of
 from presage.model.cluster import Resources, Worker
 from presage.model.job import Job
-from presage.policy.request import CanDomains, CanPick, CanPickDevices, Request, Score, feasible
+from presage.policy.request import (
+    CanDomains,
+    CanPick,
+    CanPickDevices,
+    Request,
+    Score,
+    feasible,
+    slots,
+)
 
 __all__ = ["Placer"]
 
@@ -48,8 +57,10 @@ class Placer:
         milli = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
         if milli > capacity.free_milli:
             return None
-        request = self._request(job, plan, wanted)
         nodes = capacity.open if within is None else capacity.open & within
+        request = self._request(job, plan, wanted)
+        if not self._has_slots(request, wanted, nodes):
+            return None
         for domain in self._domains(request, nodes) if self._domains else (nodes,):
             found = self._find_all(request, wanted, domain)
             if found is not None:
@@ -74,6 +85,17 @@ class Placer:
             return None
         return (Worker(r, index, capacity.nodes[i].name, self._take_devices(request, i)),)
 
+    def _has_slots(self, request: Request, wanted: Wanted, nodes: int) -> bool:
+        """Whether each role on its own would find places enough: cheap, and most fail here."""
+        counts = Counter(r for r, _ in wanted)
+        for r, count in counts.items():
+            request.ask = ask_of(request.job, r)
+            request.types = request.job.spec.roles[r].gpu_types
+            open_nodes = nodes & request.capacity.accepts(request.types)
+            if slots(request, open_nodes, count) < count:
+                return False
+        return True
+
     def _find_all(
         self, request: Request, wanted: Wanted, domain: int
     ) -> tuple[Worker, ...] | None:
@@ -93,7 +115,7 @@ class Placer:
             request.placed.append(i)
             found.append(Worker(r, index, capacity.nodes[i].name, devices))
         for i, ask, devices in reversed(taken):
-            capacity.give(i, ask, devices)
+            capacity.lend(i, ask, devices)
         return tuple(found) if len(found) == len(wanted) else None
 
     def _best(self, request: Request, nodes: int) -> int | None:

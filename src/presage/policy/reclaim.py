@@ -214,7 +214,7 @@ def lend(plan: Plan, chip: Chip, sign: int) -> None:
     """Show the plan what workers hold as free (1), or no longer (-1)."""
     job, workers = chip
     capacity = plan.state.capacity
-    move = capacity.give if sign > 0 else capacity.take
+    move = capacity.lend if sign > 0 else capacity.take
     for worker in workers:
         move(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
 

@@ -18,7 +18,7 @@ from presage.core.plan import Plan
 from presage.model.cluster import WHOLE_GPU, Resources
 from presage.model.job import Job
 
-__all__ = ["CanDomains", "CanPick", "CanPickDevices", "Request", "Score", "feasible"]
+__all__ = ["CanDomains", "CanPick", "CanPickDevices", "Request", "Score", "feasible", "slots"]
 
 Floats = NDArray[np.float64]
 
@@ -99,3 +99,31 @@ def feasible(request: Request, nodes: int) -> Bools:
             usable &= arrays.sharers < request.most
         good &= usable.sum(axis=1) >= ask.devices
     return good
+
+
+def slots(request: Request, nodes: int, enough: int) -> int:
+    """How many workers like this one would find a place on the nodes of a mask, together.
+
+    An upper bound where devices are shared; counting stops at `enough` where that is cheaper.
+    """
+    capacity, ask = request.capacity, request.ask
+    each = ask.gpu_milli // WHOLE_GPU
+    if capacity.plain and each and not ask.gpu_memory_mib:
+        found = 0
+        for free in range(each, len(capacity.by_whole)):
+            found += free // each * (capacity.by_whole[free] & nodes).bit_count()
+            if found >= enough:
+                break
+        return found
+    arrays = capacity.arrays()
+    room = np.full(len(capacity.nodes), enough, dtype=np.int64)
+    if ask.cpu_milli:
+        np.minimum(room, arrays.cpu // ask.cpu_milli, out=room)
+    if ask.memory_mib:
+        np.minimum(room, arrays.memory // ask.memory_mib, out=room)
+    if each:
+        np.minimum(room, arrays.whole // each, out=room)
+    elif ask.gpu_milli:
+        free_gpu = np.maximum(arrays.gpu, 0)
+        np.minimum(room, (free_gpu // ask.gpu_milli).sum(axis=1), out=room)
+    return int(np.maximum(room, 0)[capacity.mask_array(nodes)].sum())

@@ -378,6 +378,16 @@ class World:
 
     # -- nodes and bookkeeping ------------------------------------------------------------------
 
+    def lose(self, node: str) -> None:
+        """A node goes away now; the next poll says so."""
+        self._lost.add(node)
+        self._facts.append(NodeDown(node))
+
+    def return_(self, node: str) -> None:
+        """A node that went away is back; the next poll says so."""
+        self._lost.discard(node)
+        self._facts.append(NodeUp(self._nodes[node]))
+
     def _outage(self, outage: Outage, kind: int) -> Fact:
         if kind == _RETURN:
             self._lost.discard(outage.node)

@@ -1,0 +1,10 @@
+"""Random clusters, jobs, failures, drains and policies: 200 runs here, 2,000 in `make soak`."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+from presage.testing.machine import ClusterMachine
+
+TestCluster = ClusterMachine.TestCase
+TestCluster.settings = settings(stateful_step_count=25)
