@@ -19,7 +19,8 @@ from presage.cli._output import check_directory, check_file, print_json, progres
 from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy import registry
-from presage.policy.config import PolicyConfig
+from presage.policy.config import ConfigFile, PolicyConfig, load_config_file
+from presage.sim.behaviour import world_rules
 from presage.sim.clusters import read_cluster
 from presage.sim.report import table, to_json, write_all
 from presage.sim.result import SimResult
@@ -51,7 +52,8 @@ ConfigPath = Annotated[
     Path | None, typer.Option(help="A YAML file of policies; all run unless --policy chooses.")
 ]
 RestartCost = Annotated[
-    float, typer.Option(min=0, help="Seconds of work lost when a job is preempted.")
+    float | None,
+    typer.Option(min=0, help="Seconds of work lost when a job is preempted. [default: 0]"),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
 JobsOut = Annotated[
@@ -69,7 +71,7 @@ def simulate(
     format: FormatName = "auto",
     estimates: Estimates = None,
     config: ConfigPath = None,
-    restart_cost: RestartCost = 0.0,
+    restart_cost: RestartCost = None,
     seed: Seed = 0,
     jobs_out: JobsOut = None,
     report: ReportPath = None,
@@ -80,14 +82,15 @@ def simulate(
         check_file(report, "--report")
     if jobs_out is not None:
         check_directory(jobs_out, "--jobs-out")
-    if not isfinite(restart_cost):
+    if restart_cost is not None and not isfinite(restart_cost):
         raise UserError("--restart-cost must be a finite number of seconds")
-    chosen = _choose(policy, config, placement)
+    file = load_config_file(config) if config is not None else ConfigFile()
+    rules = world_rules(file.world, restart_cost_s=restart_cost, seed=seed)
+    chosen = _choose(policy, file, placement)
     nodes = read_cluster(cluster)
     jobs = read_trace(trace, format, estimates)
     for note in jobs.notes:
         say(f"note: {note}")
-    rules = WorldRules(restart_cost_s=restart_cost)
     results = [
         _run(jobs, nodes, name, pipeline, rules, seed, estimates is not None)
         for name, pipeline in chosen.items()
@@ -127,12 +130,12 @@ def _run(
 
 
 def _choose(
-    policy: str | None, config: Path | None, placement: str | None
+    policy: str | None, file: ConfigFile, placement: str | None
 ) -> dict[str, PolicyConfig]:
     """The pipelines to run, by name: those asked for, else all of the file's, else fifo."""
-    configs = registry.load_config(config) if config is not None else {}
+    configs = registry.pipelines(file)
     if policy is None:
-        names = list(configs) or ["fifo"]
+        names = list(file.policies) or ["fifo"]
     else:
         names = [name.strip() for name in policy.split(",") if name.strip()]
     if not names:

@@ -77,10 +77,12 @@ class PolicyConfig(_Strict):
 
 
 class ConfigFile(_Strict):
-    """A configuration file: named pipelines and the queues they all share."""
+    """A configuration file: named pipelines, the queues they all share, and how a simulated world
+    behaves (which is not for policies to know)."""
 
-    policies: Annotated[dict[str, PolicyConfig], Field(min_length=1)]
+    policies: dict[str, PolicyConfig] = {}
     queues: dict[str, QueueConfig] = {}
+    world: dict[str, Any] = {}
 
 
 def load_config_file(path: Path) -> ConfigFile:

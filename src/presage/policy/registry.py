@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import get_args
 
 from presage.model.errors import ConfigError
 from presage.model.job import Placement
 from presage.policy import openb, order
-from presage.policy.config import PlacementName, PolicyConfig, load_config_file
+from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
 from presage.policy.order import FairShare, Order, Tiresias
 from presage.policy.pipeline import Pipeline, Rules
 from presage.policy.placer import Placer
@@ -18,7 +17,7 @@ from presage.policy.reclaim import ByOrder, ByPriority, ByQuota, Reclaim
 from presage.policy.request import Score
 from presage.policy.score import Pack, Spread, Topology
 
-__all__ = ["NAMED", "build", "load_config", "names", "placements", "policy_config"]
+__all__ = ["NAMED", "build", "names", "pipelines", "placements", "policy_config"]
 
 NAMED: dict[str, PolicyConfig] = {
     "fifo": PolicyConfig(order="fifo"),
@@ -62,12 +61,15 @@ def placements() -> list[str]:
     return list(get_args(PlacementName))
 
 
-def load_config(path: Path) -> dict[str, PolicyConfig]:
-    """The pipelines of a configuration file; queues declared for all go into each of them."""
-    file = load_config_file(path)
+def pipelines(file: ConfigFile) -> dict[str, PolicyConfig]:
+    """The pipelines of a configuration file; queues declared for all go into each of them.
+
+    A file that declares queues but no pipeline of its own means the named ones, with its queues.
+    """
+    own = file.policies or (NAMED if file.queues else {})
     return {
         name: config.model_copy(update={"queues": {**file.queues, **config.queues}})
-        for name, config in file.policies.items()
+        for name, config in own.items()
     }
 
 

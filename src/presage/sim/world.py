@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+from random import Random
 from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Worker
@@ -56,6 +57,11 @@ class WorldRules:
     checkpoint_every_s: float = 0.0
     """Work a crash can cost at most; 0: a checkpoint is always fresh."""
     outages: tuple[Outage, ...] = ()
+    """Outages that are planned."""
+    node_mtbf_s: float = 0.0
+    """Mean time between the failures of a node; 0: none fails by chance."""
+    node_repair_s: float = 3600.0
+    seed: int = 0
     speed: SpeedModel = field(default_factory=SpeedModel)
 
 
@@ -134,6 +140,9 @@ class World:
         self._measured_at = 0.0
         for outage in self.rules.outages:
             self._push(outage.at_s, _OUTAGE, outage)
+        self._chance = Random(self.rules.seed)
+        for node in nodes if self.rules.node_mtbf_s else ():
+            self._fail_some_day(node.name)
 
     # -- the port -------------------------------------------------------------------------------
 
@@ -391,10 +400,17 @@ class World:
     def _outage(self, outage: Outage, kind: int) -> Fact:
         if kind == _RETURN:
             self._lost.discard(outage.node)
+            if self.rules.node_mtbf_s:
+                self._fail_some_day(outage.node)
             return NodeUp(self._nodes[outage.node])
         self._lost.add(outage.node)
         self._push(self.now + outage.for_s, _RETURN, outage)
         return NodeDown(outage.node)
+
+    def _fail_some_day(self, node: str) -> None:
+        rules = self.rules
+        at = self.now + self._chance.expovariate(1 / rules.node_mtbf_s)
+        self._push(at, _OUTAGE, Outage(node, at, rules.node_repair_s))
 
     def _push(self, at: float, kind: int, subject: Task | Outage, version: int = 0) -> None:
         self._serial += 1

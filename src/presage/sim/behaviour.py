@@ -1,0 +1,65 @@
+"""How the simulated world behaves, from the `world:` section of a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from presage.model.errors import ConfigError
+from presage.sim.speed import SpeedModel
+from presage.sim.world import WorldRules
+
+__all__ = ["WorldConfig", "world_rules"]
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class WorldConfig(BaseModel):
+    """The keys of the section; all are optional."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    restart_cost_s: Seconds = 0.0
+    launch_delay_s: Seconds = 0.0
+    resize_cost_s: Seconds = 0.0
+    checkpoint_every_s: Seconds = 0.0
+    node_mtbf_h: Seconds = 0.0
+    node_repair_h: Seconds = 1.0
+    sync_share: Seconds = 0.05
+    sharing_cost: Seconds = 0.05
+
+
+def world_rules(
+    section: Mapping[str, Any], *, restart_cost_s: float | None = None, seed: int = 0
+) -> WorldRules:
+    """The section as rules; `restart_cost_s` wins over what it says."""
+    try:
+        config = WorldConfig.model_validate(section)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    rules = WorldRules(
+        restart_cost_s=config.restart_cost_s,
+        launch_delay_s=config.launch_delay_s,
+        resize_cost_s=config.resize_cost_s,
+        checkpoint_every_s=config.checkpoint_every_s,
+        node_mtbf_s=3600 * config.node_mtbf_h,
+        node_repair_s=3600 * config.node_repair_h,
+        speed=SpeedModel(config.sync_share, config.sharing_cost),
+        seed=seed,
+    )
+    return rules if restart_cost_s is None else replace(rules, restart_cost_s=restart_cost_s)
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return f"world.{key}: {first['msg'].lower()}"
+    known = sorted(WorldConfig.model_fields)
+    near = get_close_matches(key, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+    return f"world.{key}: unknown key; {hint}"
