@@ -1,9 +1,9 @@
 """The openb experiment: how many GPUs six placements allocate, against the published figures.
 
-The pods of a workload, and clones of pods drawn from it until they ask for 1.3 times the GPUs of
-the cluster, arrive one by one in random order; none leaves, and one that does not fit is dropped.
-The figure is the share of all GPUs that is allocated when the GPUs asked for so far equal the
-cluster's (mean over the arrivals that round to 100 %), as published by the authors for 10 seeds.
+The pods of a workload arrive one by one in random order, followed by clones of pods drawn from it
+until 1.3 times the GPUs of the cluster are asked for; none leaves, and one that does not fit is
+dropped. The figure is the share of all GPUs that is allocated when the GPUs asked for so far equal
+the cluster's (mean over the arrivals that round to 100 %), as published for 10 seeds.
 
 Nodes join in random order as well: the study numbers them at random in each run, and that order
 breaks its ties. Drives the real core; needs the shared data (`$PRESAGE_DATA` or ../shared/data).
@@ -164,14 +164,13 @@ def typical_pods(pods: list[Role]) -> list[Typical]:
 
 
 def draw_arrivals(pods: list[Role], most_milli: int, order: np.random.Generator) -> list[Role]:
-    """All pods and as many clones as the load allows, shuffled."""
-    listed = list(pods)
+    """All pods in random order, then clones of random ones until the load is reached."""
+    arrivals = [pods[n] for n in order.permutation(len(pods))]
     asked = sum(role.resources.gpu_milli for role in pods)
     while asked < most_milli:
-        role = pods[order.integers(len(pods))]
-        asked += role.resources.gpu_milli
-        listed.append(role)
-    return [listed[n] for n in order.permutation(len(listed))]
+        arrivals.append(pods[order.integers(len(pods))])
+        asked += arrivals[-1].resources.gpu_milli
+    return arrivals
 
 
 def read_nodes(data: Path) -> list[Node]:

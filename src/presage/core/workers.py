@@ -46,16 +46,16 @@ def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[i
     return found
 
 
-def shrunk(job: Job, drop: int) -> tuple[Worker, ...] | None:
-    """The allocation left when the last `drop` workers above the minimum leave, or None."""
-    counts = [
-        sum(worker.role == r for worker in job.allocation) for r in range(len(job.spec.roles))
-    ]
+def shrunk(job: Job, drop: int, role: int | None = None) -> tuple[Worker, ...] | None:
+    """The allocation left when the last `drop` workers above the minimum leave (of one role, if it is
+    named), or None when so many cannot."""
+    counts = [sum(w.role == r for w in job.allocation) for r in range(len(job.spec.roles))]
     kept = list(job.allocation)
     for worker in reversed(job.allocation):
         if not drop:
             break
-        if counts[worker.role] > job.spec.roles[worker.role].min:
+        spare = counts[worker.role] > job.spec.roles[worker.role].min
+        if spare and role in (None, worker.role):
             counts[worker.role] -= 1
             kept.remove(worker)
             drop -= 1

@@ -6,15 +6,20 @@ Shrinking for others is `reclaim.make_room`'s work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from heapq import heapify, heappop, heapreplace
 
 from presage.core.plan import Plan
 from presage.core.workers import ask_of, new_workers, shrunk
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Role
 from presage.policy.placer import Placer, Wanted
+from presage.policy.queues import Queues
 
-__all__ = ["grow", "least_workers", "obey_scale_requests", "sizes"]
+__all__ = ["fits_queue", "grow", "least_workers", "obey_scale_requests", "sizes"]
+
+PlacerOf = Callable[[Job], Placer]
 
 
 def sizes(job: Job) -> tuple[Wanted, ...]:
@@ -36,47 +41,60 @@ def _least(roles: tuple[Role, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((r, k) for r, role in enumerate(roles) for k in range(role.min))
 
 
-def grow(plan: Plan, placer: Placer) -> None:
-    """Give idle room to running elastic jobs, one worker at a time, those with the fewest
-    first."""
+def grow(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
+    """Give idle room to running elastic jobs, one worker at a time, those with the fewest first."""
     jobs = [job for job in _resizable(plan) if job.spec.elastic]
-    if not jobs:
-        return
     capacity = plan.state.capacity
-    extra: dict[str, list[Worker]] = {}
-    open_jobs = jobs
-    while open_jobs:
-        open_jobs.sort(key=lambda job: (len(job.allocation) + len(extra.get(job.id, ())), job.seq))
-        worker = _one_more(open_jobs[0], plan, placer, extra.get(open_jobs[0].id, []))
+    extra: dict[str, list[Worker]] = {job.id: [] for job in jobs}
+    promised = dict.fromkeys((job.spec.queue for job in jobs), 0)
+    heap = [(len(job.allocation), job.seq, job) for job in jobs]
+    heapify(heap)
+    while heap:
+        size, seq, job = heap[0]
+        already = promised[job.spec.queue]
+        worker = _one_more(job, plan, placer(job), extra[job.id], queues, already)
         if worker is None:
-            open_jobs = open_jobs[1:]
+            heappop(heap)
             continue
-        job = open_jobs[0]
-        extra.setdefault(job.id, []).append(worker)
+        extra[job.id].append(worker)
+        promised[job.spec.queue] += ask_of(job, worker.role).gpu_milli
         capacity.take(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
+        heapreplace(heap, (size + 1, seq, job))
     for job in jobs:
-        for worker in extra.get(job.id, ()):
+        for worker in extra[job.id]:
             capacity.lend(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
     for job in jobs:
-        if job.id in extra:
+        if extra[job.id]:
             plan.resize(job, (*job.allocation, *extra[job.id]))
 
 
-def obey_scale_requests(plan: Plan, placer: Placer) -> None:
+def obey_scale_requests(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
     """Bring jobs whose owner asked for a number of workers to it, as far as there is room."""
     for job in _resizable(plan) if plan.state.scaling else ():
         if job.wants is None:
             continue
         have = sum(worker.role == 0 for worker in job.allocation)
         if job.wants < have:
-            kept = shrunk(job, have - job.wants)
+            kept = shrunk(job, have - job.wants, role=0)
             if kept is not None:
                 plan.resize(job, kept)
         elif job.wants > have:
             wanted: Wanted = new_workers(job.allocation, 0, job.wants - have)
-            found = placer.find(job, plan, wanted)
+            if not fits_queue(job, plan, wanted, queues):
+                continue
+            found = placer(job).find(job, plan, wanted)
             if found is not None:
                 plan.resize(job, job.allocation + found)
+
+
+def fits_queue(
+    job: Job, plan: Plan, wanted: Wanted, queues: Queues, promised_milli: int = 0
+) -> bool:
+    """Whether the job's queue may hold these workers too, beside what is promised already."""
+    if not queues.bounded:
+        return True
+    milli = promised_milli + sum(ask_of(job, r).gpu_milli for r, _ in wanted)
+    return queues.admit(job, plan, milli) is None
 
 
 def _resizable(plan: Plan) -> list[Job]:
@@ -91,11 +109,15 @@ def _target(job: Job, r: int, most: int) -> int:
     return job.wants if r == 0 and job.wants is not None else most
 
 
-def _one_more(job: Job, plan: Plan, placer: Placer, extra: list[Worker]) -> Worker | None:
+def _one_more(
+    job: Job, plan: Plan, placer: Placer, extra: list[Worker], queues: Queues, promised: int
+) -> Worker | None:
     held = (*job.allocation, *extra)
     for r, role in enumerate(job.spec.roles):
         if sum(worker.role == r for worker in held) < _target(job, r, role.max):
-            found = placer.find(job, plan, new_workers(held, r, 1))
-            if found is not None:
-                return found[0]
+            wanted = new_workers(held, r, 1)
+            if fits_queue(job, plan, wanted, queues, promised):
+                found = placer.find(job, plan, wanted)
+                if found is not None:
+                    return found[0]
     return None

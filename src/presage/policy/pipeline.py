@@ -25,7 +25,7 @@ from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
 from presage.policy.backfill import Backfill
 from presage.policy.backlog import Backlog, Group, waits
-from presage.policy.elastic import grow, least_workers, obey_scale_requests, sizes
+from presage.policy.elastic import fits_queue, grow, least_workers, obey_scale_requests, sizes
 from presage.policy.explain import describe, why_no_room
 from presage.policy.order import HasBand, HasRounds, Order
 from presage.policy.placer import Placer, Wanted
@@ -92,9 +92,9 @@ class Pipeline:
         elif self._backlog.groups:
             self._walk(plan, predict)
         if state.scaling:
-            obey_scale_requests(plan, rules.placer)
+            obey_scale_requests(plan, self._placer, rules.queues)
         if rules.elastic and not self._backlog.groups:
-            grow(plan, rules.placer)
+            grow(plan, self._placer, rules.queues)
         if self._rounds is not None:
             self._wake_for_round(plan)
 
@@ -260,6 +260,8 @@ class Pipeline:
         if group.elastic and (not rules.elastic or len(plan.state.pending) == 1):
             wish_lists = sizes(job)
         for wanted in wish_lists:
+            if not fits_queue(job, plan, wanted, rules.queues):
+                continue
             found = placer.find(job, plan, wanted)
             if found is not None:
                 plan.place(job, found)
