@@ -17,10 +17,10 @@ from typing import Any
 from presage.core.capacity import Capacity
 from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
+from presage.core.snapshot import fill_state, take_snapshot
 from presage.core.workers import ask_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
-from presage.model.codec import encode
 from presage.model.errors import InternalError
 from presage.model.job import Job, JobState, Reason, ReasonCode, Role, StopIntent
 
@@ -114,32 +114,36 @@ class State:
         return True
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that defines the state, as JSON values: equal states give equal snapshots."""
-        capacity = self.capacity
-        return {
-            "now": self.now,
-            "nodes": {
-                node.name: [
-                    capacity.free_cpu[i],
-                    capacity.free_memory[i],
-                    list(capacity.free_gpu[i]),
-                    list(capacity.free_gpu_memory[i]),
-                    list(capacity.sharers[i]),
-                    bool(capacity.open >> i & 1),
-                ]
-                for i, node in enumerate(capacity.nodes)
-            },
-            "down": sorted(self.down),
-            "draining": sorted(self.draining),
-            "jobs": {
-                job.id: {name: encode(getattr(job, name)) for name in Job.__slots__}
-                for job in sorted(self.jobs.values(), key=lambda job: job.seq)
-            },
-            "reservations": {job: encode(hold) for job, hold in sorted(self.reservations.items())},
-            "usage": {queue: milli for queue, milli in sorted(self.usage.items()) if milli},
-            "wake_at": self.wake_at,
-            "submitted": self.submitted,
-        }
+        """Everything that defines it, as JSON values: equal states give equal snapshots."""
+        return take_snapshot(self)
+
+    @classmethod
+    def restore(cls, data: dict[str, Any]) -> State:
+        """The state that a snapshot was made of."""
+        state = cls(data["seed"])
+        fill_state(state, data)
+        return state
+
+    def adopt(self, job: Job) -> None:
+        """Take in a job as a snapshot has it, with everything it holds."""
+        self.jobs[job.id] = job
+        if job.state is PENDING:
+            self.pending[job.id] = job
+            self.queued.append(job)
+        elif job.allocation:
+            self.active[job.id] = job
+            had = set(job.allocation)
+            job.held_milli = 0
+            self._hold(job, job.allocation)
+            self._hold(job, tuple(w for w in job.resizing or () if w not in had))
+            if job.state is STARTING and missing(job):
+                self.incomplete[job.id] = job
+
+    def hold_for(self, job_id: str, workers: tuple[Worker, ...]) -> None:
+        """Take the room that is reserved for a job."""
+        self.reservations[job_id] = workers
+        for worker in workers:
+            self._take(self.jobs[job_id], worker)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -326,9 +330,7 @@ class State:
     def _reserve(self, now: float, e: ev.Reserve) -> None:
         self._drop_reservation(e.job)
         if e.workers:
-            self.reservations[e.job] = e.workers
-            for worker in e.workers:
-                self._take(self.jobs[e.job], worker)
+            self.hold_for(e.job, e.workers)
         else:
             self.queued.append(self.jobs[e.job])
 
@@ -363,9 +365,7 @@ class State:
             raise InternalError("a rejection cannot be taken back")
         self._drop_reservation(job.id)
         if held is not None:
-            self.reservations[job.id] = held
-            for worker in held:
-                self._take(job, worker)
+            self.hold_for(job.id, held)
         for name, value in zip(_RESTORED, fields, strict=True):
             setattr(job, name, value)
         self._index(job)

@@ -42,7 +42,8 @@ def _least(roles: tuple[Role, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def grow(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
-    """Give idle room to running elastic jobs, one worker at a time, those with the fewest first."""
+    """Give idle room to running elastic jobs, one worker at a time, those with the fewest
+    first."""
     jobs = [job for job in _resizable(plan) if job.spec.elastic]
     capacity = plan.state.capacity
     extra: dict[str, list[Worker]] = {job.id: [] for job in jobs}
