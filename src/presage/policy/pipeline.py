@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from math import ceil
+from math import floor
 from typing import Any
 
 from presage.core.plan import Plan
@@ -304,10 +304,10 @@ class Pipeline:
 
     def _on_round(self, plan: Plan) -> bool:
         assert self._rounds is not None
-        if plan.now % self._rounds.round_s == 0:
+        if round(plan.now / self._rounds.round_s) * self._rounds.round_s == plan.now:
             return True
         if self._backlog.groups or plan.state.incomplete:
-            plan.wake_at(ceil(plan.now / self._rounds.round_s) * self._rounds.round_s)
+            plan.wake_at(_next_round(plan.now, self._rounds.round_s))
         return False
 
     def _wake_for_round(self, plan: Plan) -> None:
@@ -318,7 +318,7 @@ class Pipeline:
         changes = [self._rounds.next_change(job, plan.now) for job in plan.state.active.values()]
         due = min((at for at in changes if at is not None), default=None)
         if due is not None:
-            plan.wake_at((due // self._rounds.round_s + 1) * self._rounds.round_s)
+            plan.wake_at(_next_round(due, self._rounds.round_s))
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -329,6 +329,12 @@ class Pipeline:
     def _full_key(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Any, Any]:
         band = self._band(job.spec.queue, plan) if self._band is not None else 0
         return band, self.rules.order(job, plan, predict)
+
+
+def _next_round(after: float, round_s: float) -> float:
+    """The first round after a time; a product of whole numbers, so that the round is recognised."""
+    count = floor(after / round_s) + 1
+    return (count if count * round_s > after else count + 1) * round_s
 
 
 def _same_band(queue: str, plan: Plan) -> SortKey:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from hypothesis import note
@@ -154,17 +154,24 @@ class ClusterMachine(RuleBasedStateMachine):
     @initialize(
         nodes=clusters(),
         config=policy_configs(),
-        launch_delay_s=_times,
-        restart_cost_s=_times,
-        resize_cost_s=_times,
-        checkpoint_every_s=_times,
+        rules=st.builds(
+            WorldRules,
+            restart_cost_s=_times,
+            launch_delay_s=_times,
+            resize_cost_s=_times,
+            checkpoint_every_s=_times,
+        ),
         stop_delay_s=_times,
     )
     def start(
-        self, nodes: tuple[Node, ...], config: PolicyConfig, stop_delay_s: float, **costs: float
+        self,
+        nodes: tuple[Node, ...],
+        config: PolicyConfig,
+        rules: WorldRules,
+        stop_delay_s: float,
     ) -> None:
         """An empty cluster."""
-        world = UnsteadyWorld(nodes, WorldRules(**costs), stop_delay_s)
+        world = UnsteadyWorld(nodes, rules, stop_delay_s)
         self.run = _Run(config, world, _engine(config))
         self._step([ev.NodeUp(node) for node in nodes])
 
@@ -251,11 +258,13 @@ class ClusterMachine(RuleBasedStateMachine):
         """The next launch will fail."""
         self._run().world.fail_launches += 1
 
-    @rule()
-    def crash(self) -> None:
-        """The scheduler dies, and another one takes over from the journal."""
+    @rule(read_snapshot=st.booleans())
+    def crash(self, read_snapshot: bool) -> None:
+        """The scheduler dies, and another one takes over from the journal or from a snapshot."""
         run = self._run()
-        recovered = fold(run.store.read())
+        kept = json.loads(json.dumps(run.engine.state.snapshot()))
+        recovered = State.restore(kept) if read_snapshot else fold(run.store.read())
+        recovered.check()
         assert recovered.snapshot() == run.engine.state.snapshot()
         run.engine = _engine(run.config, recovered)
 
@@ -381,8 +390,8 @@ def _engine(config: PolicyConfig, state: State | None = None) -> Engine:
 
 
 def _named(spec: JobSpec, name: str) -> JobSpec:
-    values: dict[str, Any] = {field: getattr(spec, field) for field in JobSpec.__slots__}
-    return JobSpec(**(values | {"id": name}))
+    named: JobSpec = replace(cast(Any, spec), id=name)
+    return named
 
 
 def _check_promises(state: State, config: PolicyConfig) -> None:

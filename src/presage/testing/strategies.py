@@ -35,7 +35,12 @@ GPU_TYPES = {"a100": 1.0, "v100": 0.5}
 """Names of GPU types and their speeds."""
 QUEUES = ("default", "prod", "research")
 
-_RACKS = ({}, {"rack": "r0", "area": "a0"}, {"rack": "r1", "area": "a0"}, {"rack": "r2"})
+_RACKS: tuple[dict[str, str], ...] = (
+    {},
+    {"rack": "r0", "area": "a0"},
+    {"rack": "r1", "area": "a0"},
+    {"rack": "r2"},
+)
 
 
 @st.composite
