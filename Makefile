@@ -28,7 +28,8 @@ soak: $(READY)  ## the long runs: soak tests, and ten times as many random examp
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -n 2 -m "soak or hypothesis"
 
 bench: $(READY)  ## the measurements behind the figures in the docs
-	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in benchmarks/[!_]*.py; do name=$$(basename "$$script" .py); \
+		echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 lint: $(READY)  ## style, types and import directions
 	$(BIN)/ruff check --quiet

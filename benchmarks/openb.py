@@ -8,7 +8,7 @@ the cluster's (mean over the arrivals that round to 100 %), as published for 10 
 Nodes join in random order as well: the study numbers them at random in each run, and that order
 breaks its ties. Drives the real core; needs the shared data (`$PRESAGE_DATA` or ../shared/data).
 
-    python benchmarks/openb.py                          default workload, 3 seeds
+    python benchmarks/openb.py                          default workload, 10 seeds
     python benchmarks/openb.py --variant all --seeds 2 --json
 """
 
@@ -291,7 +291,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--policies", type=_policies, default=list(POLICIES), help="names, with commas between"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="how many (default 3)")
+    parser.add_argument("--seeds", type=int, default=10, help="how many (default 10)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser.parse_args(argv)

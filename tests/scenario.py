@@ -49,7 +49,9 @@ def nodes(*gpus: int, prefix: str = "n", **labels: Sequence[str]) -> list[Node]:
     ]
 
 
-def job(name: str, gpus: float = 1, workers: int = 1, most: int | None = None, **spec: object) -> JobSpec:
+def job(
+    name: str, gpus: float = 1, workers: int = 1, most: int | None = None, **spec: object
+) -> JobSpec:
     """A job of some workers with some GPUs each; `most` makes it elastic."""
     ask = Resources(gpu_milli=round(gpus * 1000))
     role = Role("worker", ask, workers, most or workers)

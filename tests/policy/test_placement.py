@@ -30,7 +30,12 @@ def test_pack_takes_the_fullest_node_that_fits(
 @pytest.mark.parametrize(
     ("busy", "full_nodes", "rest", "expected"),
     [
-        ((1, 0, 0, 0), 2, 4, ["n1", "n2", "n3"]),  # wholly free nodes, then the freest of the others
+        (
+            (1, 0, 0, 0),
+            2,
+            4,
+            ["n1", "n2", "n3"],
+        ),  # wholly free nodes, then the freest of the others
         ((1, 3, 0, 0), 2, 4, ["n2", "n3", "n0"]),
         ((2, 1, 0, 0), 2, 4, ["n2", "n3", "n1"]),  # the freest, not the best fit
         ((2, 2, 0, 0), 2, 4, ["n2", "n3", "n0"]),  # a tie goes to the first

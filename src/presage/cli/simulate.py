@@ -16,11 +16,12 @@ import typer
 from rich.console import Console
 
 from presage.cli._output import check_directory, check_file, print_json, progress, say
+from presage.edge import read_yaml
 from presage.model.cluster import Node
-from presage.model.errors import UserError
+from presage.model.errors import ConfigError, UserError
 from presage.policy import registry
-from presage.policy.config import ConfigFile, PolicyConfig, load_config_file
-from presage.sim.behaviour import world_rules
+from presage.policy.config import ConfigFile, PolicyConfig
+from presage.sim.behaviour import WorldConfig, world_rules
 from presage.sim.clusters import read_cluster
 from presage.sim.report import table, to_json, write_all
 from presage.sim.result import SimResult
@@ -33,12 +34,18 @@ __all__ = ["simulate"]
 _REJECTED_SHOWN = 3
 
 
+class SimulationFile(ConfigFile):
+    """What `--config` reads: policies and queues, and how the simulated world behaves."""
+
+    world: WorldConfig = WorldConfig()
+
+
 TraceFile = Annotated[Path, typer.Argument(help="A trace: Parquet, CSV or JSON lines.")]
 Cluster = Annotated[
     str, typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines.")
 ]
 Policies = Annotated[
-    str | None, typer.Option(help="Policies to compare, separated by commas. [default: fifo]")
+    str | None, typer.Option(help="Policies to compare, separated by commas.", show_default="fifo")
 ]
 PlacementName = Annotated[
     str | None, typer.Option(help="Another placement for all of them, such as spread.")
@@ -53,7 +60,7 @@ ConfigPath = Annotated[
 ]
 RestartCost = Annotated[
     float | None,
-    typer.Option(min=0, help="Seconds of work lost when a job is preempted. [default: 0]"),
+    typer.Option(min=0, help="Seconds of work lost when a job is preempted.", show_default="0"),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
 JobsOut = Annotated[
@@ -84,7 +91,7 @@ def simulate(
         check_directory(jobs_out, "--jobs-out")
     if restart_cost is not None and not isfinite(restart_cost):
         raise UserError("--restart-cost must be a finite number of seconds")
-    file = load_config_file(config) if config is not None else ConfigFile()
+    file = read_yaml(config, SimulationFile, ConfigError) if config else SimulationFile()
     rules = world_rules(file.world, restart_cost_s=restart_cost, seed=seed)
     chosen = _choose(policy, file, placement)
     nodes = read_cluster(cluster)

@@ -49,12 +49,15 @@ def make(
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same trace.")] = 0,
     load: Annotated[
         float | None,
-        typer.Option(help="Work offered for each GPU second. [default: 1.1 for dlaas, else 0.95]"),
+        typer.Option(
+            help="Work offered for each GPU second.", show_default="1.1 for dlaas, else 0.95"
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="The cluster whose load it is. [default: 100x4:32c:128g for dlaas, else 30x8]"
+            help="The cluster whose load it is.",
+            show_default="100x4:32c:128g for dlaas, else 30x8",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -108,4 +111,6 @@ def _lines(value: object) -> list[str]:
 
 
 def _number(value: object) -> str:
-    return f"{value:,.10g}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.1f}".removesuffix(".0")
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -23,12 +23,19 @@ PlacerOf = Callable[[Job], Placer]
 
 
 def sizes(job: Job) -> tuple[Wanted, ...]:
-    """Worker lists to try when an elastic job starts: all it would like, then what it needs."""
-    least = least_workers(job)
-    most = tuple(
-        (r, k) for r, role in enumerate(job.spec.roles) for k in range(_target(job, r, role.max))
+    """Worker lists to try when an elastic job starts: all it would like, then one less of each
+    elastic role at a time, down to what it needs."""
+    roles = job.spec.roles
+    tops = [_target(job, r, role.max) for r, role in enumerate(roles)]
+    steps = max(top - role.min for top, role in zip(tops, roles, strict=True))
+    return tuple(
+        tuple(
+            (r, k)
+            for r, (top, role) in enumerate(zip(tops, roles, strict=True))
+            for k in range(max(role.min, top - less))
+        )
+        for less in range(steps + 1)
     )
-    return (most, least) if len(most) > len(least) else (least,)
 
 
 def least_workers(job: Job) -> Wanted:

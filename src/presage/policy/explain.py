@@ -17,13 +17,12 @@ def describe(job: Job) -> str:
     """What a job needs: '4 workers × 2 GPUs (V100) + 1 ps × 8 cores'."""
     parts = []
     for r, role in enumerate(job.spec.roles):
-        each = _each(ask_of(job, r))
-        types = f" ({' or '.join(role.gpu_types)})" if role.gpu_types else ""
+        each = _each(ask_of(job, r), " or ".join(role.gpu_types))
         if role.min == 1 and len(job.spec.roles) == 1:
-            parts.append(f"{each}{types} on one node")
+            parts.append(f"{each} on one node")
         else:
             name = role.name if role.name != "worker" or role.min == 1 else "workers"
-            parts.append(f"{role.min} {name} × {each}{types}")
+            parts.append(f"{role.min} {name} × {each}")
     return " + ".join(parts)
 
 
@@ -33,11 +32,9 @@ def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
     text = f"needs {describe(job)}"
     level = _level(job, placer, capacity)
     if level:
+        nodes = capacity.accepts(_types(job))
         best = max(
-            (
-                free_gpus(capacity, mask & capacity.open)
-                for mask in capacity.labels[level].values()
-            ),
+            (free_gpus(capacity, mask & nodes) for mask in capacity.labels[level].values()),
             default=0,
         )
         text += f", best on one {level}; the best {level} has {best} free"
@@ -50,7 +47,7 @@ def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
 
 def _room(job: Job, capacity: Capacity) -> str:
     roles = job.spec.roles
-    types = tuple(sorted({name for role in roles for name in role.gpu_types}))
+    types = _types(job)
     nodes = capacity.accepts(types)
     kind = f" {' or '.join(types)}" if types else ""
     if not nodes:
@@ -61,10 +58,19 @@ def _room(job: Job, capacity: Capacity) -> str:
     if 0 < largest < WHOLE_GPU:
         best_share = max((max(capacity.free_gpu[i], default=0) for i in bits(nodes)), default=0)
         return f"the freest{kind} GPU has {gpu_count(max(0, best_share))} free"
-    enough_gpus = total * WHOLE_GPU >= job.spec.min_gpu_milli and best * WHOLE_GPU >= largest
-    if enough_gpus and not capacity.plain:
+    each = max(1, largest // WHOLE_GPU)
+    places = sum(capacity.whole[i] // each for i in bits(nodes))
+    wanted = sum(role.min for r, role in enumerate(roles) if ask_of(job, r).gpu_milli)
+    if places >= wanted and not capacity.plain:
         return f"the nodes with enough{kind} GPUs lack CPU or memory ({total} GPUs free)"
+    if wanted > 1 and best >= each:
+        workers = "worker" if places == 1 else "workers"
+        return f"{total}{kind} GPUs are free, room for {places} such {workers}"
     return f"the best node has {best}{kind} GPUs free, {total} free in all"
+
+
+def _types(job: Job) -> tuple[str, ...]:
+    return tuple(sorted({name for role in job.spec.roles for name in role.gpu_types}))
 
 
 def _level(job: Job, placer: Placer, capacity: Capacity) -> str | None:
@@ -75,11 +81,12 @@ def _level(job: Job, placer: Placer, capacity: Capacity) -> str | None:
     return next((level for level in levels if level in capacity.labels), None)
 
 
-def _each(ask: Resources) -> str:
+def _each(ask: Resources, types: str) -> str:
     parts = []
     if ask.gpu_milli:
         count = gpu_count(ask.gpu_milli)
-        parts.append(f"{count} GPU{'' if count == '1' else 's'}")
+        kind = f"{types} GPU" if types else "GPU"
+        parts.append(f"{count} {kind}{'' if count == '1' else 's'}")
     if ask.gpu_memory_mib:
         parts.append(f"{ask.gpu_memory_mib / 1024:g} GiB of GPU memory")
     if ask.cpu_milli:

@@ -93,7 +93,7 @@ class Pipeline:
             self._walk(plan, predict)
         if state.scaling:
             obey_scale_requests(plan, self._placer, rules.queues)
-        if rules.elastic and not self._backlog.groups:
+        if rules.elastic:
             grow(plan, self._placer, rules.queues)
         if self._rounds is not None:
             self._wake_for_round(plan)
@@ -332,7 +332,7 @@ class Pipeline:
 
 
 def _next_round(after: float, round_s: float) -> float:
-    """The first round after a time; a product of whole numbers, so that the round is recognised."""
+    """The first round after a time: a whole multiple, so that the round is recognised."""
     count = floor(after / round_s) + 1
     return (count if count * round_s > after else count + 1) * round_s
 

@@ -42,7 +42,8 @@ class Placer:
         first = next(iter(self.scores))
         alone = len(self.scores) == 1
         self._choose = first.pick if alone and isinstance(first, CanPick) else self._best
-        self._domains = next((s.domains for s in self.scores if isinstance(s, CanDomains)), None)
+        heaviest = sorted(self.scores, key=lambda score: -self.scores[score])
+        self._domains = next((s.domains for s in heaviest if isinstance(s, CanDomains)), None)
         self._devices = next(
             (s.devices for s in self.scores if isinstance(s, CanPickDevices)), None
         )

@@ -62,22 +62,17 @@ def placements() -> list[str]:
 
 
 def pipelines(file: ConfigFile) -> dict[str, PolicyConfig]:
-    """The pipelines of a configuration file; queues declared for all go into each of them.
-
-    A file that declares queues but no pipeline of its own means the named ones, with its queues.
-    """
-    own = file.policies or (NAMED if file.queues else {})
+    """The pipelines of a configuration file beside the named ones; its queues go into each."""
     return {
         name: config.model_copy(update={"queues": {**file.queues, **config.queues}})
-        for name, config in own.items()
+        for name, config in {**NAMED, **file.policies}.items()
     }
 
 
 def policy_config(
-    name: str, configs: dict[str, PolicyConfig] | None = None, placement: str | None = None
+    name: str, known: dict[str, PolicyConfig] = NAMED, placement: str | None = None
 ) -> PolicyConfig:
-    """A pipeline by name, from a file's or the named ones, with another placement if given."""
-    known = {**NAMED, **(configs or {})}
+    """A pipeline by name, with another placement if one is given."""
     if name not in known:
         raise ConfigError(f"unknown policy '{name}'; there are: {', '.join(known)}")
     if placement is None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from presage.model.errors import ConfigError
 from presage.sim.speed import SpeedModel
 from presage.sim.world import WorldRules
 
@@ -34,15 +30,12 @@ class WorldConfig(BaseModel):
 
 
 def world_rules(
-    section: Mapping[str, Any], *, restart_cost_s: float | None = None, seed: int = 0
+    config: WorldConfig, *, restart_cost_s: float | None = None, seed: int = 0
 ) -> WorldRules:
     """The section as rules; `restart_cost_s` wins over what it says."""
-    try:
-        config = WorldConfig.model_validate(section)
-    except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
-    rules = WorldRules(
-        restart_cost_s=config.restart_cost_s,
+    cost = config.restart_cost_s if restart_cost_s is None else restart_cost_s
+    return WorldRules(
+        restart_cost_s=cost,
         launch_delay_s=config.launch_delay_s,
         resize_cost_s=config.resize_cost_s,
         checkpoint_every_s=config.checkpoint_every_s,
@@ -51,15 +44,3 @@ def world_rules(
         speed=SpeedModel(config.sync_share, config.sharing_cost),
         seed=seed,
     )
-    return rules if restart_cost_s is None else replace(rules, restart_cost_s=restart_cost_s)
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] != "extra_forbidden":
-        return f"world.{key}: {first['msg'].lower()}"
-    known = sorted(WorldConfig.model_fields)
-    near = get_close_matches(key, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-    return f"world.{key}: unknown key; {hint}"

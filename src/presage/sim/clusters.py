@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 
 import polars as pl
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from presage.edge import read_yaml
 from presage.model.cluster import UNLIMITED, Device, Node
 from presage.model.errors import ClusterError
 
@@ -122,85 +121,11 @@ def _uniform(text: str, count: int, gpus: int, extras: list[str]) -> tuple[Node,
 
 
 def _read_yaml(path: Path) -> list[Node]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_repeats(path, root)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ClusterError(f"cluster {path.name}: {line}broken YAML: {problem}") from None
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ClusterError(f"cluster {path.name} cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise ClusterError(f"cluster {path.name}: line 1: write a mapping with the key nodes")
-    try:
-        spec = _ClusterSpec.model_validate(data)
-    except ValidationError as error:
-        raise _explained(path, root, error) from None
+    spec = read_yaml(path, _ClusterSpec, ClusterError)
     total = sum(entry.count or 1 for entry in spec.nodes)
     if total > _MOST_NODES:
         raise ClusterError(f"cluster {path.name}: {total:,} nodes; at most {_MOST_NODES:,}")
     return [node for entry in spec.nodes for node in entry.nodes()]
-
-
-def _refuse_repeats(path: Path, root: yaml.Node | None) -> None:
-    """YAML's loader keeps the last of two equal keys and says nothing; we say it."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-        elif isinstance(node, yaml.MappingNode):
-            keys = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                    line = key.start_mark.line + 1
-                    raise ClusterError(
-                        f"cluster {path.name}: line {line}: key {key.value} is there twice"
-                    )
-                keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-                waiting.append(value)
-
-
-def _explained(path: Path, root: yaml.Node | None, error: ValidationError) -> ClusterError:
-    """One line for the first problem; a misspelt key explains the others, so it goes first."""
-    problems = error.errors(include_url=False)
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    where = first["loc"]
-    if first["type"] == "extra_forbidden":
-        known = _NodeSpec if len(where) > 1 else _ClusterSpec
-        near = get_close_matches(str(where[-1]), known.model_fields, n=1, cutoff=0.4)
-        says = f"unknown key {where[-1]}; "
-        says += f"did you mean {near[0]}?" if near else f"use {', '.join(known.model_fields)}"
-    elif first["type"] == "model_type":
-        says = "a node is a mapping such as {name: a, gpus: 8}"
-    else:
-        name = ".".join(str(part) for part in where)
-        says = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
-    return ClusterError(f"cluster {path.name}: line {_line_of(root, where)}: {says}")
-
-
-def _line_of(root: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The line of the last part of a path that the file has, counted from one."""
-    line = 1
-    node = root
-    for part in location:
-        if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        elif isinstance(node, yaml.MappingNode):
-            pairs = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not pairs:
-                break
-            key, node = pairs[-1]
-            line = key.start_mark.line + 1
-    return line
 
 
 def _read_table(path: Path) -> list[Node]:

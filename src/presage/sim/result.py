@@ -53,6 +53,7 @@ class SimResult:
         """The figures of the JSON report; a figure over no jobs is None."""
         done = self.jobs.filter(pl.col("status") == "finished")
         capacity = self.gpus * self.makespan_s
+        worked = self.gpu_seconds - self.held_gpu_seconds
         return {
             "jobs": self.jobs.height,
             "finished": done.height,
@@ -63,7 +64,7 @@ class SimResult:
             "avg_wait_s": _stat(done, pl.col("wait_s").mean()),
             "p99_wait_s": _stat(done, pl.col("wait_s").quantile(0.99, "linear")),
             "makespan_s": self.makespan_s,
-            "gpu_utilization": self.gpu_seconds / capacity if capacity else 0.0,
+            "gpu_utilization": worked / capacity if capacity else 0.0,
             "preemptions": self.preemptions,
             "cpu_s": self.cpu_s,
         }

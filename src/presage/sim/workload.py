@@ -70,8 +70,7 @@ class Workload:
             shape = shapes.get(key) or self._new_shape(key)
             spec = JobSpec(job_id, shape.roles, owner, queue, priority, max_retries=shape.retries)
             task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
-            if busy is not None:
-                task.utilization = busy
+            task.utilization = shape.share if busy is None else busy
             task.peak_memory_mib = shape.peak_mib
             yield at, task
 
@@ -99,6 +98,8 @@ class _Shape:
     """Workers that the trace's durations belong to."""
     needed: int
     shared: bool
+    share: float
+    """How busy a job keeps a device that nobody measured: as busy as it asked for."""
     retries: int
     peak_mib: int
 
@@ -110,7 +111,8 @@ def _shape(row: dict[str, Any], biggest: int) -> _Shape:
     measured = row["workers"] + (row["ps_workers"] or 0) if named else needed
     shared = roles[0].resources.shared
     retries = _OOM_RETRIES if shared else 0
-    return _Shape(roles, measured, needed, shared, retries, row["gpu_memory_mib"] or 0)
+    share = roles[0].resources.gpu_milli / WHOLE_GPU if shared else 1.0
+    return _Shape(roles, measured, needed, shared, share, retries, row["gpu_memory_mib"] or 0)
 
 
 def _roles(row: dict[str, Any], biggest: int) -> tuple[Role, ...]:

@@ -163,7 +163,6 @@ class World:
         self._measure()
         if fresh:
             task.attempt = decision.attempt
-            task.waited_s += self.now - task.queued_at
             task.milli = 0
         task.workers = known + new
         roles = task.spec.roles
@@ -173,8 +172,9 @@ class World:
         task.milli += milli
         self.used_milli += milli
         self.held_milli += milli
-        if len(task.workers) >= task.needed:
+        if len(known) < task.needed <= len(task.workers):
             self.held_milli -= task.milli
+            task.waited_s += self.now - task.queued_at
             delay = self.rules.launch_delay_s
             if delay:
                 self._push(self.now + delay, _READY, task, decision.attempt)
@@ -187,6 +187,8 @@ class World:
         if task is None or decision.attempt != task.attempt or not task.workers:
             return
         lost = any(worker.node in self._lost for worker in task.workers)
+        if len(task.workers) < task.needed:
+            task.waited_s += self.now - task.queued_at
         self._progress(task)
         if lost or not task.spec.checkpointable:
             self._fall_back(task)
