@@ -1,7 +1,7 @@
 """The DLaaS experiment: PACK against SPREAD, gang against none, at three loads.
 
 100 machines × 4 GPUs × 32 cores × 128 GB and 4,000 jobs of 1–8 learners with 1–4 GPUs each. Run it with
-`python benchmarks/dlaas.py [--jobs 4000] [--seeds 3] [--json]`. Figures are means over the seeds.
+`python -m benchmarks.dlaas [--jobs 4000] [--seeds 3] [--json]`. Figures are means over the seeds.
 """
 
 from __future__ import annotations

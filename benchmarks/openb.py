@@ -8,15 +8,14 @@ the cluster's (mean over the arrivals that round to 100 %), as published for 10 
 Nodes join in random order as well: the study numbers them at random in each run, and that order
 breaks its ties. Drives the real core; needs the shared data (`$PRESAGE_DATA` or ../shared/data).
 
-    python benchmarks/openb.py                          default workload, 10 seeds
-    python benchmarks/openb.py --variant all --seeds 2 --json
+    python -m benchmarks.openb                          default workload, 10 seeds
+    python -m benchmarks.openb --variant all --seeds 2 --json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from statistics import fmean
 import numpy as np
 import polars as pl
 
+from benchmarks._data import data_dir
 from presage.core.plan import Plan
 from presage.core.state import State
 from presage.core.workers import missing
@@ -246,15 +246,6 @@ def summary(outcomes: list[Outcome], data: Path) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def data_dir() -> Path:
-    """Where the shared data is."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    for place in (os.environ.get("PRESAGE_DATA"), beside):
-        if place and Path(place).is_dir():
-            return Path(place)
-    raise SystemExit("no shared data: set PRESAGE_DATA, or put it in ../shared/data")
 
 
 def _run_task(task: tuple[str, str, int]) -> Outcome:

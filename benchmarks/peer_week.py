@@ -1,7 +1,7 @@
 """One Philly week on 30×8 GPUs, job by job against the outcome of Lucid's simulator.
 
-`python benchmarks/peer_week.py [--json]`. Non-preemptive policies must give every job the same start and end; the
-preemptive ones (restart cost 40 s) are compared by average JCT.
+`python -m benchmarks.peer_week [--json]`. Non-preemptive policies must give every job the same start
+and end; the preemptive ones (restart cost 40 s) are compared by average JCT.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def compare(policy: str) -> dict[str, float | str]:
     )
     jct, queue = both["jct_s"].mean(), both["wait_s"].mean()
     peer_jct, peer_queue = both[f"{policy}_jct"].mean(), both[f"{policy}_queue"].mean()
-    assert isinstance(jct, float) and isinstance(peer_jct, float)
-    assert isinstance(queue, float) and isinstance(peer_queue, float)
+    assert isinstance(jct, float)
+    assert isinstance(peer_jct, float)
+    assert isinstance(queue, float)
+    assert isinstance(peer_queue, float)
     return {
         "policy": policy,
         "jobs": both.height,

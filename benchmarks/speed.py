@@ -1,6 +1,6 @@
 """How fast the simulator is: the three runs with a target, the scaling curves, and where the time goes.
 
-`python benchmarks/speed.py [--quick] [--json]`. CPU seconds are the simulation's own (`cpu_s`). Memory is the peak
+`python -m benchmarks.speed [--quick] [--json]`. CPU seconds are the simulation's own (`cpu_s`). Memory is the peak
 of a process that does nothing else. Each run has a process of its own.
 """
 

@@ -77,7 +77,11 @@ class Scenario:
         """Give facts to the engine; whatever it launches is started at once."""
         self.now = self.now if at is None else at
         self.decisions = self.engine.handle(self.now, facts)
-        launched = [d for d in self.decisions if isinstance(d, ev.Launch)]
+        launched = [
+            d
+            for d in self.decisions
+            if isinstance(d, ev.Launch) and d.job not in self.engine.state.incomplete
+        ]
         if launched:
             self.engine.handle(self.now, [ev.JobStarted(d.job, d.attempt) for d in launched])
         return self.decisions

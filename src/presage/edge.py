@@ -36,12 +36,14 @@ def read_yaml(path: Path, model: type[M], error: type[UserError]) -> M:
         where = f" line {mark.line + 1}" if mark is not None else ""
         problem = getattr(broken, "problem", None) or str(broken).splitlines()[0]
         raise error(f"{path}{where}: broken YAML: {problem}") from None
-    except (OSError, UnicodeDecodeError, RecursionError) as broken:
+    except RecursionError:
+        raise error(f"{path} cannot be read: it is nested too deeply") from None
+    except (OSError, UnicodeDecodeError) as broken:
         says = getattr(broken, "strerror", None) or str(broken).splitlines()[0]
-        raise error(f"cannot read {path}: {says}") from None
+        raise error(f"{path} cannot be read: {says}") from None
     if not isinstance(data, dict):
-        keys = ", ".join(model.model_fields)
-        raise error(f"{path} line 1: write a mapping with the keys {keys}")
+        keys = " or ".join(model.model_fields)
+        raise error(f"{path} line 1: write a mapping with the key {keys}")
     try:
         return model.model_validate(data)
     except ValidationError as wrong:
@@ -76,6 +78,8 @@ def _explained(
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     line, place = _find(root, first["loc"])
+    if first["type"] == "missing":
+        place.append(str(first["loc"][-1]))
     where = f"{path} line {line}: {'.'.join(place)}".rstrip(": ")
     if first["type"] == "extra_forbidden":
         known = _model_at(model, first["loc"][:-1]).model_fields

@@ -153,7 +153,7 @@ BAD_INPUT = [
     (["columns.csv"], "error: trace columns.csv matches no format"),
     (["negative.csv"], "error: trace negative.csv: row 2 (job b): duration_s is negative"),
     (["trace.csv", "--cluster", "8"], "error: cluster '8' is neither a size"),
-    (["trace.csv", "--cluster", "broken.yaml"], "error: cluster broken.yaml: line 2: broken YAML"),
+    (["trace.csv", "--cluster", "broken.yaml"], "broken.yaml line 2: broken YAML"),
     (["trace.csv", "--policy", "fifo,best"], "error: unknown policy 'best'; there are: fifo, sjf"),
     (["trace.csv", "--policy", ","], "error: --policy is empty"),
     (["trace.csv", "--placement", "tetris"], "error: unknown placement 'tetris'"),

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import polars as pl
 
 from presage.sim.result import JOB_COLUMNS, SERIES_COLUMNS, SimResult
-from presage.sim.traces import Trace
+from presage.sim.traces import Trace, read_trace
 
-__all__ = ["made_up"]
+__all__ = ["made_up", "trace_of"]
+
+
+def trace_of(rows: Sequence[tuple[float, float, float]]) -> Trace:
+    """A trace of (submit, duration, GPUs), in the order of submission."""
+    lines = [f"{k},{at},{long},{gpus}" for k, (at, long, gpus) in enumerate(sorted(rows))]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        path.write_text("\n".join(["job_id,submit_s,duration_s,gpus", *lines]) + "\n")
+        return read_trace(path)
 
 
 def made_up(

@@ -91,9 +91,15 @@ def test_a_yaml_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nodes:\n  - name: a\n    gpuz: 4\n", "line 3: unknown key gpuz; did you mean gpus?"),
-        ("nodes:\n  - {name: a, qqq: 4}\n", "line 2: unknown key qqq; use name, count"),
-        ("node:\n  - name: a\n", "line 1: unknown key node; did you mean nodes?"),
+        (
+            "nodes:\n  - name: a\n    gpuz: 4\n",
+            "line 3: nodes.0.gpuz: unknown key; did you mean 'gpus'?",
+        ),
+        (
+            "nodes:\n  - {name: a, qqq: 4}\n",
+            "line 2: nodes.0.qqq: unknown key; known keys: name, count",
+        ),
+        ("node:\n  - name: a\n", "line 1: node: unknown key; did you mean 'nodes'?"),
         ("nodes:\n  - name: a\n   gpus: 4\n", "line 3: broken YAML"),
         ("nodes: [\n", "line 2: broken YAML"),
         ("\tnodes: []\n", "line 1: broken YAML"),
@@ -101,7 +107,7 @@ def test_a_yaml_list(tmp_path: Path) -> None:
         ("- a\n", "line 1: write a mapping with the key nodes"),
         ("", "line 1: write a mapping with the key nodes"),
         ("nodes: []\n", "line 1: nodes: list should have at least 1 item"),
-        ("nodes:\n  - 5\n", "line 2: a node is a mapping"),
+        ("nodes:\n  - 5\n", "line 2: nodes.0: write a mapping with keys such as name, count"),
         ("nodes:\n  - gpus: 5\n", "line 2: nodes.0.name: field required"),
         ("nodes:\n  - name: a\n    gpus: -1\n", "line 3: nodes.0.gpus: input should be greater"),
         ("nodes:\n  - name: a\n    speed: 0\n", "line 3: nodes.0.speed: input should be greater"),

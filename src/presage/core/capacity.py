@@ -45,7 +45,7 @@ class Arrays:
     whole: Ints
     """Wholly free devices of each node."""
     version: Ints
-    """Rises whenever a node's row changes."""
+    """Rises whenever a node's row changes; starts over with new arrays, when a node joins."""
 
 
 class Capacity:
@@ -159,7 +159,6 @@ class Capacity:
                 self.free_gpu_memory[i][d] += sign * ask.gpu_memory_mib
         if not devices:
             return
-        self.free_milli += sign * gpu_milli
         milli = sign * (gpu_milli if gpu_milli < WHOLE_GPU else WHOLE_GPU)
         free, sharers = self.free_gpu[i], self.sharers[i]
         whole = before = self.whole[i]
@@ -167,6 +166,10 @@ class Capacity:
             was = free[d]
             free[d] = now = was + milli
             sharers[d] -= sign
+            if was < 0 or now < 0:
+                self.free_milli += max(0, now) - max(0, was)
+            else:
+                self.free_milli += milli
             if was == WHOLE_GPU:
                 whole -= 1
             elif now == WHOLE_GPU:

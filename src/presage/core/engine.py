@@ -51,7 +51,7 @@ class Engine:
         for fact in facts:
             state.apply(now, fact)
             kind = type(fact)
-            if kind not in _QUIET:
+            if kind not in _QUIET or (kind is ev.JobStarted and self._can_resize(fact)):
                 consider = True
                 if kind in _FOLLOW_UPS:
                     follow_ups.append(fact)
@@ -61,6 +61,11 @@ class Engine:
             if self._calls % self._check_every == 0:
                 state.check()
         return decisions
+
+    def _can_resize(self, fact: Any) -> bool:
+        """An elastic job that runs can be resized from now on."""
+        job = self.state.jobs.get(fact.job)
+        return job is not None and job.spec.elastic
 
     def explain(self, job_id: str) -> Reason | None:
         """Why a job is where it is; None for a job that is not known (any more)."""

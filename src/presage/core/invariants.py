@@ -122,6 +122,11 @@ def _check_capacity(state: State) -> None:
         if not releasing[i]:
             low = min(capacity.free_cpu[i], capacity.free_memory[i], *free, 0)
             _ensure(low >= 0, f"{node.name} is oversubscribed with nothing being released")
+    names = capacity.index.values()
+    free_milli = sum(max(0, milli) for i in names for milli in capacity.free_gpu[i])
+    _ensure(
+        free_milli == capacity.free_milli, f"{free_milli} milli free, not {capacity.free_milli}"
+    )
     ones = sum(mask.bit_count() for mask in capacity.by_whole)
     _ensure(ones == len(capacity.nodes), "a node is in two masks")
 

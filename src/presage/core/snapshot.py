@@ -44,7 +44,8 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "down": sorted(state.down),
         "draining": sorted(state.draining),
         "jobs": [encode(job) for job in sorted(state.jobs.values(), key=lambda job: job.seq)],
-        "reservations": {job: encode(hold) for job, hold in sorted(state.reservations.items())},
+        "active": list(state.active),
+        "reservations": {job: encode(hold) for job, hold in state.reservations.items()},
         "usage": {queue: milli for queue, milli in sorted(state.usage.items()) if milli},
         "wake_at": state.wake_at,
         "submitted": state.submitted,
@@ -63,6 +64,7 @@ def fill_state(state: State, data: dict[str, Any]) -> None:
     for row in data["jobs"]:
         job: Job = decode(Job, row)
         state.adopt(job)
+    state.active = {job_id: state.active[job_id] for job_id in data["active"]}
     for job_id, hold in data["reservations"].items():
         state.hold_for(job_id, decode(tuple[Worker, ...], hold))
     for roles, count in data["shapes"]:

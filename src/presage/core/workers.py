@@ -22,6 +22,11 @@ def ask_of(job: Job, role: int) -> Resources:
     return ask
 
 
+def least_milli(job: Job) -> int:
+    """Milli-GPUs of the smallest allocation a job can run on, as it would get them."""
+    return sum(role.min * ask_of(job, r).gpu_milli for r, role in enumerate(job.spec.roles))
+
+
 def missing(job: Job) -> tuple[tuple[int, int], ...]:
     """The (role, index) of workers a job still needs before it can start."""
     roles, held = job.spec.roles, job.allocation

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor
-from presage.core.workers import ask_of
+from presage.core.workers import ask_of, least_milli
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState
 from presage.policy.elastic import least_workers
@@ -52,7 +52,7 @@ class Backfill:
 
     def _find_shadow(self) -> float | None:
         """When the head will fit as running jobs end; None when that cannot be foreseen."""
-        plan, need = self.plan, self.head.spec.min_gpu_milli
+        plan, need = self.plan, least_milli(self.head)
         given: list[Job] = []
         shadow = None
         for end, job in self._ends:

@@ -14,7 +14,7 @@ from typing import Any
 
 from presage.core.ports import SortKey
 from presage.core.state import State
-from presage.core.workers import ask_of
+from presage.core.workers import ask_of, least_milli
 from presage.model.job import Job, JobState, Reason
 from presage.policy.elastic import least_workers
 
@@ -45,7 +45,7 @@ class Group:
         self.key = key
         self.queue = job.spec.queue
         self.least = least_workers(job)
-        self.milli = job.spec.min_gpu_milli
+        self.milli = least_milli(job)
         self.elastic = job.spec.elastic
         self.kind, self.size = _size(job)
         """For `at_most`: only groups of the same kind can be compared, by their sizes."""

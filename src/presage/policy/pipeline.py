@@ -20,7 +20,7 @@ from typing import Any
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.state import State
-from presage.core.workers import missing
+from presage.core.workers import least_milli, missing
 from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
 from presage.policy.backfill import Backfill
@@ -101,7 +101,7 @@ class Pipeline:
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits."""
         rules = self.rules
-        held_back = rules.queues.admit(job, plan, job.spec.min_gpu_milli)
+        held_back = rules.queues.admit(job, plan, least_milli(job))
         if held_back is not None:
             return held_back
         mine = self._full_key(job, plan, predict)
@@ -181,7 +181,7 @@ class Pipeline:
                     failed = [small for small in failed if not group.at_most(small)] + [group]
             else:
                 break
-        if heads and rules.backfill and state.capacity.free_milli > 0:
+        if heads and rules.backfill and not state.incomplete and state.capacity.free_milli > 0:
             self._backfill(heads, plan, predict)
 
     def _walk_heads(self, plan: Plan, predict: Predictor) -> bool:
@@ -195,7 +195,8 @@ class Pipeline:
             if waits(job, state):
                 known_full = not self._movable and group.failed_at == capacity.released
                 if known_full or serve(job, group, plan, predict) is not None:
-                    return self.rules.backfill > 0 and capacity.free_milli > 0
+                    behind = self.rules.backfill > 0 and not state.incomplete
+                    return behind and capacity.free_milli > 0
             backlog.pop(group)
         return False
 
@@ -252,12 +253,13 @@ class Pipeline:
             return _NO_ROOM
         placer = self._placer(job)
         if not rules.gang:
-            if self._place_part(job, plan, placer):
+            part = self._place_part(job, plan, placer)
+            if part and (rules.greedy or job.id not in plan.state.incomplete):
                 return None
             group.failed_at = capacity.released
             return _NO_ROOM
         wish_lists: tuple[Wanted, ...] = (group.least,)
-        if group.elastic and (not rules.elastic or len(plan.state.pending) == 1):
+        if group.elastic and (not rules.elastic or self._alone(plan)):
             wish_lists = sizes(job)
         for wanted in wish_lists:
             if not fits_queue(job, plan, wanted, rules.queues):
@@ -272,6 +274,11 @@ class Pipeline:
             if make_room(job, plan, placer, group.least, victims, rules.elastic):
                 return None
         return _NO_ROOM
+
+    def _alone(self, plan: Plan) -> bool:
+        """Whether no other job waits for room or would like to grow into it."""
+        state = plan.state
+        return len(state.pending) == 1 and not any(j.spec.elastic for j in state.active.values())
 
     # -- without gang ---------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from presage.core.plan import Plan
+from presage.core.state import State
+from presage.core.workers import ask_of, least_milli, missing
 from presage.model.cluster import WHOLE_GPU, gpu_count
 from presage.model.job import Job, Reason, ReasonCode
 
-__all__ = ["QueueRule", "Queues"]
+__all__ = ["QueueRule", "Queues", "promised"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,10 @@ class Queues:
         """Why a job may not take this much more now, or None when it may."""
         queue = job.spec.queue
         ceiling = self[queue].ceiling_milli
-        used = plan.state.usage.get(queue, 0)
-        if ceiling is None or used + milli <= ceiling:
+        if ceiling is None:
+            return None
+        used = plan.state.usage.get(queue, 0) + promised(queue, plan.state)
+        if used + milli <= ceiling:
             return None
         text = (
             f"queue {queue} holds {gpu_count(used)} of the {gpu_count(ceiling)} GPUs it may hold; "
@@ -66,10 +70,23 @@ class Queues:
     def never(self, job: Job) -> Reason | None:
         """Why a job can never run in its queue, or None."""
         ceiling = self[job.spec.queue].ceiling_milli
-        if ceiling is None or job.spec.min_gpu_milli <= ceiling:
+        if ceiling is None or least_milli(job) <= ceiling:
             return None
         text = (
-            f"it needs {gpu_count(job.spec.min_gpu_milli)} GPUs; queue {job.spec.queue} may hold "
+            f"it needs {gpu_count(least_milli(job))} GPUs; queue {job.spec.queue} may hold "
             f"at most {gpu_count(ceiling)}"
         )
         return Reason(ReasonCode.NEVER_FITS, text)
+
+
+def promised(queue: str, state: State) -> int:
+    """Milli-GPUs that jobs of a queue will hold besides, once what was begun for them is done."""
+    milli = 0
+    for job_id, hold in state.reservations.items():
+        job = state.jobs[job_id]
+        if job.spec.queue == queue:
+            milli += sum(ask_of(job, worker.role).gpu_milli for worker in hold)
+    for job in state.incomplete.values():
+        if job.spec.queue == queue:
+            milli += sum(ask_of(job, r).gpu_milli for r, _ in missing(job))
+    return milli

@@ -17,6 +17,7 @@ from typing import Any
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
+from presage.core.workers import least_milli
 from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Backlog, waits
@@ -47,7 +48,7 @@ def walk_ranked(
     waiting: list[Job] = []
     for key, job in chosen:
         found = None
-        if not (queues.bounded and queues.admit(job, plan, job.spec.min_gpu_milli)):
+        if not (queues.bounded and queues.admit(job, plan, least_milli(job))):
             found = placer(job).find(job, plan, least_workers(job))
         if found is None:
             backlog.push(key, job)
@@ -77,6 +78,7 @@ def _rank(
     running = sorted((order(job, plan, predict), job) for job in movable)
     quota = _open_milli(plan) - sum(state.usage.values()) + sum(job.held_milli for job in movable)
     chosen: list[_Entry] = []
+    seen: set[str] = set()  # a job that was halted and resumed while it waited is there twice
     losers: list[Job] = []
     heads: list[Any] = [(g.heap[0][0], k, g) for k, g in enumerate(backlog.groups.values())]
     heapify(heads)
@@ -96,7 +98,8 @@ def _rank(
             heappop(heads)
             continue
         backlog.pop(group)
-        if waits(job, state):
+        if waits(job, state) and job.id not in seen:
+            seen.add(job.id)
             quota -= group.milli
             chosen.append((key, job))
         if group.heap:

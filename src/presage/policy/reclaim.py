@@ -15,12 +15,12 @@ from typing import Protocol
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor
-from presage.core.workers import ask_of, shrunk
+from presage.core.workers import ask_of, least_milli, shrunk
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 from presage.policy.order import Order
 from presage.policy.placer import Placer, Wanted
-from presage.policy.queues import Queues
+from presage.policy.queues import Queues, promised
 
 __all__ = [
     "ByOrder",
@@ -77,13 +77,17 @@ class ByQuota:
         """Never more from a queue than it borrowed."""
         usage = plan.state.usage
         quota = self.queues[job.spec.queue].quota_milli
-        if quota is None or usage.get(job.spec.queue, 0) + job.spec.min_gpu_milli > quota:
+        mine = usage.get(job.spec.queue, 0) + promised(job.spec.queue, plan.state)
+        if quota is None or mine + least_milli(job) > quota:
             return []
         borrowed = {
             queue: used - (self.queues[queue].quota_milli or 0)
             for queue, used in usage.items()
             if queue != job.spec.queue
         }
+        for other in plan.state.active.values():
+            if other.state is JobState.STOPPING and other.spec.queue in borrowed:
+                borrowed[other.spec.queue] -= other.held_milli  # it is on its way already
         chosen: list[Job] = []
         for other in sorted(candidates(plan), key=lambda other: -other.seq):
             if borrowed.get(other.spec.queue, 0) >= other.held_milli > 0:

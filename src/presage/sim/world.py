@@ -280,7 +280,8 @@ class World:
         task.ran_on = (
             (first,) if len(workers) == 1 else tuple(dict.fromkeys(w.node for w in workers))
         )
-        self._started.append(JobStarted(task.spec.id, task.attempt, self.now))
+        started = JobStarted(task.spec.id, task.attempt, self.now)
+        (self._facts if task.spec.elastic else self._started).append(started)
         if task.shares:
             self._share(task)
         self._retime(task)

@@ -301,7 +301,7 @@ class ClusterMachine(RuleBasedStateMachine):
         """Without gang and strict order, jobs may hold what others need; nothing else may."""
         run = self._run()
         state = run.engine.state
-        half_started = list(state.active.values()) == list(state.incomplete.values())
+        half_started = state.active.keys() == state.incomplete.keys()
         return (
             not run.config.gang
             and run.config.mode == "greedy"
