@@ -24,9 +24,9 @@ def test_a_short_job_fills_the_hole_and_a_long_one_does_not() -> None:
 
 
 def test_a_long_job_may_start_on_gpus_that_the_head_will_not_need() -> None:
-    s = Scenario(nodes(4, 2), EASY, {"a": 100, "head": 10, "long": 1000})
-    s.submit(job("a", gpus=2), job("b", gpus=2), job("head", gpus=4))
-    s.submit(job("long", gpus=2))
+    s = Scenario(nodes(4, 4), EASY, {"a": 100, "b": 200, "head": 10, "long": 1000})
+    s.submit(job("a", gpus=3), job("b", gpus=2), job("head", gpus=4))
+    s.submit(job("long", gpus=2))  # the head will start on n0, when `a` ends
     assert s.where("long") == ["n1"]
 
 

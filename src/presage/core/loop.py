@@ -5,7 +5,7 @@ Time is an argument: waiting for the next step (jumping or sleeping) is the call
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from presage.core.engine import Engine
 from presage.core.ports import CanResize, Executor, Store
@@ -21,13 +21,14 @@ def step(
     executor: Executor,
     store: Store,
     now: float,
-    requests: Iterable[Fact] = (),
+    requests: Sequence[Fact] = (),
     *,
     lease: int = 0,
 ) -> list[Decision]:
     """Take in what the world and its users say, decide, write both down, and only then act."""
     facts = executor.poll(now)
-    facts.extend(requests)
+    if requests:
+        facts += requests
     wake_at = engine.state.wake_at
     if wake_at is not None and wake_at <= now:
         facts.append(Woke())

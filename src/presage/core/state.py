@@ -18,7 +18,7 @@ from presage.core.capacity import Capacity
 from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
 from presage.core.snapshot import fill_state, take_snapshot
-from presage.core.workers import ask_of, missing
+from presage.core.workers import ask_of, devices_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
@@ -103,15 +103,28 @@ class State:
 
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
-        capacity = self.capacity
-        for worker in self.reservations[job_id]:
+        capacity, job, hold = self.capacity, self.jobs[job_id], self.reservations[job_id]
+        for worker in hold:
             i = capacity.index[worker.node]
             free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
                 return False
             if any(free[d] < 0 or memory[d] < 0 for d in worker.devices):
                 return False
-        return True
+        # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
+        shares = any(ask_of(job, worker.role).shared for worker in hold)
+        return not (shares and self._being_left() & devices_of(hold))
+
+    def _being_left(self) -> set[tuple[str, int]]:
+        """Devices of workers that were told to go and have not gone yet."""
+        found: set[tuple[str, int]] = set()
+        for job in self.active.values():
+            if job.state is STOPPING:
+                found |= devices_of(job.allocation + (job.resizing or ()))
+            elif job.resizing is not None:
+                kept = job.resizing
+                found |= devices_of(tuple(w for w in job.allocation if w not in kept))
+        return found
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that defines it, as JSON values: equal states give equal snapshots."""
@@ -440,8 +453,11 @@ class State:
 
     def _hold(self, job: Job, workers: tuple[Worker, ...]) -> None:
         milli = 0
+        capacity = self.capacity
         for worker in workers:
-            milli += self._take(job, worker)
+            ask = ask_of(job, worker.role)
+            capacity.take(capacity.index[worker.node], ask, worker.devices)
+            milli += ask.gpu_milli
         job.held_milli += milli
         queue = job.spec.queue
         self.usage[queue] = self.usage.get(queue, 0) + milli

@@ -11,7 +11,7 @@ from functools import cache
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.job import Job
 
-__all__ = ["ask_of", "missing", "new_workers", "shrunk"]
+__all__ = ["ask_of", "devices_of", "least_milli", "missing", "new_workers", "shrunk"]
 
 
 def ask_of(job: Job, role: int) -> Resources:
@@ -20,6 +20,11 @@ def ask_of(job: Job, role: int) -> Resources:
     if 0 < ask.gpu_milli < WHOLE_GPU and (job.out_of_memory or not job.spec.shareable):
         return _whole(ask)
     return ask
+
+
+def devices_of(workers: tuple[Worker, ...]) -> set[tuple[str, int]]:
+    """The (node, device) that workers use."""
+    return {(worker.node, d) for worker in workers for d in worker.devices}
 
 
 def least_milli(job: Job) -> int:

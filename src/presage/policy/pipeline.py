@@ -89,7 +89,7 @@ class Pipeline:
         if self._backlog.groups and rules.ranked:
             queues, backlog = rules.queues, self._backlog
             walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
-        elif self._backlog.groups:
+        elif self._backlog.groups and (not self._head_decides or self._walk_heads(plan, predict)):
             self._walk(plan, predict)
         if state.scaling:
             obey_scale_requests(plan, self._placer, rules.queues)
@@ -156,8 +156,6 @@ class Pipeline:
 
     def _walk(self, plan: Plan, predict: Predictor) -> None:
         state, rules = plan.state, self.rules
-        if self._head_decides and not self._walk_heads(plan, predict):
-            return
         heads = self._heads(plan)
         failed: list[Group] = []
         while heads:
@@ -189,10 +187,10 @@ class Pipeline:
         and
         others might be tried behind it."""
         backlog, state = self._backlog, plan.state
-        capacity, serve = state.capacity, self._serve
+        capacity, reservations, serve = state.capacity, state.reservations, self._serve
         while (group := backlog.first()) is not None:
             job = group.heap[0][1]
-            if waits(job, state):
+            if job.state is _PENDING and (not reservations or waits(job, state)):
                 known_full = not self._movable and group.failed_at == capacity.released
                 if known_full or serve(job, group, plan, predict) is not None:
                     behind = self.rules.backfill > 0 and not state.incomplete
@@ -262,7 +260,7 @@ class Pipeline:
         if group.elastic and (not rules.elastic or self._alone(plan)):
             wish_lists = sizes(job)
         for wanted in wish_lists:
-            if not fits_queue(job, plan, wanted, rules.queues):
+            if rules.queues.bounded and not fits_queue(job, plan, wanted, rules.queues):
                 continue
             found = placer.find(job, plan, wanted)
             if found is not None:
@@ -348,6 +346,7 @@ def _same_band(queue: str, plan: Plan) -> SortKey:
     return ()
 
 
+_PENDING = JobState.PENDING
 _HELD_BACK = "held back"
 _NO_ROOM = "no room"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
-from presage.core.workers import least_milli
+from presage.core.workers import devices_of, least_milli
 from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Backlog, waits
@@ -60,9 +60,11 @@ def walk_ranked(
     for loser in reversed(losers):
         lend(plan, (loser, loser.allocation), -1)
     if losers:
+        lent = set[tuple[str, int]]().union(*(devices_of(loser.allocation) for loser in losers))
         for _, job in chosen:
             if job.id in state.reservations:
-                if state.ready(job.id):
+                in_use = lent & devices_of(state.reservations[job.id])
+                if state.ready(job.id) and not in_use:
                     plan.place(job, state.reservations[job.id])
                 else:
                     waiting.append(job)

@@ -61,7 +61,7 @@ class Recorder:
     def sample(self, now: float, queued: int, used_milli: int, held_milli: int) -> None:
         """The load from now on; the latest sample of an interval wins."""
         series = self._series
-        if now < self._next_s and series:
+        if now < self._next_s:
             series[-1] = (series[-1][0], queued, used_milli, held_milli)
             return
         series.append((now, queued, used_milli, held_milli))

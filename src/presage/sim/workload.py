@@ -28,6 +28,7 @@ _JOB = [
     "queue",
     "priority",
 ]
+_WIDTH = len(_JOB)
 _SHAPE = [
     "workers",
     "gpu_milli",
@@ -60,26 +61,26 @@ class Workload:
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._roles: dict[tuple[Role, ...], tuple[Role, ...]] = {}
         self.read_s = process_time() - started
-        """Process time spent on reading rows rather than on simulating them."""
+        """Process time spent on reading rows into jobs rather than on simulating them."""
 
     def __iter__(self) -> Iterator[tuple[float, Task]]:
-        shapes = self._shapes
-        for row, values in enumerate(self._rows()):
-            job_id, at, duration, estimate, busy, owner, queue, priority, *rest = values
-            key = tuple(rest)
-            shape = shapes.get(key) or self._new_shape(key)
-            spec = JobSpec(job_id, shape.roles, owner, queue, priority, max_retries=shape.retries)
-            task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
-            task.utilization = shape.share if busy is None else busy
-            task.peak_memory_mib = shape.peak_mib
-            yield at, task
-
-    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        first = 0
         for chunk in self._frame.iter_slices(_CHUNK):
             started = process_time()
-            rows = chunk.rows()
+            made = [self._job(first + k, values) for k, values in enumerate(chunk.rows())]
+            first += len(made)
             self.read_s += process_time() - started
-            yield from rows
+            yield from made
+
+    def _job(self, row: int, values: tuple[Any, ...]) -> tuple[float, Task]:
+        job_id, at, duration, estimate, busy, owner, queue, priority = values[:_WIDTH]
+        key = values[_WIDTH:]
+        shape = self._shapes.get(key) or self._new_shape(key)
+        spec = JobSpec(job_id, shape.roles, owner, queue, priority, max_retries=shape.retries)
+        task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
+        task.utilization = shape.share if busy is None else busy
+        task.peak_memory_mib = shape.peak_mib
+        return at, task
 
     def _new_shape(self, key: tuple[Any, ...]) -> _Shape:
         row = {**self._fixed, **dict(zip(self._varying, key, strict=True))}

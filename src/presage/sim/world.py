@@ -322,10 +322,10 @@ class World:
 
     def _retime(self, task: Task) -> None:
         """Compute the speed and the end of a run anew."""
-        task.speed = self._speed(task)
+        plain = len(task.workers) == task.measured_workers and not (task.shares or self._mixed)
+        task.speed = 1.0 if plain else self._speed(task)
         task.version += 1
-        end = task.since + task.work_s / task.speed
-        self._push(end, _END, task, task.version)
+        self._push(task.since + task.work_s / task.speed, _END, task, task.version)
 
     def _speed(self, task: Task) -> float:
         speed = 1.0
