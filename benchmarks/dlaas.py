@@ -1,7 +1,8 @@
 """The DLaaS experiment: PACK against SPREAD, gang against none, at three loads.
 
-100 machines × 4 GPUs × 32 cores × 128 GB and 4,000 jobs of 1–8 learners with 1–4 GPUs each. Run it with
-`python -m benchmarks.dlaas [--jobs 4000] [--seeds 3] [--json]`. Figures are means over the seeds.
+100 machines × 4 GPUs × 32 cores × 128 GB and 4,000 jobs of 1–8 learners with 1–4 GPUs each. Run it
+with `python -m benchmarks.dlaas [--jobs 4000] [--seeds 3] [--json]`. Figures are means over the
+seeds.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['load']:>5} {row['variant']:<16} {row['makespan_h']:>7.1f} h "
-            f"{row['jobs_that_waited']:>7.0f} {row['mean_queue']:>7.1f} {row['mean_wait_h']:>5.2f} h "
+            f"{row['jobs_that_waited']:>7.0f} {row['mean_queue']:>7.1f} "
+            f"{row['mean_wait_h']:>5.2f} h "
             f"{row['held_gpu_h']:>7.0f} h {row['held_share_pct']:>6.2f}% {row['unfinished']:>6.0f}"
         )
 

@@ -1,7 +1,7 @@
 """One Philly week on 30×8 GPUs, job by job against the outcome of Lucid's simulator.
 
-`python -m benchmarks.peer_week [--json]`. Non-preemptive policies must give every job the same start
-and end; the preemptive ones (restart cost 40 s) are compared by average JCT.
+`python -m benchmarks.peer_week [--json]`. Non-preemptive policies must give every job the same
+start and end; the preemptive ones (restart cost 40 s) are compared by average JCT.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def main() -> None:
     print(f"{'policy':<9} {'other second':>14} {'JCT s':>9} {'peer':>9} {'off':>8} {'CPU s':>7}")
     for row in rows:
         print(
-            f"{row['policy']:<9} {row['other_second']:>6} of {row['jobs']:>4} {row['jct_s']:>9.0f} "
+            f"{row['policy']:<9} {row['other_second']:>6} of {row['jobs']:>4} "
+            f"{row['jct_s']:>9.0f} "
             f"{row['peer_jct_s']:>9.0f} {row['jct_off_pct']:>+7.2f}% {row['cpu_s']:>7.3f}"
         )
 

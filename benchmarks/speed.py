@@ -1,7 +1,7 @@
-"""How fast the simulator is: the three runs with a target, the scaling curves, and where the time goes.
+"""How fast the simulator is: runs that have a target, scaling curves, and where the time goes.
 
-`python -m benchmarks.speed [--quick] [--json]`. CPU seconds are the simulation's own (`cpu_s`). Memory is the peak
-of a process that does nothing else. Each run has a process of its own.
+`python -m benchmarks.speed [--quick] [--json]`. CPU seconds are the simulation's own (`cpu_s`).
+Memory is the peak of the process; each run has one of its own.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def where(jobs: int = 50_000) -> dict[str, float]:
     profile = cProfile.Profile()
     profile.runcall(simulate, trace, nodes, registry.build("fifo"), name="fifo")
     parts: dict[str, float] = defaultdict(float)
-    stats: dict[tuple[str, int, str], Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    for (path, _, _), (_, _, own, _, _) in stats.items():
+    stats: Any = pstats.Stats(profile)
+    for (path, _, _), (_, _, own, _, _) in stats.stats.items():
         home = Path(path)
         package = home.parent.name if "presage" in home.parts else "python and libraries"
         parts[f"{package}/{home.name}" if "presage" in home.parts else package] += own
@@ -108,11 +108,13 @@ def main() -> None:
         return
     for title, rows in tables.items():
         print(
-            f"\n{title:<10} {'cluster':>8} {'policy':>7} {'queue':>8} {'CPU s':>8} {'us/job':>7} {'GiB':>5}"
+            f"\n{title:<10} {'cluster':>8} {'policy':>7} {'queue':>8} {'CPU s':>8} "
+            f"{'us/job':>7} {'GiB':>5}"
         )
         for row in rows:
             print(
-                f"{row['jobs']:>10,} {row['cluster']:>8} {row['policy']:>7} {row['longest_queue']:>8,} "
+                f"{row['jobs']:>10,} {row['cluster']:>8} {row['policy']:>7} "
+                f"{row['longest_queue']:>8,} "
                 f"{row['cpu_s']:>8.2f} {row['us_per_job']:>7.1f} {row['peak_gib']:>5.2f}"
             )
     print("\nwhere the time goes (profiled)")
