@@ -37,11 +37,11 @@ class Known:
         return Estimate.exact(1.0, "times", self.version)
 
 
-def nodes(*gpus: int, prefix: str = "n", **labels: Sequence[str]) -> list[Node]:
+def nodes(*gpus: int, **labels: Sequence[str]) -> list[Node]:
     """Nodes n0, n1 … with these numbers of GPUs; a label takes one value per node."""
     return [
         Node(
-            f"{prefix}{i}",
+            f"n{i}",
             (Device(),) * count,
             labels={name: values[i] for name, values in labels.items()},
         )

@@ -311,14 +311,14 @@ class Pipeline:
         assert self._rounds is not None
         if round(plan.now / self._rounds.round_s) * self._rounds.round_s == plan.now:
             return True
-        if self._backlog.groups or plan.state.incomplete:
+        if plan.state.pending or plan.state.incomplete:  # the backlog may hold who no longer waits
             plan.wake_at(_next_round(plan.now, self._rounds.round_s))
         return False
 
     def _wake_for_round(self, plan: Plan) -> None:
         """While jobs wait, come back at the first round after a running job's key changes."""
         assert self._rounds is not None
-        if not self._backlog.groups:
+        if not plan.state.pending:
             return
         changes = [self._rounds.next_change(job, plan.now) for job in plan.state.active.values()]
         due = min((at for at in changes if at is not None), default=None)
