@@ -6,17 +6,17 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CLUSTER := 16x8
+CLUSTER := 32x4:32c:128g
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(READY)  ## set up, simulate a sample trace under several policies, write build/report.html
 	@mkdir -p build
-	$(BIN)/presage trace make --kind diurnal --jobs 2000 --seed 0 --cluster $(CLUSTER) --load 0.95 \
+	$(BIN)/presage trace make --kind dlaas --jobs 1000 --seed 0 --cluster $(CLUSTER) --load 0.95 \
 		--out build/sample.parquet
 	$(BIN)/presage simulate build/sample.parquet --cluster $(CLUSTER) \
-		--policy fifo,sjf,srtf,tiresias,qssf --report build/report.html
+		--policy fifo,sjf,srtf,tiresias,backfill --report build/report.html
 	@echo "The report is $(CURDIR)/build/report.html"
 
 test: lint  ## set up, then every check and test (under 12 minutes on 2 cores)
