@@ -1,5 +1,6 @@
 """Keep the journal of a run, fold it to the same state, and audit every decision in it."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from presage.core.engine import Engine
 from presage.core.loop import fold
+from presage.core.state import State
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job
@@ -67,6 +69,11 @@ def main() -> None:
     for job in early.pending:
         reason = then.explain(job)
         print(f"  {job}: {reason.text if reason else ''}")
+
+    kept = json.dumps(early.snapshot())
+    copy = State.restore(json.loads(kept))
+    print(f"restored from a snapshot: {len(copy.active)} jobs run, {len(copy.pending)} wait")
+    assert copy.snapshot() == early.snapshot()
 
     fresh = Engine(registry.build("srtf"), predict)
     steps = list(store.steps())

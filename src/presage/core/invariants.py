@@ -102,8 +102,9 @@ def _check_capacity(state: State) -> None:
     for job in state.active.values():
         for worker in _held(job):
             add(job, worker)
-        leaves = job.state is JobState.STOPPING or job.resizing is not None
-        for worker in job.allocation if leaves else ():
+        stops = job.state is JobState.STOPPING  # then workers it was still to get go as well
+        leaving = _held(job) if stops else job.allocation if job.resizing is not None else ()
+        for worker in leaving:
             releasing[capacity.index[worker.node]] = True
     for job_id, hold in state.reservations.items():
         for worker in hold:

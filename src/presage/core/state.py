@@ -368,14 +368,14 @@ class State:
         if isinstance(decision, ev.WakeAt):
             self.wake_at = memo
             return
+        if isinstance(decision, ev.Reject):
+            raise InternalError("a rejection cannot be taken back")
         job, (held, fields) = self.jobs[decision.job], memo
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
         elif isinstance(decision, ev.Resize):
             had = set(job.allocation)
             self._give(job, tuple(worker for worker in decision.workers if worker not in had))
-        elif isinstance(decision, ev.Reject):
-            raise InternalError("a rejection cannot be taken back")
         self._drop_reservation(job.id)
         if held is not None:
             self.hold_for(job.id, held)

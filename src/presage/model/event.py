@@ -282,7 +282,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
 def event_from_json(data: dict[str, Any]) -> Event:
     """The event that `event_to_json` wrote; raises ValueError for anything else."""
     body = dict(data)
-    kind = _BY_NAME.get(body.pop("type", None) or "")
+    kind = _BY_NAME.get(str(body.pop("type", None)))
     if kind is None:
         raise ValueError(f"unknown event type {data.get('type')!r}")
     event: Event = decode(kind, body)
