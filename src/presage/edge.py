@@ -20,6 +20,9 @@ __all__ = ["read_yaml"]
 
 M = TypeVar("M", bound=BaseModel)
 _MOST_BYTES = 16 << 20
+_RANK = {"extra_forbidden": 0, "literal_error": 2, "dict_type": 3}
+"""Which of several problems to tell; others are 1. Where a name or a mapping would do, both are
+problems, and the one that came closer says more."""
 
 
 def read_yaml(path: Path, model: type[M], error: type[UserError]) -> M:
@@ -76,7 +79,7 @@ def _explained(
 ) -> str:
     """One line for the first problem; a misspelt key explains the others, so it goes first."""
     problems = error.errors(include_url=False)
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    first = min(problems, key=lambda problem: _RANK.get(problem["type"], 1))
     line, place = _find(root, first["loc"])
     if first["type"] == "missing":
         place.append(str(first["loc"][-1]))

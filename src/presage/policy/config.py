@@ -1,8 +1,4 @@
-"""The YAML schema of policies, queues and the simulated world's behaviour, checked at the edge.
-
-Unknown keys and wrong values are refused with one line that names the place and the nearest valid
-key.
-"""
+"""The schema of policies and queues in a configuration file; `presage.edge` reads the file."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["describe", "why_no_room"]
 
 
 def describe(job: Job) -> str:
-    """What a job needs: '4 workers × 2 GPUs (V100) + 1 ps × 8 cores'."""
+    """What a job needs: '4 workers × 2 V100 GPUs + 1 ps × 8 cores'."""
     parts = []
     for r, role in enumerate(job.spec.roles):
         each = _each(ask_of(job, r), " or ".join(role.gpu_types))

@@ -17,7 +17,7 @@ from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job
-from presage.policy.queues import Queues
+from presage.policy.queues import Queues, promised
 
 __all__ = [
     "FairShare",
@@ -121,6 +121,6 @@ class FairShare:
     def band(self, queue: str, plan: Plan) -> SortKey:
         """Borrowing queues last, then by GPUs held for each unit of weight."""
         rule = self.queues[queue]
-        used = plan.state.usage.get(queue, 0)
+        used = plan.state.usage.get(queue, 0) + promised(queue, plan.state)
         borrows = rule.quota_milli is not None and used >= rule.quota_milli
         return (borrows, used / rule.weight)

@@ -44,9 +44,7 @@ class Placer:
         self._choose = first.pick if alone and isinstance(first, CanPick) else self._best
         heaviest = sorted(self.scores, key=lambda score: -self.scores[score])
         self._domains = next((s.domains for s in heaviest if isinstance(s, CanDomains)), None)
-        self._devices = next(
-            (s.devices for s in self.scores if isinstance(s, CanPickDevices)), None
-        )
+        self._devices = next((s.devices for s in heaviest if isinstance(s, CanPickDevices)), None)
 
     def find(
         self, job: Job, plan: Plan, wanted: Wanted, within: int | None = None

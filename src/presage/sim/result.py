@@ -21,7 +21,7 @@ JOB_COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {
     "nodes": pl.List(pl.String),  # where it ran last
     "gpus": pl.Float64,  # GPUs asked for
     "preemptions": pl.Int64,
-    "status": pl.String,  # finished | rejected | failed | unfinished
+    "status": pl.String,  # finished | rejected | failed | cancelled | unfinished
     "reason": pl.String,
 }
 SERIES_COLUMNS: dict[str, pl.DataType | type[pl.DataType]] = {

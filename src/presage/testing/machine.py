@@ -28,7 +28,7 @@ from presage.core.loop import fold, step
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
-from presage.model.cluster import Node, Worker
+from presage.model.cluster import ANY_GPU, Node, Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode
 from presage.policy.config import PolicyConfig
@@ -406,7 +406,9 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
             types = job.spec.roles[worker.role].gpu_types
             for d in worker.devices:
                 sharers[worker.node, d] = sharers.get((worker.node, d), 0) + 1
-                assert not types or node.devices[d].type in types, f"{job.id} has a wrong GPU"
+                assert not types or node.devices[d].type in (*types, ANY_GPU), (
+                    f"{job.id} has a wrong GPU"
+                )
                 alone = not ask_of(job, worker.role).shared
                 assert not alone or capacity.sharers[capacity.index[worker.node]][d] >= 1
         if job.state is not JobState.STOPPING:
