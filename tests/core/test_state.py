@@ -219,6 +219,17 @@ def test_a_share_waits_until_the_job_beside_it_has_gone() -> None:
     assert state.ready("lone")
 
 
+def test_room_of_workers_that_a_stopped_job_never_got_can_be_promised() -> None:
+    hold = (Worker(0, 0, "n1", (0,)),)
+    grow = ev.Resize("gang", 1, (*workers(0, 1), Worker(0, 2, "n1", (0,))))
+    state = told(ev.NodeUp(Node("n1", (Device(),))), LAUNCH, STARTED, grow)
+    state.apply(9.0, ev.Reserve("lone", hold))
+    with pytest.raises(InvariantBroken, match="n1 is oversubscribed"):
+        state.check()
+    state.apply(9.0, stop(StopIntent.REQUEUE))
+    state.check()
+
+
 @pytest.mark.parametrize(
     "loses", [ev.CancelRequested("lone"), ev.HaltRequested("lone"), ev.NodeDown("n0")], ids=str
 )

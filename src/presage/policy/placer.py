@@ -26,6 +26,7 @@ from presage.policy.request import (
     feasible,
     slots,
 )
+from presage.policy.score import Pack
 
 __all__ = ["Placer"]
 
@@ -42,6 +43,9 @@ class Placer:
         first = next(iter(self.scores))
         alone = len(self.scores) == 1
         self._choose = first.pick if alone and isinstance(first, CanPick) else self._best
+        packs = alone and isinstance(first, Pack)
+        self._last_resort = None if packs else Placer({Pack(): 1.0}, most)
+        """Workers go one by one, so scores may walk into a corner; what fits packed still fits."""
         heaviest = sorted(self.scores, key=lambda score: -self.scores[score])
         self._domains = next((s.domains for s in heaviest if isinstance(s, CanDomains)), None)
         self._devices = next((s.devices for s in heaviest if isinstance(s, CanPickDevices)), None)
@@ -64,7 +68,7 @@ class Placer:
             found = self._find_all(request, wanted, domain)
             if found is not None:
                 return found
-        return None
+        return self._last_resort.find(job, plan, wanted, within) if self._last_resort else None
 
     def _find_one(
         self, job: Job, plan: Plan, wanted: tuple[int, int], within: int | None
