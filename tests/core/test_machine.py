@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 from presage.testing.machine import ClusterMachine
 
+pytestmark = pytest.mark.slow
+
 TestCluster = ClusterMachine.TestCase
-TestCluster.settings = settings(stateful_step_count=25)
+TestCluster.settings = settings(stateful_step_count=50)

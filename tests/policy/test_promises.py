@@ -87,6 +87,16 @@ def test_without_gang_nobody_starts_in_part_behind_one_that_did() -> None:
     assert s.running == ["a"]
 
 
+def test_half_started_jobs_that_block_each_other_do_not_keep_the_scheduler_awake() -> None:
+    s = Scenario(nodes(4), PolicyConfig(order="tiresias", gang=False, mode="greedy"))
+    s.submit(job("hole"))
+    s.submit(job("a", gpus=2, workers=2), job("b", workers=3), job("c"))
+    s.end("hole", at=60.0)
+    assert list(s.engine.state.incomplete) == ["a", "b"]  # they hold two GPUs each
+    assert s.waiting == ["c"]
+    assert s.engine.state.wake_at is None
+
+
 def test_who_takes_over_from_a_snapshot_decides_the_same() -> None:
     s = Scenario(nodes(4), PolicyConfig(order="sjf"), {"a": 9.0, "b": 5.0, "c": 7.0})
     s.submit(job("a"), job("b"), job("c"))

@@ -320,7 +320,11 @@ class Pipeline:
         assert self._rounds is not None
         if not plan.state.pending:
             return
-        changes = [self._rounds.next_change(job, plan.now) for job in plan.state.active.values()]
+        changes = [
+            self._rounds.next_change(job, plan.now)
+            for job in plan.state.active.values()
+            if job.id not in plan.state.incomplete  # it gets no service until it is whole
+        ]
         due = min((at for at in changes if at is not None), default=None)
         if due is not None:
             plan.wake_at(_next_round(due, self._rounds.round_s))

@@ -179,7 +179,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(
         specs=st.lists(job_specs(), min_size=1, max_size=4),
-        duration_s=st.sampled_from((20.0, 0.0, 3.0, 100.0)),
+        duration_s=st.sampled_from((20.0, 100.0, 100.0, 3.0, 0.0)),
         peak_gib=st.sampled_from((0, 0, 0, 12)),
     )
     def submit(self, specs: list[JobSpec], duration_s: float, peak_gib: int) -> None:
@@ -254,6 +254,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self._open(self._pick_node(pick))
 
     @rule()
+    def repair(self) -> None:
+        """All of them are."""
+        for node in self._run().world.all_nodes():
+            self._open(node)
+
+    @rule()
     def fail_a_launch(self) -> None:
         """The next launch will fail."""
         self._run().world.fail_launches += 1
@@ -281,8 +287,7 @@ class ClusterMachine(RuleBasedStateMachine):
         run = self._run()
         state = run.engine.state
         run.world.fail_launches = 0
-        for node in run.world.all_nodes():
-            self._open(node)
+        self.repair()
         for _ in range(STEPS_PER_JOB * (len(state.jobs) + 1)):
             if not state.jobs:
                 assert not run.world.tasks

@@ -48,7 +48,7 @@ def nodes(draw: DrawFn, name: str = "n0") -> Node:
     """One machine with GPUs of one kind, or without any."""
     kind = draw(st.sampled_from(sorted(GPU_TYPES)))
     memory = draw(st.sampled_from((UNLIMITED, UNLIMITED, 16 * GIB, 40 * GIB)))
-    count = draw(st.sampled_from((4, 1, 2, 8, 0)))
+    count = draw(st.sampled_from((4, 4, 2, 8, 8, 1, 0)))
     cpu, ram = draw(st.sampled_from(((UNLIMITED, UNLIMITED), (8_000, 32 * GIB), (4_000, 8 * GIB))))
     labels = draw(st.sampled_from(_RACKS))
     return Node(name, (Device(kind, memory, GPU_TYPES[kind]),) * count, cpu, ram, labels)
@@ -70,9 +70,9 @@ def clusters(draw: DrawFn, max_nodes: int = 5) -> tuple[Node, ...]:
 @st.composite
 def resources(draw: DrawFn) -> Resources:
     """What one worker asks for: shares, whole GPUs, or none."""
-    gpu = draw(st.sampled_from((1000, 1000, 2000, 500, 300, 4000, 0)))
-    gpu_memory = draw(st.sampled_from((0, 0, 8 * GIB, 20 * GIB))) if gpu else 0
-    cpu, ram = draw(st.sampled_from(((0, 0), (1_000, GIB), (4_000, 6 * GIB))))
+    gpu = draw(st.sampled_from((1000, 1000, 1000, 2000, 500, 300, 0, 4000)))
+    gpu_memory = draw(st.sampled_from((0, 0, 0, 8 * GIB, 20 * GIB))) if gpu else 0
+    cpu, ram = draw(st.sampled_from(((0, 0), (0, 0), (1_000, GIB), (4_000, 6 * GIB))))
     return Resources(cpu, ram, gpu, gpu_memory)
 
 
@@ -80,9 +80,9 @@ def resources(draw: DrawFn) -> Resources:
 def roles(draw: DrawFn, name: str = "worker") -> Role:
     """A kind of worker, rigid or elastic."""
     ask = draw(resources())
-    least = draw(st.sampled_from((1, 1, 2, 3, 4)))
+    least = draw(st.sampled_from((1, 1, 1, 2, 2, 3, 4)))
     most = least + draw(st.sampled_from((0, 0, 1, 3)))
-    kinds: tuple[tuple[str, ...], ...] = ((), (), ("a100",), ("a100", "v100"))
+    kinds: tuple[tuple[str, ...], ...] = ((), (), (), ("a100",), ("a100", "v100"))
     types = draw(st.sampled_from(kinds)) if ask.gpu_milli else ()
     return Role(name, ask, least, most, types)
 
