@@ -94,6 +94,7 @@ def test_half_started_jobs_that_block_each_other_do_not_keep_the_scheduler_awake
     s.end("hole", at=60.0)
     assert list(s.engine.state.incomplete) == ["a", "b"]  # they hold two GPUs each
     assert s.waiting == ["c"]
+    s.go(ev.Woke(), at=18_060.0)  # what was asked for when `hole` still ran
     assert s.engine.state.wake_at is None
 
 

@@ -190,6 +190,13 @@ class Capacity:
             mask |= self.types.get(name, 0)
         return mask & self.open
 
+    def has_whole(self, count: int) -> bool:
+        """Whether any open node has so many wholly free GPUs."""
+        for mask in self.by_whole[count:]:  # noqa: SIM110 (a generator costs four times as much)
+            if mask & self.open:
+                return True
+        return False
+
     def fits(self, i: int, ask: Resources, most: int | None = None) -> bool:
         """Whether one worker fits on this node now; `most` bounds the jobs on a shared device."""
         if self.free_cpu[i] < ask.cpu_milli or self.free_memory[i] < ask.memory_mib:

@@ -402,11 +402,13 @@ class State:
         job.state = to
         job.since = now
         job.reason = reason
+        if to is RUNNING:
+            return  # among the active since it was STARTING
         if to is not STOPPING:
             job.intent = None
-        self._index(job)
-        if to is PENDING:
-            self.queued.append(job)
+            self._index(job)
+            if to is PENDING:
+                self.queued.append(job)
 
     def _index(self, job: Job) -> None:
         state, job_id = job.state, job.spec.id

@@ -15,6 +15,7 @@ from typing import Any
 from presage.core.ports import SortKey
 from presage.core.state import State
 from presage.core.workers import ask_of, least_milli
+from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, JobState, Reason
 from presage.policy.elastic import least_workers
 
@@ -39,6 +40,7 @@ class Group:
         "never",
         "queue",
         "size",
+        "whole",
     )
 
     def __init__(self, key: Any, job: Job) -> None:
@@ -50,6 +52,8 @@ class Group:
         self.kind, self.size = _size(job)
         """For `at_most`: only groups of the same kind can be compared, by their sizes."""
         self.heap: list[tuple[SortKey, Job]] = []
+        self.whole = max(ask_of(job, r).gpu_milli for r in range(len(job.spec.roles))) // WHOLE_GPU
+        """Wholly free GPUs that one node must have for its largest worker."""
         self.failed_at = -1
         """`Capacity.released` when its first job last did not fit."""
         self.never: Reason | None = None
@@ -69,16 +73,11 @@ class Group:
 class Backlog:
     """The waiting jobs by group."""
 
-    def __init__(self, ask_first: bool = False) -> None:
+    def __init__(self) -> None:
         self.groups: dict[Any, Group] = {}
         """Groups that have waiting jobs."""
         self._known: dict[Any, Group] = {}
         """Those and the ones that had some."""
-        self._ask_first = ask_first
-        """Whether `first` will be called."""
-        self._firsts: list[tuple[SortKey, int, Group]] = []
-        """Every group under the key of its first job, among entries that are out of date."""
-        self._serial = 0
 
     def group(self, job: Job) -> Group:
         """The group that a job belongs to."""
@@ -103,8 +102,6 @@ class Backlog:
         if not heap:
             self.groups[group.key] = group
         heappush(heap, (key, job))
-        if self._ask_first and heap[0][1] is job:
-            self._note_first(group)
 
     def pop(self, group: Group) -> None:
         """Take the first job of a group off; a group without jobs is forgotten."""
@@ -112,22 +109,6 @@ class Backlog:
         heappop(heap)
         if not heap:
             del self.groups[group.key]
-        elif self._ask_first:
-            self._note_first(group)
-
-    def first(self) -> Group | None:
-        """The group whose first job comes before all others."""
-        firsts = self._firsts
-        while firsts:
-            key, _, group = firsts[0]
-            if group.heap and group.heap[0][0] == key:
-                return group
-            heappop(firsts)
-        return None
-
-    def _note_first(self, group: Group) -> None:
-        self._serial += 1
-        heappush(self._firsts, (group.heap[0][0], self._serial, group))
 
 
 def _size(job: Job) -> tuple[object, tuple[int, ...]]:

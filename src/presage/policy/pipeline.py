@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from math import floor
 from typing import Any
 
@@ -70,7 +70,10 @@ class Pipeline:
         self._rounds = rules.order if isinstance(rules.order, HasRounds) else None
         self._movable = rules.reclaim is not None or rules.elastic
         """Whether room can be made where there is none."""
-        self._head_decides = not rules.greedy and self._band is None and not rules.queues.bounded
+        by_turns = rules.greedy or rules.backfill or rules.ranked or rules.queues.bounded
+        self._in_line = not by_turns and self._band is None
+        """Whether nobody ever passes the first job: then groups need not be kept apart."""
+        self._line: list[tuple[SortKey, Job, Group]] = []
         self._state: State | None = None
         self._backlog = Backlog()
         self._empty: Plan | None = None
@@ -89,8 +92,10 @@ class Pipeline:
         if self._backlog.groups and rules.ranked:
             queues, backlog = rules.queues, self._backlog
             walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
-        elif self._backlog.groups and (not self._head_decides or self._walk_heads(plan, predict)):
+        elif self._backlog.groups:
             self._walk(plan, predict)
+        elif self._line:
+            self._walk_line(plan, predict)
         if state.scaling:
             obey_scale_requests(plan, self._placer, rules.queues)
         if rules.elastic:
@@ -121,7 +126,7 @@ class Pipeline:
         state = plan.state
         new = state.queued
         if self._state is not state:
-            self._state, self._backlog = state, Backlog(self._head_decides)
+            self._state, self._backlog, self._line = state, Backlog(), []
             new = list(state.pending.values())
         order, backlog, nodes = self.rules.order, self._backlog, len(state.capacity.nodes)
         for job in new:
@@ -132,6 +137,8 @@ class Pipeline:
                 group.checked, group.never = nodes, self._never(job, plan)
             if group.never is not None:
                 plan.reject(job, group.never)
+            elif self._in_line:
+                heappush(self._line, (order(job, plan, predict), job, group))
             else:
                 backlog.push(order(job, plan, predict), job, group)
         state.queued.clear()
@@ -182,21 +189,21 @@ class Pipeline:
         if heads and rules.backfill and not state.incomplete and state.capacity.free_milli > 0:
             self._backfill(heads, plan, predict)
 
-    def _walk_heads(self, plan: Plan, predict: Predictor) -> bool:
-        """The walk where one head at a time is enough; True when one is left that blocks the rest
-        and
-        others might be tried behind it."""
-        backlog, state = self._backlog, plan.state
-        capacity, reservations, serve = state.capacity, state.reservations, self._serve
-        while (group := backlog.first()) is not None:
-            job = group.heap[0][1]
+    def _walk_line(self, plan: Plan, predict: Predictor) -> None:
+        """The walk where the first job blocks all others: one look at a time is enough."""
+        line, state = self._line, plan.state
+        capacity, reservations, stuck = state.capacity, state.reservations, not self._movable
+        while line:
+            _, job, group = line[0]
             if job.state is _PENDING and (not reservations or waits(job, state)):
-                known_full = not self._movable and group.failed_at == capacity.released
-                if known_full or serve(job, group, plan, predict) is not None:
-                    behind = self.rules.backfill > 0 and not state.incomplete
-                    return behind and capacity.free_milli > 0
-            backlog.pop(group)
-        return False
+                if stuck and group.failed_at == capacity.released:
+                    return
+                if stuck and group.whole and not capacity.has_whole(group.whole):
+                    group.failed_at = capacity.released
+                    return
+                if self._serve(job, group, plan, predict) is not None:
+                    return
+            heappop(line)
 
     def _backfill(self, heads: list[Any], plan: Plan, predict: Predictor) -> None:
         """Try jobs behind the blocked head, in order; those that stay go back to their groups."""

@@ -160,7 +160,8 @@ class World:
         new = decision.workers if fresh else _without(decision.workers, known)
         if not new:
             return
-        self._measure()
+        if self._measured_at != self.now:
+            self._measure()
         if fresh:
             task.attempt = decision.attempt
             task.milli = 0
@@ -294,7 +295,8 @@ class World:
 
     def _leave(self, task: Task) -> None:
         """The run is over: it makes no progress and holds nothing."""
-        self._measure()
+        if self._measured_at != self.now:
+            self._measure()
         if task.shares:
             self._unshare(task)
         self.used_milli -= task.milli
@@ -325,7 +327,9 @@ class World:
         plain = len(task.workers) == task.measured_workers and not (task.shares or self._mixed)
         task.speed = 1.0 if plain else self._speed(task)
         task.version += 1
-        self._push(task.since + task.work_s / task.speed, _END, task, task.version)
+        self._serial += 1
+        end = task.since + task.work_s / task.speed
+        heappush(self._events, (end, _END, self._serial, task, task.version))
 
     def _speed(self, task: Task) -> float:
         speed = 1.0
