@@ -185,6 +185,8 @@ class Pipeline:
                 if outcome is _NO_ROOM:
                     failed = [small for small in failed if not group.at_most(small)] + [group]
             else:
+                if not waits(job, state):  # some of its workers were launched
+                    self._advance(heads, group, band)
                 break
         if heads and rules.backfill and not state.incomplete and state.capacity.free_milli > 0:
             self._backfill(heads, plan, predict)
@@ -202,6 +204,8 @@ class Pipeline:
                     group.failed_at = capacity.released
                     return
                 if self._serve(job, group, plan, predict) is not None:
+                    if job.state is not _PENDING:  # some of its workers were launched
+                        heappop(line)
                     return
             heappop(line)
 
