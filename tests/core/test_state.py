@@ -312,6 +312,7 @@ def _job(state: State) -> Job:
         lambda s: s.jobs.pop("lone"),
         lambda s: s.reservations.update({"gang": workers(3)}),
         lambda s: s.usage.update({"default": 7}),
+        lambda s: s.incomplete.update({"gang": _job(s)}),
         lambda s: (s.down.add("n0"), s.draining.add("n0")),
         lambda s: s.capacity.take(0, Resources(gpu_milli=1000), (3,)),
         lambda s: s.capacity.take(0, Resources(cpu_milli=1), ()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from presage.core.workers import ask_of
+from presage.core.workers import ask_of, missing
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.errors import InvariantBroken
 from presage.model.job import Job, JobState
@@ -81,6 +81,9 @@ def _check_indexes(state: State) -> None:
     kept = {queue: milli for queue, milli in state.usage.items() if milli}
     _ensure(kept == {q: m for q, m in usage.items() if m}, f"usage is {usage}, not {kept}")
     _ensure(not state.down & state.draining, "a node is down and draining")
+    starting = [job for job in state.active.values() if job.state is JobState.STARTING]
+    lacking = {job.id for job in starting if missing(job)}
+    _ensure(lacking == state.incomplete.keys(), "wrong index of jobs that lack workers")
 
 
 def _check_capacity(state: State) -> None:

@@ -328,6 +328,8 @@ class State:
     def _stop(self, now: float, e: ev.Stop) -> None:
         job = self.jobs[e.job]
         job.intent = e.intent
+        if self.incomplete:
+            self.incomplete.pop(e.job, None)
         if job.state is STOPPING:
             job.reason = e.reason
         else:
