@@ -76,8 +76,14 @@ def grow(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
             plan.resize(job, (*job.allocation, *extra[job.id]))
 
 
-def obey_scale_requests(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
-    """Bring jobs whose owner asked for a number of workers to it, as far as there is room."""
+def obey_scale_requests(
+    plan: Plan, placer: PlacerOf, queues: Queues, *, may_grow: bool = True
+) -> None:
+    """Bring jobs whose owner asked for a number of workers to it, as far as there is room.
+
+    Under preemption by rank nobody grows while others wait: a larger job may no longer rank high
+    enough, would be stopped and start small again, for ever.
+    """
     for job in _resizable(plan) if plan.state.scaling else ():
         if job.wants is None:
             continue
@@ -86,7 +92,7 @@ def obey_scale_requests(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
             kept = shrunk(job, have - job.wants, role=0)
             if kept is not None:
                 plan.resize(job, kept)
-        elif job.wants > have:
+        elif job.wants > have and may_grow:
             wanted: Wanted = new_workers(job.allocation, 0, job.wants - have)
             if not fits_queue(job, plan, wanted, queues):
                 continue

@@ -97,7 +97,8 @@ class Pipeline:
         elif self._line:
             self._walk_line(plan, predict)
         if state.scaling:
-            obey_scale_requests(plan, self._placer, rules.queues)
+            waiting = rules.ranked and bool(state.pending)
+            obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
         if rules.elastic:
             grow(plan, self._placer, rules.queues)
         if self._rounds is not None:
