@@ -1,0 +1,1 @@
+"""Models as operator graphs: read, traced, precomputed, summarised and drawn."""

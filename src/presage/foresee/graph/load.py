@@ -1,0 +1,243 @@
+"""A graph from whatever a user names: a function in a file or module, an ONNX file, a Hugging Face
+configuration, or an entry of the zoo.
+
+A user's function runs in another process with limits (`presage.foresee.sandbox`).
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
+from presage.foresee.sandbox import run_isolated
+from presage.model.errors import MissingExtra
+
+__all__ = ["load_graph", "trace_factory"]
+
+_TIMEOUT_S = 120.0
+_MEMORY_MIB = 16384
+_FORMS = "file.py:function, package.module:function, model.onnx, config.json or zoo:resnet50"
+
+
+def load_graph(
+    target: str,
+    *,
+    inputs: str | None = None,
+    optimizer: str = "sgd",
+    precision: str = "fp32",
+    inference: bool = False,
+    timeout_s: float = _TIMEOUT_S,
+) -> OpGraph:
+    """The graph of a target; anything wrong with it is a `UserError` of one line.
+
+    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`.
+    """
+    specs = None if inputs is None else InputSpec.parse(inputs)
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "precision": precision,
+        "inference": inference,
+    }
+    kind, _, rest = target.partition(":")
+    if kind == "zoo":
+        return _from_zoo(rest, specs, options)
+    if target.lower().endswith((".onnx", ".json")):
+        path = _file(target)
+        _need_torch()
+        if path.suffix.lower() == ".onnx":
+            from presage.foresee.graph.onnx_reader import read_onnx
+
+            return read_onnx(path, inputs=specs, **options)
+        from presage.foresee.graph.huggingface import read_config
+
+        return read_config(path, inputs=specs, **options)
+    place, _, function = target.rpartition(":")
+    if not place or not function:
+        raise GraphError(f"'{target}' names no model: {_near_zoo(target)}write {_FORMS}")
+    if place.endswith(".py"):
+        _file(place)
+    _need_torch()
+    payload = {"place": place, "function": function, "inputs": inputs, "options": options}
+    answer = run_isolated(
+        __name__,
+        "trace_factory",
+        payload,
+        timeout_s=timeout_s,
+        memory_mib=_MEMORY_MIB,
+        subject=target,
+    )
+    return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+
+
+def _near_zoo(name: str) -> str:
+    try:
+        return f"did you mean zoo:{zoo.find(name).name}? Otherwise "
+    except GraphError:
+        return ""
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if path.is_dir():
+        raise GraphError(f"{name} is a directory; name a file")
+    if not path.is_file():
+        raise GraphError(f"{name} does not exist; give the path of a file")
+    return path
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("torch", "reading the graph of a model")
+    _silence_torch()
+
+
+def _silence_torch() -> None:
+    """PyTorch logs what a wrong shape leads to before it raises; the exception says it all."""
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+
+
+def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str, Any]) -> OpGraph:
+    entry = zoo.find(name)
+    if specs is None or specs == entry.inputs:
+        graph = precomputed.read(entry, **options)
+        if graph is not None:
+            return graph
+    _need_torch()
+    from presage.foresee.graph.torch_trace import trace
+
+    return trace(entry.build, specs or entry.inputs, name=entry.name, **options)
+
+
+# -- in the child process
+
+
+def trace_factory(payload: dict[str, Any]) -> dict[str, str]:
+    """Import a user's function, build its model and trace it; runs in a process of its own, which
+    explains what the user's code raises."""
+    from presage.foresee.graph.torch_trace import trace
+
+    _silence_torch()
+    place, name = payload["place"], payload["function"]
+    target = f"{place}:{name}"
+    factory = _find_function(_import(place), place, name)
+    made, build = _make(factory)
+    module, inputs = _split(made)
+    _check_module(module, target)
+    given = payload["inputs"]
+    specs = InputSpec.parse(given) if given is not None else _specs(inputs, target)
+    graph = trace(build, specs, name=name, **payload["options"])
+    return {"graph": base64.b64encode(graph.to_bytes()).decode()}
+
+
+def _import(place: str) -> Any:
+    """The module of a file or a dotted name; modules beside it, or here, can be imported too."""
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+                raise GraphError(
+                    f"there is no module {place}: install it, or give the path of a file"
+                ) from None
+            raise
+    path = Path(place).resolve()
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise GraphError(f"{place} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find_function(module: Any, place: str, name: str) -> Callable[[], Any]:
+    found = getattr(module, name, None)
+    if found is None:
+        mine = [key for key, value in vars(module).items() if callable(value)]
+        mine = [key for key in mine if not key.startswith("_")]
+        near = get_close_matches(name, mine, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(mine[:8]) or 'none'}"
+        raise GraphError(f"{place} has no function '{name}': {hint}")
+    if not callable(found):
+        raise GraphError(
+            f"{place}:{name} is a {type(found).__name__}, not a function: "
+            "write a function without arguments that returns the model"
+        )
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise GraphError(
+            f"{place}:{name} needs arguments ({error}): write a function without arguments"
+        ) from None
+    except ValueError:
+        pass  # a function of C has no signature to look at
+    function: Callable[[], Any] = found
+    return function
+
+
+def _make(factory: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the factory returns, and what to trace: if possible without ever holding values, else
+    the module itself."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return factory(), lambda: _split(factory())[0]
+    except (NotImplementedError, RuntimeError):  # it looks at values while it builds
+        made = factory()
+        return made, _split(made)[0]
+
+
+def _split(made: Any) -> tuple[Any, Any]:
+    """(module, inputs) of what a factory returned; inputs may be None."""
+    if isinstance(made, tuple) and len(made) == 2:
+        return made[0], made[1]
+    return made, None
+
+
+def _check_module(module: Any, target: str) -> None:
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise GraphError(
+            f"{target} returned a {type(module).__name__}: it must return a torch module, "
+            "or a module and its inputs"
+        )
+
+
+def _specs(inputs: Any, target: str) -> tuple[InputSpec, ...]:
+    """Input specifications from example tensors (batch first), strings or specifications."""
+    if inputs is None:
+        raise GraphError(
+            f"{target} returns a model without inputs: add --input, like --input 3x224x224, "
+            "or return (model, inputs)"
+        )
+    parts: Sequence[Any] = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+    specs: list[InputSpec] = []
+    for part in parts:
+        if isinstance(part, InputSpec):
+            specs.append(part)
+        elif isinstance(part, str):
+            specs += InputSpec.parse(part)
+        elif hasattr(part, "dtype") and getattr(part, "ndim", 0) >= 1:
+            dtype = str(part.dtype).removeprefix("torch.")
+            shape = "x".join(str(size) for size in part.shape[1:])
+            specs += InputSpec.parse(f"{shape}:{dtype}")
+        else:
+            raise GraphError(
+                f"{target} returns an input of type {type(part).__name__}: give tensors with the "
+                "batch first, or text like 3x224x224"
+            )
+    return tuple(specs)

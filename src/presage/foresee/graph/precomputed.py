@@ -1,0 +1,163 @@
+"""Graphs of the zoo that were traced beforehand, so that using them needs no PyTorch.
+
+`python -m presage.foresee.graph.precomputed` traces the zoo again and writes the archive; do it
+after a change to the zoo or to the tracer. Training is kept with the optimizer `sgd`, and
+`with_optimizer` changes that without a trace.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee.graph import zoo
+from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, GraphError, OpGraph, Tensors
+from presage.foresee.graph.torch_trace import OPTIMIZERS
+
+__all__ = ["read", "with_optimizer", "write"]
+
+Floats = npt.NDArray[np.float64]
+
+_ARCHIVE = "zoo_graphs.zip"
+_VARIANTS = {  # name: precision, inference
+    "train-fp32": ("fp32", False),
+    "train-amp": ("amp", False),
+    "infer-fp32": ("fp32", True),
+    "infer-amp": ("amp", True),
+}
+
+
+def read(
+    entry: zoo.ZooEntry,
+    *,
+    optimizer: str = "sgd",
+    precision: str = "fp32",
+    inference: bool = False,
+) -> OpGraph | None:
+    """The graph of a zoo entry, or None if this variant was not traced beforehand."""
+    if optimizer not in OPTIMIZERS:
+        raise GraphError(f"unknown optimizer '{optimizer}': one of {', '.join(OPTIMIZERS)}")
+    wanted = [name for name, variant in _VARIANTS.items() if variant == (precision, inference)]
+    archive = files("presage.foresee.graph") / _ARCHIVE
+    if not wanted or not archive.is_file():
+        return None
+    with archive.open("rb") as file, zipfile.ZipFile(file) as members:
+        try:
+            data = members.read(f"{entry.name}/{wanted[0]}")
+        except KeyError:
+            return None
+    graph = OpGraph.from_bytes(data)
+    return graph if inference else with_optimizer(graph, optimizer)
+
+
+def with_optimizer(graph: OpGraph, optimizer: str) -> OpGraph:
+    """The same training step with another optimizer; equal to a trace with that optimizer."""
+    if optimizer not in OPTIMIZERS:
+        raise GraphError(f"unknown optimizer '{optimizer}': one of {', '.join(OPTIMIZERS)}")
+    if graph.options["inference"]:
+        raise GraphError("a graph of inference has no optimizer")
+    if graph.options["optimizer"] == optimizer:
+        return graph
+    if graph.options["optimizer"] == "none":
+        raise GraphError("a graph without an optimizer cannot be given one: trace it again")
+    kept = OPTIMIZERS[optimizer]
+    rows = int((graph.kind != KINDS.index("update")).sum())
+    passes = 0 if optimizer == "none" else {0: 1, 1: 2, 2: 6}[kept]
+    total = float(graph.trainable)
+    elements = np.zeros((passes, graph.macs.shape[1]))
+    elements[:, 0] = total
+    return replace(
+        graph,
+        operators=graph.operators[:rows] + ("optimizer",) * passes,
+        kind=np.append(graph.kind[:rows], [KINDS.index("update")] * passes).astype(np.int64),
+        phase=np.append(graph.phase[:rows], [PHASES.index("optimizer")] * passes).astype(np.int64),
+        shapes=graph.shapes[:rows] + ((graph.trainable,),) * passes,
+        dtypes=graph.dtypes[:rows] + ("float32",) * passes,
+        macs=np.vstack([graph.macs[:rows], np.zeros_like(elements)]),
+        read=np.vstack([graph.read[:rows], (1 + (kept > 0)) * elements]),
+        written=np.vstack([graph.written[:rows], elements]),
+        weights=np.append(graph.weights[:rows], [total] * passes),
+        tensors=_tensors(graph, rows, rows + passes, kept),
+        options=graph.options | {"optimizer": optimizer},
+    )
+
+
+def _tensors(graph: OpGraph, rows: int, end: int, kept: int) -> Tensors:
+    """The storages without those of the old optimizer, and with those of the new one."""
+    old = graph.tensors
+    stays = (old.role != ROLES.index("state")) & (old.born < rows)
+    lasts = old.died[stays] == len(graph)
+    sizes = _trained_bytes(graph)
+    states = np.repeat(sizes, kept)
+    roots = sizes if kept == 2 else sizes[:0]  # the square root of the second moment
+    count = len(states) + len(roots)
+    return Tensors(
+        born=np.concatenate(
+            [old.born[stays], np.full(len(states), -1), np.full(len(roots), rows)]
+        ).astype(np.int64),
+        died=np.concatenate(
+            [
+                np.where(lasts, end, np.minimum(old.died[stays], end)),
+                np.full(count, end),
+            ]
+        ).astype(np.int64),
+        scale=np.concatenate([old.scale[stays], states, roots]),
+        power=np.append(old.power[stays], np.zeros(count)).astype(np.int64),
+        role=np.concatenate(
+            [
+                old.role[stays],
+                np.full(len(states), ROLES.index("state")),
+                np.full(len(roots), ROLES.index("transient")),
+            ]
+        ).astype(np.int64),
+    )
+
+
+def _trained_bytes(graph: OpGraph) -> Floats:
+    """Bytes of one value in float32 for each element, by trainable parameter. If some parameters
+    are frozen, those with a gradient are taken."""
+    role = "weight" if graph.trainable == graph.params else "gradient"
+    sizes: Floats = graph.tensors.scale[graph.tensors.role == ROLES.index(role)]
+    return sizes * (2.0 if graph.options["precision"] in ("bf16", "fp16") else 1.0)
+
+
+def write(path: Path, entries: Iterable[zoo.ZooEntry]) -> None:
+    """Trace entries in every variant and write the archive; needs PyTorch."""
+    from presage.foresee.graph.torch_trace import trace
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for entry in entries:
+            for name, (precision, inference) in _VARIANTS.items():
+                graph = trace(
+                    entry.build,
+                    entry.inputs,
+                    name=entry.name,
+                    precision=precision,
+                    inference=inference,
+                )
+                data = _unpacked(graph.to_bytes())
+                member = zipfile.ZipInfo(f"{entry.name}/{name}")
+                archive.writestr(member, data, zipfile.ZIP_LZMA)
+            print(f"{entry.name} traced", file=sys.stderr, flush=True)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The same archive without its own compression and dates: the outer one compresses better,
+    and equal graphs give equal bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(file, "w") as plain:
+        for name in packed.namelist():
+            plain.writestr(zipfile.ZipInfo(name), packed.read(name))
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    write(Path(__file__).with_name(_ARCHIVE), [zoo.find(name) for name in zoo.names()])
