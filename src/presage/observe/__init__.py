@@ -1,0 +1,1 @@
+"""What a job is doing while it runs."""

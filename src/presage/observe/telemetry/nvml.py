@@ -1,0 +1,133 @@
+"""What a job uses of NVIDIA GPUs, read through NVML (`nvidia-ml-py`).
+
+A device counts as used when a process of the job is on it. Inside a container NVML may not know
+our process ids; then a device counts as used when its memory grew since the job started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GpuProbe", "GpuReading", "open_gpus"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The devices that a job uses, at one moment; NaN when the driver did not answer."""
+
+    util_pct: float
+    memory_mib: float
+    shared: bool
+    """Whether a process of somebody else is on one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    index: int
+    handle: Any
+    name: str
+    used_before: int
+    others_before: bool
+
+
+def open_gpus() -> tuple[GpuProbe | None, str]:
+    """A probe of the visible GPUs; without one, the reason in a sentence."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, "GPUs are not read: pip install 'presage[gpu]'"
+    try:
+        pynvml.nvmlInit()
+        devices = _visible(pynvml)
+    except pynvml.NVMLError as error:
+        return None, f"GPUs are not read: {error}"
+    if not devices:
+        pynvml.nvmlShutdown()
+        return None, "GPUs are not read: none is visible"
+    return GpuProbe(pynvml, devices), ""
+
+
+class GpuProbe:
+    """Reads the devices until it is closed; `used` are those that the job was seen on."""
+
+    def __init__(self, nvml: Any, devices: list[_Device]) -> None:
+        self._nvml = nvml
+        self._devices = devices
+        self.used: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        """The name of the first device that was used."""
+        return next((item.name for item in self._devices if item.index in self.used), "")
+
+    @property
+    def driver(self) -> str:
+        """The version of the driver."""
+        return _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    def read(self, pids: Collection[int]) -> GpuReading:
+        """What the processes use now."""
+        try:
+            seen = [(item, *self._job_on(item, pids)) for item in self._devices]
+            used = [item for item, memory, _ in seen if memory > 0]
+            rates = [self._nvml.nvmlDeviceGetUtilizationRates(item.handle).gpu for item in used]
+        except self._nvml.NVMLError:
+            return GpuReading(float("nan"), float("nan"), False)
+        self.used |= {item.index for item in used}
+        memory = sum(memory for _, memory, _ in seen) / _MIB
+        shared = any(others for _, memory, others in seen if memory > 0)
+        return GpuReading(sum(rates) / len(rates) if rates else 0.0, memory, shared)
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._nvml.nvmlShutdown()
+
+    def _job_on(self, device: _Device, pids: Collection[int]) -> tuple[int, bool]:
+        """Bytes that the job holds on a device, and whether others are on it."""
+        running = self._nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)
+        mine = [process for process in running if process.pid in pids]
+        grown = self._nvml.nvmlDeviceGetMemoryInfo(device.handle).used - device.used_before
+        if mine:
+            known = [process.usedGpuMemory for process in mine]
+            held = grown if None in known else sum(known)
+            return max(held, 1), len(running) > len(mine)
+        foreign_ids = bool(running) and not any(_is_ours(process.pid) for process in running)
+        if foreign_ids and not device.others_before and grown > _MIB:
+            return grown, False
+        return 0, bool(running)
+
+
+def _visible(nvml: Any) -> list[_Device]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = []
+    for index, handle in enumerate(handles):
+        names = (str(index), _text(nvml.nvmlDeviceGetUUID(handle)))
+        if wanted is None or any(_names(word, names) for word in wanted.split(",")):
+            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
+            others = bool(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+            devices.append(
+                _Device(index, handle, _text(nvml.nvmlDeviceGetName(handle)), used, others)
+            )
+    return devices
+
+
+def _names(word: str, names: tuple[str, str]) -> bool:
+    """CUDA takes an index, or the beginning of a UUID."""
+    word = word.strip()
+    return word == names[0] or (word.startswith("GPU-") and names[1].startswith(word))
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process id means anything on this side of a container's wall."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
