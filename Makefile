@@ -6,6 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CLUSTER := 32x4:32c:128g
 
 help:  ## list the commands
@@ -47,7 +48,7 @@ clean:  ## remove the virtual environment and everything generated
 
 $(READY): pyproject.toml constraints.txt
 	@tools/venv $(VENV)
-	@echo "Installing into $(VENV) (a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev]'
+	@echo "Installing into $(VENV) (two minutes the first time)"
+	@$(PIP) torch  # first, and pinned: see constraints.txt
+	@$(PIP) --editable '.[dev]'
 	@touch $@

@@ -33,7 +33,7 @@ def read_yaml(path: Path, model: type[M], error: type[UserError]) -> M:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_repeats(path, root, error)
-        data = yaml.safe_load(text)
+        data = yaml.constructor.SafeConstructor().construct_document(root) if root else None
     except yaml.YAMLError as broken:
         mark = getattr(broken, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""

@@ -12,6 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from presage import __version__
+from presage.cli.gpus import gpus
+from presage.cli.graph import graph
+from presage.cli.predict import fit, predict
+from presage.cli.profile import profile
 from presage.cli.simulate import simulate
 from presage.cli.trace import trace
 from presage.model.errors import PresageError
@@ -42,7 +46,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(gpus)
+# What stands after the command's name is the command's own, options included.
+app.command(context_settings={"allow_interspersed_args": False})(profile)
+app.command()(predict)
+app.command()(fit)
 app.command()(simulate)
+app.command()(graph)
 app.add_typer(trace, name="trace")
 
 

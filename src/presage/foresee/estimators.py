@@ -1,0 +1,103 @@
+"""The fitted estimators: shipped ones, or a user's own where `presage fit` has put some."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee.interference import InterferenceEstimator, MemoryLimit
+from presage.foresee.learn.bundle import load_bundle, under
+from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
+from presage.foresee.steptime import StepTimeEstimator, TotalsStepTimeEstimator
+from presage.foresee.utilization import UtilizationEstimator
+
+__all__ = [
+    "Memory",
+    "StepTime",
+    "interference",
+    "memory",
+    "own_models",
+    "sharing_limit",
+    "step_time",
+    "utilization",
+    "version",
+]
+
+_SHIPPED = Path(__file__).with_name("models")
+
+
+def own_models() -> Path:
+    """Where a user's own bundles are."""
+    home = os.environ.get("PRESAGE_HOME") or str(Path.home() / ".local" / "share" / "presage")
+    return Path(home) / "models"
+
+
+@cache
+def _bundle(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    own = own_models() / f"{name}.npz"
+    return load_bundle(own if own.is_file() else _SHIPPED / f"{name}.npz")
+
+
+def version(name: str) -> str:
+    """What answers, for people and journals: `memory 1 (2026-11-16)`."""
+    card = _bundle(name)[1]
+    return f"{card['name']} {card['version']} ({card['date']})"
+
+
+class Memory:
+    """Both memory estimators."""
+
+    def __init__(self) -> None:
+        arrays, self.card = _bundle("memory")
+        self.graph = MemoryEstimator.from_arrays(under("graph", arrays))
+        self.table = TableMemoryEstimator.from_arrays(under("table", arrays))
+
+
+class StepTime:
+    """Training from graphs and totals, inference from totals."""
+
+    def __init__(self) -> None:
+        arrays, self.card = _bundle("step_time")
+        self.graph = StepTimeEstimator.from_arrays(under("graph", arrays))
+        self.train = TotalsStepTimeEstimator.from_arrays(under("train", arrays))
+        infer = under("infer", arrays) or under(
+            "infer", load_bundle(_SHIPPED / "step_time.npz")[0]
+        )
+        self.infer = TotalsStepTimeEstimator.from_arrays(infer)
+
+
+@cache
+def memory() -> Memory:
+    """The memory estimators."""
+    return Memory()
+
+
+@cache
+def step_time() -> StepTime:
+    """The step time estimators."""
+    return StepTime()
+
+
+@cache
+def utilization() -> UtilizationEstimator:
+    """The utilization estimator."""
+    return UtilizationEstimator.from_arrays(_bundle("utilization")[0])
+
+
+@cache
+def interference() -> InterferenceEstimator:
+    """The interference estimator."""
+    return InterferenceEstimator.from_arrays(_bundle("interference")[0])
+
+
+@cache
+def sharing_limit() -> MemoryLimit:
+    """Whether jobs fit together at all."""
+    made = MemoryLimit()
+    made.weights_ = np.asarray(_bundle("interference")[0]["limit"])
+    return made

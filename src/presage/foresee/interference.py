@@ -1,0 +1,249 @@
+"""How fast jobs run that share a GPU, and whether they fit, from what is known of each alone.
+
+Speed is normalised: throughput beside others ÷ throughput alone. Extra trees foresee it from the
+loads of the job and of those beside it. What is not known of a job may be left out; the estimate
+gets wider. Whether jobs fit together is a matter of memory and is foreseen apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee._colocation import (
+    FEATURES,
+    JobAlone,
+    Pairs,
+    limit_row,
+    read_gavel,
+    read_lucid,
+    row,
+)
+from presage.foresee.gpus import Gpu
+from presage.foresee.learn import Estimator, Floats, sklearn_ensemble
+from presage.foresee.learn.bundle import load_bundle, prefixed, under
+from presage.foresee.learn.conformal import Conformal
+from presage.foresee.learn.evaluate import coverage, f1, grouped_folds, mae
+from presage.foresee.learn.trees import TreeEnsemble
+from presage.model.errors import UserError
+from presage.model.estimate import Estimate
+
+__all__ = [
+    "FEATURES",
+    "InterferenceEstimator",
+    "JobAlone",
+    "MemoryLimit",
+    "Pairs",
+    "fit_shipped",
+    "read_gavel",
+    "read_lucid",
+]
+
+_FASTEST = 1.5
+"""Speeds above 1 are noise of measurements, but a model of them may repeat a little of it."""
+
+_FITTING = "fitting the interference estimator"
+
+
+class InterferenceEstimator(Estimator):
+    """Normalised speed of a job beside others, for rows of `FEATURES` or for jobs.
+
+    `groups` in `fit` has two columns: the model of the own job and of the other. The intervals
+    come from predictions for models that were in no pair of the training set.
+    """
+
+    def __init__(self, trees: int = 150, leaf: int = 2, folds: int = 5, seed: int = 0) -> None:
+        self.trees = trees
+        self.leaf = leaf
+        self.folds = folds
+        self.seed = seed
+
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
+        """Learn from rows of features and measured speeds."""
+        rows, speed = _rows(X), np.asarray(y, np.float64)
+        if len(rows) != speed.size or len(rows) < 2 * self.folds:
+            raise UserError(f"fitting needs one speed for each of {2 * self.folds} pairs or more")
+        if not np.all(speed > 0):
+            raise UserError("a normalised speed is above 0; leave out pairs that could not share")
+        sides = np.repeat(np.arange(len(rows))[:, None], 2, axis=1)
+        if groups is not None:
+            sides = np.asarray(groups)
+            if sides.shape != (len(rows), 2):
+                raise UserError("groups has two columns: the model of the own and other job")
+        self.known_ = ~np.all(np.isnan(rows), axis=0)
+        held_out = np.empty(speed.size)
+        fold_of = self._folds(sides)
+        for fold in range(fold_of.max() + 1):
+            test = fold_of[:, 0] == fold
+            train = np.all(fold_of != fold, axis=1)
+            held_out[test] = self._fit_trees(rows[train], speed[train]).predict(rows[test])
+        self.conformal_ = Conformal.fit(
+            speed, held_out, sides[:, 0], self._difficulty(rows), space="log"
+        )
+        interval = self.conformal_.interval(held_out, self._difficulty(rows))
+        self.held_out_ = {"mae": mae(speed, held_out), "coverage": coverage(speed, interval)}
+        self.middle_ = np.nan_to_num(np.nanmedian(rows[:, self.known_], axis=0))
+        self.trees_ = self._fit_trees(rows, speed)
+        return self
+
+    def predict(self, X: npt.ArrayLike) -> Floats:
+        """The median speed of each row."""
+        return self.predict_interval(X)[:, 1]
+
+    def predict_interval(self, X: npt.ArrayLike) -> Floats:
+        """p10, p50 and p90 of each row."""
+        self._check_fitted("trees_")
+        rows = _rows(X)
+        middle = self.trees_.predict(rows)
+        interval = self.conformal_.interval(middle, self._difficulty(rows))
+        interval[:, 1] = middle
+        return np.clip(np.sort(interval, axis=1), 0.0, _FASTEST)
+
+    def speed(self, own: JobAlone, others: Sequence[JobAlone], gpu: Gpu) -> Estimate:
+        """The speed of one job beside others, relative to having the GPU alone.
+
+        Measurements are of pairs. Among several others, what each one adds to the time of a step
+        is added up: speed = 1 ÷ (1 + Σ (1 ÷ pair speed − 1)). Nobody gets faster by company then,
+        and n jobs that each fill the GPU get 1/n of it.
+        """
+        if not others:
+            return Estimate.exact(1.0, "relative speed", "alone")
+        pairs = self.predict_interval(np.stack([row(own, other, gpu) for other in others]))
+        if len(others) > 1:
+            added = 1 / np.clip(pairs, 0.01, 1.0) - 1
+            pairs = 1 / (1 + added.sum(axis=0, keepdims=True))
+        low, middle, high = (float(value) for value in pairs[0])
+        return Estimate(low, middle, high, "relative speed", "interference")
+
+    def explain(self, own: JobAlone, other: JobAlone, gpu: Gpu) -> dict[str, float]:
+        """How much each known feature of a pair moves the speed away from what its middle value
+        would give, the strongest first."""
+        self._check_fitted("trees_")
+        features = row(own, other, gpu)
+        columns = np.flatnonzero(self.known_)
+        hidden = np.repeat(features[None], columns.size, axis=0)
+        hidden[np.arange(columns.size), columns] = self.middle_
+        change = self.trees_.predict(features[None])[0] - self.trees_.predict(hidden)
+        order = np.argsort(-np.abs(change))
+        return {FEATURES[columns[n]]: float(change[n]) for n in order if change[n]}
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What `from_arrays` takes."""
+        self._check_fitted("trees_")
+        return {
+            "known": self.known_,
+            "middle": self.middle_,
+            **prefixed("trees", self.trees_.to_arrays()),
+            **prefixed("conformal", self.conformal_.to_arrays()),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> InterferenceEstimator:
+        """A fitted estimator; needs no scikit-learn."""
+        fitted = cls()
+        try:
+            fitted.known_ = np.asarray(arrays["known"], np.bool_)
+            fitted.middle_ = np.asarray(arrays["middle"], np.float64)
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise UserError(f"the bundle holds no interference estimator: {wrong}") from None
+        fitted.trees_ = TreeEnsemble.from_arrays(under("trees", arrays))
+        fitted.conformal_ = Conformal.from_arrays(under("conformal", arrays))
+        if (
+            fitted.known_.shape != (len(FEATURES),)
+            or fitted.middle_.shape != (int(fitted.known_.sum()),)
+            or fitted.trees_.n_features != len(FEATURES)
+        ):
+            raise UserError("the bundle holds no interference estimator of this version")
+        return fitted
+
+    @classmethod
+    def from_bundle(cls, path: Path) -> InterferenceEstimator:
+        """The estimator in a bundle file."""
+        return cls.from_arrays(load_bundle(path)[0])
+
+    def _fit_trees(self, rows: Floats, speed: Floats) -> TreeEnsemble:
+        model = sklearn_ensemble(_FITTING).ExtraTreesRegressor(
+            self.trees, min_samples_leaf=self.leaf, max_features=0.5, random_state=self.seed
+        )
+        return TreeEnsemble.from_sklearn(model.fit(rows, speed))
+
+    def _folds(self, sides: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+        """The fold of the own and of the other model, for each row."""
+        names, member = np.unique(sides[:, 0], return_inverse=True)
+        fold = grouped_folds(sides[:, 0], min(self.folds, names.size), self.seed)
+        of = dict(zip(names[member.reshape(-1)].tolist(), fold.tolist(), strict=True))
+        return np.array([[of[own], of.get(other, -1)] for own, other in sides.tolist()])
+
+    def _difficulty(self, rows: Floats) -> Floats:
+        """1 where all is known that the training set knew, 3 where nothing is."""
+        return np.asarray(1 + 2 * np.mean(np.isnan(rows[:, self.known_]), axis=1))
+
+
+def _rows(X: npt.ArrayLike) -> Floats:
+    rows = np.asarray(X, np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(FEATURES):
+        raise UserError(f"rows have {len(FEATURES)} features; got shape {rows.shape}")
+    return rows
+
+
+class MemoryLimit(Estimator):
+    """Whether jobs cannot share a GPU for want of memory, for rows of `limit_row`.
+
+    Logistic regression on the memory they ask for together and on the room that their contexts
+    take, both relative to what the GPU has.
+    """
+
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: object = None) -> Self:
+        """Learn from pairs that could (false) and could not (true) share a GPU."""
+        sklearn_ensemble("fitting the memory limit")
+        from sklearn.linear_model import LogisticRegression
+
+        model = LogisticRegression(C=100.0, max_iter=2000)
+        model.fit(np.asarray(X, np.float64), np.asarray(y, np.bool_))
+        self.weights_ = np.append(model.coef_[0], model.intercept_[0])
+        return self
+
+    def predict(self, X: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """True where the jobs cannot share."""
+        return self.probability(X) > 0.5
+
+    def probability(self, X: npt.ArrayLike) -> Floats:
+        """That the jobs cannot share."""
+        self._check_fitted("weights_")
+        score = np.asarray(X, np.float64) @ self.weights_[:-1] + self.weights_[-1]
+        return np.asarray(1 / (1 + np.exp(-score)))
+
+    def cannot_share(self, jobs: Sequence[JobAlone], gpu: Gpu) -> float:
+        """The probability that these jobs cannot share the GPU."""
+        return float(self.probability(limit_row(jobs, gpu)[None])[0])
+
+
+def fit_shipped(
+    data_dir: Path, date: str, trees: int = 150
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """The arrays and the card of the estimators that are shipped, fitted on Gavel alone.
+
+    `InterferenceEstimator.from_arrays` takes all arrays; `limit` holds the `MemoryLimit`.
+    """
+    pairs = read_gavel(data_dir)
+    able = pairs.take(~pairs.cannot)
+    fitted = InterferenceEstimator(trees).fit(able.X, able.speed, able.models)
+    limit = MemoryLimit().fit(pairs.limits, pairs.cannot)
+    errors = {name: round(value, 4) for name, value in fitted.held_out_.items()}
+    errors["f1_cannot_share_in_sample"] = round(f1(pairs.cannot, limit.predict(pairs.limits)), 4)
+    card = {
+        "name": "interference",
+        "version": "1",
+        "date": date,
+        "data": "Gavel (stanford-futuredata/gavel): pairs on K80, P100 and V100",
+        "licence": "MIT",
+        "features": list(FEATURES),
+        "splits": f"{fitted.folds} folds, no model of a test row in training; {len(able.speed)} "
+        f"rows of {np.unique(able.models).size} models",
+        "errors": errors,
+    }
+    return {**fitted.to_arrays(), "limit": limit.weights_}, card

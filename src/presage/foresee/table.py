@@ -1,0 +1,95 @@
+"""Predictions for the rows of a table: columns p10, p50, p90 are added, in order.
+
+What was measured is never read. A row that names a known model is answered as from its graph;
+others from the totals that the table has, with wider intervals the fewer there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from presage.foresee import estimators, utilization
+from presage.foresee.fitting import graph_memory_rows, graph_step_rows
+from presage.foresee.known import known_models
+from presage.foresee.learn import Floats
+from presage.foresee.memory import table_features
+from presage.foresee.steptime import totals
+from presage.model.errors import UserError
+
+__all__ = ["TARGETS", "predict_table"]
+
+
+def predict_table(table: pl.DataFrame, target: str) -> pl.DataFrame:
+    """The table with p10, p50 and p90 of a target."""
+    if target not in TARGETS:
+        raise UserError(f"unknown target '{target}': one of {', '.join(TARGETS)}")
+    taken = [name for name in ("p10", "p50", "p90") if name in table.columns]
+    if taken:
+        raise UserError(f"the table has a column {taken[0]} already: drop it or rename it")
+    found = TARGETS[target](table) if table.height else np.empty((0, 3))
+    columns = [pl.Series(name, found[:, i]) for i, name in enumerate(("p10", "p50", "p90"))]
+    return table.with_columns(columns)
+
+
+def _memory(table: pl.DataFrame) -> Floats:
+    known = _known(table)
+    out = np.full((table.height, 3), np.nan)
+    if known.any():
+        _, rows = graph_memory_rows(table.filter(pl.Series(known)))
+        out[known] = estimators.memory().graph.predict_interval(rows)
+    if not known.all():
+        rows = table_features(table.filter(pl.Series(~known)))
+        out[~known] = estimators.memory().table.predict_interval(rows)
+    return out
+
+
+def _step_time(table: pl.DataFrame) -> Floats:
+    phase = table["phase"].to_list() if "phase" in table.columns else ["train"] * table.height
+    infers = np.array([value == "infer" for value in phase])
+    known = _known(table) & ~infers
+    out = np.full((table.height, 3), np.nan)
+    if known.any():
+        _, rows = graph_step_rows(table.filter(pl.Series(known)))
+        out[known] = estimators.step_time().graph.predict_interval(rows)
+    for model, here in (
+        (estimators.step_time().train, ~known & ~infers),
+        (estimators.step_time().infer, infers),
+    ):
+        if here.any():
+            out[here] = model.predict_interval(totals(_complete(table.filter(pl.Series(here)))))
+    return out
+
+
+def _complete(table: pl.DataFrame) -> pl.DataFrame:
+    """A model's totals from another of its rows where one lacks them."""
+    names = [name for name in ("gmacs", "macts") if name in table.columns]
+    keys = [name for name in ("model", "img_size") if name in table.columns]
+    if not names or not keys:
+        return table
+    return table.with_columns(
+        pl.col(name).fill_null(pl.col(name).drop_nulls().first().over(keys)) for name in names
+    )
+
+
+def _utilization(table: pl.DataFrame) -> Floats:
+    found = estimators.utilization().predict_interval(utilization.features_of(table))
+    return np.clip(found, 0.0, 100.0)
+
+
+def _known(table: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    if "model" not in table.columns or "batch_size" not in table.columns:
+        return np.zeros(table.height, bool)
+    known: npt.NDArray[np.bool_] = known_models().places(table["model"].to_list()) >= 0
+    known &= table["batch_size"].is_not_null().to_numpy()
+    return known
+
+
+TARGETS: dict[str, Callable[[pl.DataFrame], Floats]] = {
+    "memory": _memory,
+    "step_time": _step_time,
+    "utilization": _utilization,
+}

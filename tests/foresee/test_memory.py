@@ -1,0 +1,277 @@
+"""GPU memory: the floor is found, parts add up, and less knowledge means wider intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pytest
+from sklearn.base import clone
+
+from presage.foresee import memory
+from presage.foresee.allocator import MIB, live_peak, reserved_bytes
+from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.opgraph import OpGraph
+from presage.foresee.learn import NotFitted
+from presage.foresee.learn.evaluate import coverage, mape
+from presage.foresee.learn.residual import LogResidual
+from presage.foresee.memory import (
+    GRAPH_FEATURES,
+    TABLE_FEATURES,
+    MemoryEstimator,
+    TableMemoryEstimator,
+    largest_batch,
+    memory_features,
+    table_features,
+)
+from presage.model.errors import UserError
+
+Floats = npt.NDArray[np.float64]
+FLOOR = 600.0
+
+
+def measured(count: int, seed: int = 0) -> tuple[Floats, Floats]:
+    """Features of made-up jobs and what they took: a floor, and somewhat more than is reserved."""
+    random = np.random.default_rng(seed)
+    reserved = 10 ** random.uniform(1.5, 4.3, count)
+    rows = reserved[:, None] * random.uniform(0.1, 0.6, (count, len(GRAPH_FEATURES)))
+    rows[:, 0] = reserved
+    rows[:, 1] = reserved * random.uniform(0.8, 1.0, count)
+    rows[:, -1] = 2.0 ** random.integers(0, 9, count)
+    return rows, (FLOOR + 1.1 * reserved) * np.exp(random.normal(0, 0.02, count))
+
+
+class Quick(LogResidual):
+    """Fewer trees and folds: enough for what is made up here."""
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        groups: npt.ArrayLike | None = None,
+        *,
+        base: npt.ArrayLike,
+    ) -> Self:
+        self.set_params(iterations=30, learning_rate=0.2, folds=3)
+        return super().fit(X, y, groups, base=base)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "LogResidual", Quick)
+        yield
+
+
+@pytest.fixture(scope="module")
+def estimator() -> MemoryEstimator:
+    return MemoryEstimator().fit(*measured(150))
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    found = precomputed.read(
+        zoo.find("resnet18"), optimizer="adam", precision="fp32", inference=False
+    )
+    assert found is not None
+    return found
+
+
+# -- from a graph
+
+
+def test_features_of_a_graph(graph: OpGraph) -> None:
+    row = dict(zip(GRAPH_FEATURES, memory_features(graph, 16), strict=True))
+    assert row["reserved"] == reserved_bytes(graph, 16) / MIB
+    assert row["peak"] == live_peak(graph, 16).bytes / MIB
+    assert row["weights"] == pytest.approx(graph.params * 4 / MIB)
+    assert row["batch"] == 16
+    assert row["lasting"] > 3 * row["weights"]  # with Adam's two values each
+    assert row["largest"] <= row["largest_5"] <= row["largest_20"]
+    assert row["operator"] <= row["operators_10"]
+    # The first convolution: 16 x 112 x 112 windows of 3 x 7 x 7, the most of any.
+    assert row["columns"] == pytest.approx(16 * 112 * 112 * 147 * 4 / MIB)
+    assert row["most_depthwise"] == 0 < row["most_conv"]
+
+
+def test_the_floor_is_found(estimator: MemoryEstimator) -> None:
+    assert estimator.floor_ == pytest.approx(FLOOR, rel=0.03)
+
+
+def test_a_floor_is_never_negative() -> None:
+    rows, _ = measured(60)
+    assert MemoryEstimator().fit(rows, 2 * rows[:, 0] - 30).floor_ == 0
+
+
+def test_new_jobs_are_foreseen(estimator: MemoryEstimator) -> None:
+    rows, truth = measured(200, seed=1)
+    found = estimator.predict_interval(rows)
+    assert (np.diff(found, axis=1) >= 0).all()
+    assert np.array_equal(found[:, 1], estimator.predict(rows))
+    assert mape(truth, found[:, 1]) < 0.05
+    assert 0.6 < coverage(truth, found) < 0.95
+
+
+def test_never_less_than_the_tensors_need(estimator: MemoryEstimator) -> None:
+    rows, _ = measured(20)
+    rows[:, 1] = 100 * rows[:, 0]
+    assert (estimator.predict_interval(rows) >= rows[:, 1:2]).all()
+
+
+def test_parts_add_up_to_the_median(estimator: MemoryEstimator, graph: OpGraph) -> None:
+    for batch in (1, 16, 128):
+        parts = estimator.explain(graph, batch)
+        median = estimator.predict(memory_features(graph, batch)[None, :])[0]
+        assert sum(parts.values()) == pytest.approx(median)
+        assert parts["device and driver"] == estimator.floor_
+        assert parts["weights"] == pytest.approx(graph.params * 4 / MIB, rel=0.01)
+        assert parts["optimizer"] == pytest.approx(2 * graph.params * 4 / MIB, rel=0.01)
+    assert parts["activations"] > 100 * estimator.explain(graph, 1)["activations"]
+
+
+def test_what_mattered_has_names(estimator: MemoryEstimator, graph: OpGraph) -> None:
+    found = estimator.mattered(memory_features(graph, 256))
+    names = {*GRAPH_FEATURES, "log size", "log weights", "spare"}
+    assert set(found) <= names
+    assert len(found) <= 5
+    assert all(factor > 0 for factor in found.values())
+
+
+def test_arrays_bring_it_back(estimator: MemoryEstimator, graph: OpGraph) -> None:
+    again = MemoryEstimator.from_arrays(estimator.to_arrays())
+    rows, _ = measured(50, seed=3)
+    assert np.array_equal(again.predict_interval(rows), estimator.predict_interval(rows))
+    assert again.explain(graph, 8) == estimator.explain(graph, 8)
+
+
+@pytest.mark.parametrize("kind", [MemoryEstimator, TableMemoryEstimator])
+def test_scikit_learn_can_clone_it(
+    kind: type[MemoryEstimator] | type[TableMemoryEstimator],
+) -> None:
+    copy = clone(kind(seed=7))
+    assert copy.get_params() == {"seed": 7}
+    with pytest.raises(NotFitted, match="is not fitted"):
+        copy.predict(np.zeros((1, len(GRAPH_FEATURES))))
+
+
+# -- the largest batch
+
+
+def test_the_largest_batch(estimator: MemoryEstimator, graph: OpGraph) -> None:
+    rooms = [0, 500, 1_000, 2_000, 8_000, 24_000, 80_000]
+    found = [largest_batch(estimator, graph, room) for room in rooms]
+    assert found == sorted(found)
+    assert found[:2] == [0, 0]  # less than the floor
+    assert found[-1] > found[3] > 0
+    for room, batch in zip(rooms[4:], found[4:], strict=True):
+        here, beyond = (
+            estimator.predict_interval(memory_features(graph, b)[None, :])[0, 2]
+            for b in (batch, 1 + batch * 1.02)
+        )
+        assert here <= room < beyond
+
+
+def test_the_largest_batch_stops_where_it_is_told(
+    estimator: MemoryEstimator, graph: OpGraph
+) -> None:
+    assert largest_batch(estimator, graph, 1e9, most=100) == 100
+    assert largest_batch(estimator, graph, 1e9, most=1) == 1
+
+
+# -- from a table
+
+
+def table(count: int, seed: int = 0) -> tuple[pl.DataFrame, Floats]:
+    """Jobs whose memory follows the tracer's estimate, and beyond it the work per activation."""
+    random = np.random.default_rng(seed)
+    params = 10 ** random.uniform(0.3, 2, count)
+    macts = 10 ** random.uniform(0.5, 1.8, count)
+    gmacs = macts * 10 ** random.uniform(-1.3, -0.3, count)
+    batch = 2.0 ** random.integers(2, 9, count)
+    forward = macts * batch * 3.8 * random.uniform(0.8, 1.6, count)
+    estimate = forward + 8 * params
+    dense = np.where(gmacs / macts > 0.16, 1.3, 1.0)
+    truth = (450 + estimate * dense) * np.exp(random.normal(0, 0.02, count))
+    return pl.DataFrame(
+        {
+            "faketensor_est_mb": estimate,
+            "faketensor_fwd_mb": forward,
+            "faketensor_bwd_mb": forward * 0.3,
+            "gmacs": gmacs,
+            "macts": macts,
+            "param_count": params,
+            "img_size": random.choice([192.0, 224.0, 288.0], count),
+            "batch_size": batch,
+        }
+    ), truth
+
+
+@pytest.fixture(scope="module")
+def by_table() -> TableMemoryEstimator:
+    rows, truth = table(200)
+    return TableMemoryEstimator().fit(table_features(rows), truth)
+
+
+def test_fewer_columns_mean_wider_intervals(by_table: TableMemoryEstimator) -> None:
+    rows, _ = table(200, seed=1)
+    widths = []
+    for absent in (
+        [],
+        ["gmacs", "macts", "img_size"],
+        ["faketensor_est_mb", "faketensor_fwd_mb", "faketensor_bwd_mb"],
+    ):
+        found = by_table.predict_interval(table_features(rows.drop(absent)))
+        assert np.isfinite(found).all()
+        assert (np.diff(found, axis=1) >= 0).all()
+        widths.append(float(np.log(found[:, 2] / found[:, 0]).mean()))
+    assert widths == sorted(widths)
+    assert widths[2] > 1.5 * widths[0]
+
+
+def test_a_table_is_foreseen(by_table: TableMemoryEstimator) -> None:
+    rows, truth = table(200, seed=2)
+    found = by_table.predict_interval(table_features(rows))
+    assert mape(truth, found[:, 1]) < 0.08
+    assert 0.6 < coverage(truth, found) < 0.95
+
+
+def test_rows_may_differ_in_what_is_known(by_table: TableMemoryEstimator) -> None:
+    rows, _ = table(10, seed=4)
+    mixed = table_features(rows)
+    mixed[5:, :3] = np.nan
+    found = by_table.predict_interval(mixed)
+    assert np.array_equal(found[:5], by_table.predict_interval(mixed[:5]))
+    assert np.array_equal(found[5:], by_table.predict_interval(mixed[5:]))
+
+
+def test_arrays_bring_the_table_estimator_back(by_table: TableMemoryEstimator) -> None:
+    rows = table_features(table(20, seed=5)[0])
+    rows[::2, :3] = np.nan
+    rows[::3, 3:5] = np.nan
+    again = TableMemoryEstimator.from_arrays(by_table.to_arrays())
+    assert np.array_equal(again.predict_interval(rows), by_table.predict_interval(rows))
+
+
+def test_features_of_a_table() -> None:
+    rows = pl.DataFrame(
+        {"batch_size": [8, 16], "param_count": ["25.6", "many"], "macts": [3, None]}
+    )
+    found = dict(zip(TABLE_FEATURES, table_features(rows).T, strict=True))
+    assert found["batch_size"].tolist() == [8, 16]
+    assert found["param_count"][0] == 25.6
+    assert np.isnan([found["param_count"][1], found["macts"][1], *found["gmacs"]]).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"macts": [1.0]}, "needs the column batch_size"),
+        ({"batch_size": [8], "color": ["red"]}, "no usable columns for memory: .*param_count"),
+    ],
+)
+def test_a_useless_table_is_refused(columns: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        table_features(pl.DataFrame(columns))
