@@ -202,7 +202,9 @@ def _table(path: Path, what: str | None, out: Path | None) -> None:
     check_file(out, "--out")
     answered = predict_table(_read(path), what)
     answered.write_parquet(out)
-    say(f"{answered.height:,} rows written to {out}")
+    unknown = int(answered["p50"].is_nan().sum())
+    note = f"; {unknown:,} of them could not be told and have no numbers" if unknown else ""
+    say(f"{answered.height:,} rows written to {out}{note}")
 
 
 def _read(path: Path) -> pl.DataFrame:

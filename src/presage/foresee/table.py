@@ -7,6 +7,7 @@ others from the totals that the table has, with wider intervals the fewer there 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,24 @@ def predict_table(table: pl.DataFrame, target: str) -> pl.DataFrame:
     taken = [name for name in ("p10", "p50", "p90") if name in table.columns]
     if taken:
         raise UserError(f"the table has a column {taken[0]} already: drop it or rename it")
+    _check(table)
     found = TARGETS[target](table) if table.height else np.empty((0, 3))
     columns = [pl.Series(name, found[:, i]) for i, name in enumerate(("p10", "p50", "p90"))]
     return table.with_columns(columns)
+
+
+def _check(table: pl.DataFrame) -> None:
+    """Sizes are positive numbers where they are given."""
+    for name in ("batch_size", "gmacs", "macts", "param_count", "img_size"):
+        if name not in table.columns:
+            continue
+        values = table[name].cast(pl.Float64, strict=False)
+        if values.null_count() > table[name].null_count():
+            raise UserError(f"column {name} of the table has values that are no numbers")
+        if (values <= 0).any():
+            raise UserError(f"column {name} of the table has values that are not above 0")
+    if "device" in table.columns and table["device"].null_count():
+        raise UserError("column device of the table has rows without a GPU")
 
 
 def _memory(table: pl.DataFrame) -> Floats:
@@ -76,6 +92,21 @@ def _complete(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _utilization(table: pl.DataFrame) -> Floats:
+    """NaN for a row that cannot be told, such as a model nobody knows, unless that is all."""
+    try:
+        return _percent(table)
+    except UserError as error:
+        reason = error
+    out = np.full((table.height, 3), np.nan)
+    for row in range(table.height):
+        with suppress(UserError):
+            out[row] = _percent(table[row : row + 1])[0]
+    if np.isnan(out).all():
+        raise reason
+    return out
+
+
+def _percent(table: pl.DataFrame) -> Floats:
     found = estimators.utilization().predict_interval(utilization.features_of(table))
     return np.clip(found, 0.0, 100.0)
 
