@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks._baselines import Constant, Named
 from benchmarks._data import shared
-from presage.foresee.fitting import graph_memory_rows, memory_data
+from presage.foresee.fitting import memory_data
+from presage.foresee.known import graph_memory_rows
 from presage.foresee.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator, table_features
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Self
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
 from sklearn.base import clone
 
-from presage.foresee import memory
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.learn import NotFitted
 from presage.foresee.learn.evaluate import coverage, mape
-from presage.foresee.learn.residual import LogResidual
 from presage.foresee.memory import (
     GRAPH_FEATURES,
     TABLE_FEATURES,
@@ -31,6 +26,7 @@ from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 FLOOR = 600.0
+QUICK = {"iterations": 120, "folds": 3}  # enough for what is made up here
 
 
 def measured(count: int, seed: int = 0) -> tuple[Floats, Floats]:
@@ -44,31 +40,9 @@ def measured(count: int, seed: int = 0) -> tuple[Floats, Floats]:
     return rows, (FLOOR + 1.1 * reserved) * np.exp(random.normal(0, 0.02, count))
 
 
-class Quick(LogResidual):
-    """Fewer trees and folds: enough for what is made up here."""
-
-    def fit(
-        self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        groups: npt.ArrayLike | None = None,
-        *,
-        base: npt.ArrayLike,
-    ) -> Self:
-        self.set_params(iterations=30, learning_rate=0.2, folds=3)
-        return super().fit(X, y, groups, base=base)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "LogResidual", Quick)
-        yield
-
-
 @pytest.fixture(scope="module")
 def estimator() -> MemoryEstimator:
-    return MemoryEstimator().fit(*measured(150))
+    return MemoryEstimator(**QUICK).fit(*measured(150))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +77,7 @@ def test_the_floor_is_found(estimator: MemoryEstimator) -> None:
 
 def test_a_floor_is_never_negative() -> None:
     rows, _ = measured(60)
-    assert MemoryEstimator().fit(rows, 2 * rows[:, 0] - 30).floor_ == 0
+    assert MemoryEstimator(**QUICK).fit(rows, 2 * rows[:, 0] - 30).floor_ == 0
 
 
 def test_new_jobs_are_foreseen(estimator: MemoryEstimator) -> None:
@@ -152,7 +126,7 @@ def test_scikit_learn_can_clone_it(
     kind: type[MemoryEstimator] | type[TableMemoryEstimator],
 ) -> None:
     copy = clone(kind(seed=7))
-    assert copy.get_params() == {"seed": 7}
+    assert copy.get_params() == {"iterations": 300, "folds": 10, "seed": 7}
     with pytest.raises(NotFitted, match="is not fitted"):
         copy.predict(np.zeros((1, len(GRAPH_FEATURES))))
 
@@ -212,7 +186,7 @@ def table(count: int, seed: int = 0) -> tuple[pl.DataFrame, Floats]:
 @pytest.fixture(scope="module")
 def by_table() -> TableMemoryEstimator:
     rows, truth = table(200)
-    return TableMemoryEstimator().fit(table_features(rows), truth)
+    return TableMemoryEstimator(**QUICK).fit(table_features(rows), truth)
 
 
 def test_fewer_columns_mean_wider_intervals(by_table: TableMemoryEstimator) -> None:

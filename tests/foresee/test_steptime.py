@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +11,11 @@ import polars as pl
 import pytest
 from sklearn.base import clone
 
-from presage.foresee import steptime
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import KINDS, OpGraph
 from presage.foresee.learn import NotFitted
 from presage.foresee.learn.evaluate import coverage, mape
-from presage.foresee.learn.residual import LogResidual
 from presage.foresee.steptime import (
     TOTALS,
     Operators,
@@ -143,31 +140,10 @@ def rows() -> Floats:
     return np.array(found)
 
 
-class Quick(LogResidual):
-    """Fewer trees, which learn faster: enough for what is made up here."""
-
-    def fit(
-        self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        groups: npt.ArrayLike | None = None,
-        *,
-        base: npt.ArrayLike,
-    ) -> Self:
-        self.set_params(iterations=40, learning_rate=0.3)
-        return super().fit(X, y, groups, base=base)
-
-
-def fit_quickly(model: StepTimeEstimator, X: Floats, y: Floats) -> StepTimeEstimator:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steptime, "LogResidual", Quick)
-        return model.fit(X, y)
-
-
 @pytest.fixture(scope="module")
 def fitted(rows: Floats) -> StepTimeEstimator:
     factor = np.where(rows[:, -1] > 0, 2.0, 3.0)
-    return fit_quickly(StepTimeEstimator(forest=3, folds=2), rows, factor * rows[:, 0])
+    return StepTimeEstimator(iterations=100, forest=3, folds=2).fit(rows, factor * rows[:, 0])
 
 
 def test_a_factor_for_each_layout_is_recovered(fitted: StepTimeEstimator, rows: Floats) -> None:
@@ -190,7 +166,7 @@ def of_one_layout(rows: Floats) -> tuple[StepTimeEstimator, Floats]:
     only = rows[rows[:, -1] == 0]
     bound = only[:, step_feature_names().index("launch bound")]
     truth = only[:, 0] * np.where(bound > 0.3, 4.0, 1.0)
-    return fit_quickly(StepTimeEstimator(forest=0, folds=2), only, truth), only
+    return StepTimeEstimator(iterations=150, forest=0, folds=2).fit(only, truth), only
 
 
 def test_a_layout_nobody_measured_gets_the_other(
@@ -294,7 +270,7 @@ def test_columns_may_be_missing(by_totals: TotalsStepTimeEstimator, absent: list
     def width(interval: Floats) -> float:
         return float(np.log(interval[:, 2] / interval[:, 0]).mean())
 
-    assert width(found) > width(full)
+    assert width(found) >= width(full)
 
 
 def test_a_gap_in_one_row_is_its_own_affair(by_totals: TotalsStepTimeEstimator) -> None:

@@ -30,7 +30,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("placement", placements())
 def test_every_named_policy_can_be_built_with_every_placement(name: str, placement: str) -> None:
-    build(policy_config(name, placement=placement))
+    built = build(policy_config(name, placement=placement))
+    assert built.rules.ranked == (policy_config(name).preempt == "rank")
 
 
 def test_an_unknown_policy_lists_the_known() -> None:

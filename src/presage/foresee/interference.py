@@ -90,10 +90,6 @@ class InterferenceEstimator(Estimator):
         self.trees_ = self._fit_trees(rows, speed)
         return self
 
-    def predict(self, X: npt.ArrayLike) -> Floats:
-        """The median speed of each row."""
-        return self.predict_interval(X)[:, 1]
-
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50 and p90 of each row."""
         self._check_fitted("trees_")
@@ -207,7 +203,7 @@ class MemoryLimit(Estimator):
         self.weights_ = np.append(model.coef_[0], model.intercept_[0])
         return self
 
-    def predict(self, X: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def predict(self, X: npt.ArrayLike) -> npt.NDArray[np.bool_]:  # type: ignore[override]  # yes/no
         """True where the jobs cannot share."""
         return self.probability(X) > 0.5
 

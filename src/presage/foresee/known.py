@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from presage.foresee.gpus import Gpu
+from presage.foresee.gpus import Gpu, find
 from presage.foresee.learn import Floats
 from presage.foresee.steptime import Operators, step_features
 
-__all__ = ["KnownModels", "known_models"]
+__all__ = ["KnownModels", "graph_memory_rows", "graph_step_rows", "known_models"]
 
 _FILE = Path(__file__).with_name("known_models.npz")
 
@@ -88,3 +89,60 @@ class KnownModels:
 def known_models() -> KnownModels:
     """Those that are shipped."""
     return KnownModels(_FILE)
+
+
+def graph_memory_rows(table: pl.DataFrame) -> tuple[pl.DataFrame, Floats]:
+    """The rows whose model is known, and their features."""
+    places = known_models().places(table["model"].to_list())
+    known = table.filter(pl.Series(places >= 0))
+    places = places[places >= 0]
+    batch = known["batch_size"].cast(pl.Float64).to_numpy()
+    rows = known_models().memory(places, batch)
+    if "faketensor_est_mb" in known.columns:
+        rows = _of_the_same_images(known, places, batch, rows)
+    return known, rows
+
+
+_APART = 0.2
+"""Logarithm beyond which a tracer's estimate was not made on the images of our graph."""
+
+
+def _of_the_same_images(
+    table: pl.DataFrame, places: npt.NDArray[np.int64], batch: Floats, rows: Floats
+) -> Floats:
+    """The features at a batch that has the activations which a tracer found: images of another
+    size than those of the known graph are like more or fewer of them."""
+    traced = table["faketensor_est_mb"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    peak, lasting = rows[:, 1], rows[:, 2]
+    share = (traced - lasting) / np.maximum(peak - lasting, 1.0)
+    with np.errstate(invalid="ignore"):
+        other = (np.abs(np.log(traced / peak)) > _APART) & (share > 0.01)
+    scaled = np.where(other, batch * np.clip(share, 0.01, 100.0), batch)
+    out = known_models().memory(places, scaled)
+    out[:, -1] = batch
+    return out
+
+
+def graph_step_rows(table: pl.DataFrame) -> tuple[pl.DataFrame, Floats]:
+    """The rows whose model is known, and their features with the layout as last column."""
+    places = known_models().places(table["model"].to_list())
+    known = table.filter(pl.Series(places >= 0))
+    places = places[places >= 0]
+    batch = _scaled_batch(known, places)
+    devices = known["device"].to_list() if "device" in known.columns else ["rtx3090"] * len(places)
+    gpus = {name: find(name) for name in set(devices)}
+    kinds = known["dtype"].to_list() if "dtype" in known.columns else ["amp"] * len(places)
+    rows = known_models().steps(places, batch, [gpus[name] for name in devices], kinds)
+    nhwc = [layout == "nhwc" for layout in known["layout"]] if "layout" in known.columns else 0.0
+    return known, np.c_[rows.reshape(len(places), -1), np.broadcast_to(nhwc, len(places))]
+
+
+def _scaled_batch(table: pl.DataFrame, places: npt.NDArray[np.int64]) -> Floats:
+    """Batch sizes, scaled by pixels where an image is not of the size that is known: a
+    convolution does the same work on twice the pixels as on twice the images."""
+    batch: Floats = table["batch_size"].cast(pl.Float64).to_numpy().copy()
+    if "img_size" in table.columns:
+        own = np.array([known_models().size(place) for place in places], np.float64)
+        asked = table["img_size"].cast(pl.Float64).fill_null(0.0).to_numpy()
+        batch *= np.where(asked > 0, (asked / own) ** 2, 1.0)
+    return batch

@@ -100,22 +100,20 @@ def _channels(shape: tuple[int, ...]) -> int:
 class MemoryEstimator(Estimator):
     """MiB from GRAPH_FEATURES."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, iterations: int = 300, folds: int = 10, seed: int = 0) -> None:
+        self.iterations = iterations
+        self.folds = folds
         self.seed = seed
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
         """Learn the floor and the factor from measured jobs."""
         rows, truth = np.asarray(X, np.float64), np.asarray(y, np.float64)
         self.floor_ = _floor(rows[:, 0], truth)
-        self.residual_ = LogResidual(seed=self.seed).fit(
+        self.residual_ = LogResidual(self.iterations, folds=self.folds, seed=self.seed).fit(
             _relative(rows, self.floor_), truth, groups, base=self._base(rows)
         )
         self.typical_ = np.median(_relative(rows, self.floor_), axis=0)
         return self
-
-    def predict(self, X: npt.ArrayLike) -> Floats:
-        """The median."""
-        return self.predict_interval(X)[:, 1]
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90; never less than what the tensors need."""
@@ -234,7 +232,9 @@ class TableMemoryEstimator(Estimator):
     """MiB from TABLE_FEATURES, when there is no graph: one model for rows with a tracer's
     estimate, one for rows without."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, iterations: int = 300, folds: int = 10, seed: int = 0) -> None:
+        self.iterations = iterations
+        self.folds = folds
         self.seed = seed
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
@@ -244,14 +244,10 @@ class TableMemoryEstimator(Estimator):
         for way, optional in _WAYS.items():
             seen = _seen(rows, way)
             self.floor_[way] = _floor(_tensors(seen), truth)
-            self.residual_[way] = LogResidual(optional=optional, seed=self.seed).fit(
-                self._inside(seen, way), truth, groups, base=self._base(seen, way)
-            )
+            self.residual_[way] = LogResidual(
+                self.iterations, optional=optional, folds=self.folds, seed=self.seed
+            ).fit(self._inside(seen, way), truth, groups, base=self._base(seen, way))
         return self
-
-    def predict(self, X: npt.ArrayLike) -> Floats:
-        """The median."""
-        return self.predict_interval(X)[:, 1]
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90; wider the more is absent."""

@@ -22,7 +22,7 @@ from presage.foresee.graph.opgraph import (
 from presage.foresee.interference import JobAlone
 from presage.foresee.learn import Floats
 from presage.foresee.memory import largest_batch, memory_features
-from presage.foresee.steptime import Operators, step_features
+from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, Kind, Pipeline, Workload
 
 __all__ = ["OnGpu", "Prediction", "Quantiles", "Sharing", "predict", "predict_graph", "share"]
@@ -217,7 +217,7 @@ def _inference(graph: OpGraph, batch: int, gpu: Gpu, precision: str) -> Floats:
         0.0,
         float(precision == "bf16"),
         float(precision != "amp"),
-        2.4,
+        LATEST,
     ]
     step: Floats = estimators.step_time().infer.predict_interval(np.array([row]))[0]
     return step

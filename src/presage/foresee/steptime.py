@@ -24,6 +24,7 @@ from presage.foresee.learn.residual import LogResidual
 from presage.model.errors import UserError
 
 __all__ = [
+    "LATEST",
     "TOTALS",
     "Operators",
     "StepTimeEstimator",
@@ -188,7 +189,10 @@ def _peak(gpu: Gpu, precision: str) -> float:
 class StepTimeEstimator(Estimator):
     """Milliseconds of a training step from `step_features` and a column that is 1 for nhwc."""
 
-    def __init__(self, forest: int = 150, folds: int = 10, seed: int = 0) -> None:
+    def __init__(
+        self, iterations: int = 400, forest: int = 150, folds: int = 10, seed: int = 0
+    ) -> None:
+        self.iterations = iterations
         self.forest = forest
         self.folds = folds
         self.seed = seed
@@ -202,7 +206,7 @@ class StepTimeEstimator(Estimator):
         for layout, here in _layouts(rows):
             inside = _inside(rows[here])
             model = LogResidual(
-                iterations=400,
+                iterations=self.iterations,
                 learning_rate=0.04,
                 leaves=8,
                 least=6,
@@ -215,10 +219,6 @@ class StepTimeEstimator(Estimator):
             self.out_of_fold_[here] = model.out_of_fold_
         self.typical_ = np.median(_inside(rows), axis=0)
         return self
-
-    def predict(self, X: npt.ArrayLike) -> Floats:
-        """The median."""
-        return self.predict_interval(X)[:, 1]
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90."""
@@ -267,7 +267,6 @@ def _inside(rows: Floats) -> Floats:
 
 
 TOTALS = ("gmacs", "macts", "param_count", "img_size", "batch_size")
-_SETTINGS = ("layout", "dynamo", "dtype", "torch")
 _TRAFFIC = 6.0
 """Bytes that inference moves for each activation, over all operators, at half precision."""
 
@@ -308,20 +307,23 @@ def _flag(table: pl.DataFrame, name: str, wanted: object) -> Floats:
     return np.array([value == wanted for value in table[name].to_list()], np.float64)
 
 
+def release_of(text: str) -> float:
+    """PyTorch's release as a number that grows: 113 for `pt113` and `1.13.1`, 209 for `pt291`."""
+    major, dot, rest = text.removeprefix("pt").partition(".")
+    if not dot:  # the last digit is a patch, from 2.0 on
+        major, rest = major[:1], major[1:3] if major.startswith("1") else major[1:2]
+    minor = rest.partition(".")[0]
+    return 100.0 * int(major) + int(minor) if major.isdigit() and minor.isdigit() else LATEST
+
+
+LATEST = 209.0
+"""The newest release that was measured."""
+
+
 def _release(table: pl.DataFrame) -> Floats:
-    """PyTorch's release: `pt113` is 1.13, `pt291` is 2.9."""
     if "torch" not in table.columns:
-        return np.full(table.height, 2.4)
-    out = []
-    for text in table["torch"].to_list():
-        digits = "".join(c for c in str(text) if c.isdigit())
-        known = len(digits) >= 3
-        out.append(
-            float(digits[0]) + float(digits[1:3] if digits[0] == "1" else digits[1]) / 20
-            if known
-            else 2.4
-        )
-    return np.array(out)
+        return np.full(table.height, LATEST)
+    return np.array([release_of(str(text)) for text in table["torch"].to_list()])
 
 
 _CPU_PEAK, _CPU_BANDWIDTH = 1.0e12, 50e9
@@ -329,7 +331,7 @@ _CPU_PEAK, _CPU_BANDWIDTH = 1.0e12, 50e9
 
 def _device(name: str) -> Gpu | None:
     """A GPU of the catalogue; a CPU is none."""
-    if name.startswith(("i3", "i5", "i7", "i9", "xeon", "epyc", "ryzen", "cpu")):
+    if name.lower().startswith(("i3", "i5", "i7", "i9", "xeon", "epyc", "ryzen", "cpu")):
         return None
     return find(name)
 
@@ -370,11 +372,8 @@ _ABSENT = [[1, 5], [2, 4], [3], [6]]
 class TotalsStepTimeEstimator(Estimator):
     """Milliseconds from `totals`, when there is no graph."""
 
-    def __init__(
-        self, iterations: int = 300, forest: int = 0, folds: int = 5, seed: int = 0
-    ) -> None:
+    def __init__(self, iterations: int = 300, folds: int = 5, seed: int = 0) -> None:
         self.iterations = iterations
-        self.forest = forest
         self.folds = folds
         self.seed = seed
 
@@ -384,16 +383,11 @@ class TotalsStepTimeEstimator(Estimator):
         self.residual_ = LogResidual(
             iterations=self.iterations,
             least=10,
-            forest=self.forest,
             optional=_ABSENT,
             folds=self.folds,
             seed=self.seed,
         ).fit(features, y, groups, base=base)
         return self
-
-    def predict(self, X: npt.ArrayLike) -> Floats:
-        """The median."""
-        return self.predict_interval(X)[:, 1]
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90; wider the more is absent."""

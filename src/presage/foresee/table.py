@@ -14,8 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee import estimators, utilization
-from presage.foresee.fitting import graph_memory_rows, graph_step_rows
-from presage.foresee.known import known_models
+from presage.foresee.known import graph_memory_rows, graph_step_rows, known_models
 from presage.foresee.learn import Floats
 from presage.foresee.memory import table_features
 from presage.foresee.steptime import totals

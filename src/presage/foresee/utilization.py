@@ -153,10 +153,6 @@ class UtilizationEstimator(Estimator):
         self._fit_parts(X, target)
         return self
 
-    def predict(self, X: Features) -> Floats:
-        """The median, in percent."""
-        return self.predict_interval(X)[:, 1]
-
     def predict_interval(self, X: Features) -> Floats:
         """p10, p50 and p90 in percent, as three columns."""
         self._check_fitted("belief_")

@@ -11,25 +11,10 @@ from pathlib import Path
 import pytest
 
 from presage.model.errors import UserError
-from presage.model.profile import Profile, Spread
 from presage.observe.telemetry.store import ProfileStore, default_directory
+from tests.profiles import PROFILE as SAMPLE
 
-SPREAD = Spread(1.0, 1.0, 2.0, 3.0)
-PROFILE = Profile(
-    signature="aa",
-    command=("x",),
-    started_s=1.0,
-    duration_s=2.0,
-    exit_code=0,
-    samples=40,
-    hz=20.0,
-    cpu_cores=SPREAD,
-    rss_mib=SPREAD,
-    read_bytes_s=SPREAD,
-    write_bytes_s=SPREAD,
-    net_sent_bytes_s=SPREAD,
-    net_received_bytes_s=SPREAD,
-)
+PROFILE = replace(SAMPLE, signature="aa", command=("x",), started_s=1.0)
 
 
 @pytest.fixture

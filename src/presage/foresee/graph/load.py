@@ -195,7 +195,7 @@ def _make(factory: Callable[[], Any]) -> tuple[Any, Any]:
     try:
         with torch.device("meta"):
             return factory(), lambda: _split(factory())[0]
-    except (NotImplementedError, RuntimeError):  # it looks at values while it builds
+    except (NotImplementedError, RuntimeError, TypeError):  # it looks at values while it builds
         made = factory()
         return made, _split(made)[0]
 

@@ -88,7 +88,7 @@ class InputSpec:
         size, _, dtype = text.strip().partition(":")
         dtype = dtype or "float32"
         try:
-            shape = tuple(int(part) for part in size.lower().split("x") if part)
+            shape = tuple(int(part) for part in size.lower().split("x"))
         except ValueError:
             shape = (0,)
         if any(part < 1 for part in shape) or dtype not in _FLOATS | _INTS:

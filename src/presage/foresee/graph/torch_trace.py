@@ -298,7 +298,7 @@ class _Tracer:
         """The optimizer's step, written down from what it is known to do (foreach form)."""
         kept = OPTIMIZERS[self.options["optimizer"]]
         numbers = [p.numel() for p in trainable]
-        bytes_each = [p.numel() * max(4, p.element_size()) for p in trainable]
+        bytes_each = [p.numel() * p.element_size() for p in trainable]
         at, total = len(self.rows), float(sum(numbers))
         passes = {0: 1, 1: 2, 2: 6}[kept]
         for _ in range(passes if self.options["optimizer"] != "none" else 0):

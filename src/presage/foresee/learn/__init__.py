@@ -34,6 +34,14 @@ class Estimator:
     gives the median and `predict_interval` an (n, 3) array of p10 ≤ p50 ≤ p90.
     """
 
+    def predict_interval(self, X: Any) -> Floats:
+        """p10, p50, p90 of each row."""
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> Floats:
+        """The median of each row."""
+        return self.predict_interval(X)[:, 1]
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of `__init__` with their values; `deep` has nothing to add here."""
         return {name: getattr(self, name) for name in self._parameter_names()}

@@ -2,12 +2,13 @@
 
 The formula carries what physics knows, so an unusual job gets an answer of the right size; the
 trees only learn by which factor it is off. Columns that may be absent are named, and the model is
-fitted with some of them hidden; the intervals are measured for each number of absent ones.
+fitted with some of them hidden; the intervals are measured for each choice of absent ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -63,34 +64,38 @@ class LogResidual(Estimator):
         start = np.asarray(base, np.float64)
         members = np.arange(len(target)) if groups is None else np.asarray(groups)
         count = min(self.folds, len(np.unique(members)))
-        predicted = [np.empty(len(target)) for _ in range(len(self.optional) + 1)]
+        patterns = range(1 << len(self.optional))
+        predicted = [np.empty(len(target)) for _ in patterns]
         place = grouped_folds(members, count, self.seed)
-        hidden = [self._hide(rows, missing) for missing in range(len(self.optional) + 1)]
+        hidden = [self._hide(rows, pattern) for pattern in patterns]
         for fold in range(count):
             test = place == fold
             learned = self._learn(rows[~test], np.log(target[~test] / start[~test]))
-            for missing, seen in enumerate(hidden):
-                predicted[missing][test] = start[test] * np.exp(_factor(learned, seen[test]))
+            for guess, seen in zip(predicted, hidden, strict=True):
+                guess[test] = start[test] * np.exp(_factor(learned, seen[test]))
         self.out_of_fold_ = predicted[0]
         self.trees_ = self._learn(rows, np.log(target / start))
-        self.intervals_ = [
-            Conformal.fit(target, guess, members, space="log", balance=0.0) for guess in predicted
-        ]
+        self.intervals_ = _nested(
+            [
+                Conformal.fit(target, guess, members, space="log", balance=0.0)
+                for guess in predicted
+            ]
+        )
         return self
 
-    def predict(self, X: npt.ArrayLike, *, base: npt.ArrayLike) -> Floats:
+    def predict(self, X: npt.ArrayLike, *, base: npt.ArrayLike = 1.0) -> Floats:
         """The median."""
         return self.predict_interval(X, base=base)[:, 1]
 
-    def predict_interval(self, X: npt.ArrayLike, *, base: npt.ArrayLike) -> Floats:
+    def predict_interval(self, X: npt.ArrayLike, *, base: npt.ArrayLike = 1.0) -> Floats:
         """p10, p50, p90 for each row."""
         self._check_fitted("trees_")
         rows = np.asarray(X, np.float64)
         guess = np.asarray(base, np.float64) * np.exp(_factor(self.trees_, rows))
         absent = self._absent(rows)
         out = np.empty((len(rows), 3))
-        for missing, interval in enumerate(self.intervals_):
-            here = absent == missing
+        for pattern, interval in enumerate(self.intervals_):
+            here = absent == pattern
             if here.any():
                 out[here] = interval.interval(guess[here])
         return out
@@ -111,8 +116,8 @@ class LogResidual(Estimator):
         arrays: dict[str, npt.NDArray[Any]] = {}
         for which, trees in enumerate(self.trees_):
             arrays |= prefixed(f"trees{which}", trees.to_arrays())
-        for missing, interval in enumerate(self.intervals_):
-            arrays |= prefixed(f"interval{missing}", interval.to_arrays())
+        for pattern, interval in enumerate(self.intervals_):
+            arrays |= prefixed(f"interval{pattern}", interval.to_arrays())
         mask = np.array([(i, c) for i, group in enumerate(self.optional) for c in group])
         arrays["optional"] = mask.reshape(-1, 2).astype(np.int64)
         return arrays
@@ -126,17 +131,17 @@ class LogResidual(Estimator):
         parts = [under(f"trees{which}", arrays) for which in range(2)]
         made.trees_ = [TreeEnsemble.from_arrays(part) for part in parts if part]
         made.intervals_ = [
-            Conformal.from_arrays(under(f"interval{i}", arrays)) for i in range(count + 1)
+            Conformal.from_arrays(under(f"interval{i}", arrays)) for i in range(1 << count)
         ]
         return made
 
     def _learn(self, rows: Floats, factor: Floats) -> list[TreeEnsemble]:
         ensemble = sklearn_ensemble("fitting an estimator")
         if self.optional:
-            random = np.random.default_rng(self.seed)
+            generator = np.random.default_rng(self.seed)
             copy = rows.copy()
             for group in self.optional:
-                out = random.random(len(rows)) < _HIDDEN
+                out = generator.random(len(rows)) < _HIDDEN
                 copy[np.ix_(out, np.array(group))] = np.nan
             rows, factor = np.concatenate([rows, copy]), np.concatenate([factor, factor])
         model = ensemble.HistGradientBoostingRegressor(
@@ -158,18 +163,30 @@ class LogResidual(Estimator):
             learned.append(TreeEnsemble.from_sklearn(trees.fit(rows, factor)))
         return learned
 
-    def _hide(self, rows: Floats, missing: int) -> Floats:
-        """The rows with so many groups of columns absent, another choice in each row."""
+    def _hide(self, rows: Floats, pattern: int) -> Floats:
+        """The rows without the groups of columns whose bit is set."""
         seen = rows.copy()
-        for row in range(len(rows)):
-            for step in range(missing):
-                group = self.optional[(row + step) % len(self.optional)]
-                seen[row, list(group)] = np.nan
+        for i, group in enumerate(self.optional):
+            if pattern >> i & 1:
+                seen[:, list(group)] = np.nan
         return seen
 
     def _absent(self, rows: Floats) -> npt.NDArray[np.int64]:
-        gone = [np.isnan(rows[:, list(group)]).any(axis=1) for group in self.optional]
-        return np.sum(gone, axis=0) if gone else np.zeros(len(rows), np.int64)
+        """The pattern of each row: a bit for each group that lacks something."""
+        pattern = np.zeros(len(rows), np.int64)
+        for i, group in enumerate(self.optional):
+            pattern |= np.isnan(rows[:, list(group)]).any(axis=1).astype(np.int64) << i
+        return pattern
+
+
+def _nested(intervals: list[Conformal]) -> list[Conformal]:
+    """As they are, but never narrower than where less is absent."""
+    out = []
+    for pattern, interval in enumerate(intervals):
+        fewer = [found for known, found in enumerate(intervals) if known & pattern == known]
+        low, high = min(one.low for one in fewer), max(one.high for one in fewer)
+        out.append(replace(interval, low=low, high=high))
+    return out
 
 
 def _factor(learned: Sequence[TreeEnsemble], rows: Floats) -> Floats:
