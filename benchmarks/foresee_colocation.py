@@ -32,7 +32,7 @@ from presage.foresee.interference import (
     read_gavel,
     read_lucid,
 )
-from presage.foresee.learn.evaluate import coverage, f1, family_out, mae
+from presage.learn.evaluate import coverage, f1, family_out, mae
 
 Split = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
 TARGETS = {"pair": 0.06, "model": 0.09}

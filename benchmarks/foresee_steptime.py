@@ -18,8 +18,8 @@ from benchmarks._baselines import Constant, Named
 from benchmarks._data import shared
 from presage.foresee.fitting import infer_data, step_data
 from presage.foresee.known import graph_step_rows
-from presage.foresee.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 from presage.foresee.steptime import StepTimeEstimator, TotalsStepTimeEstimator, totals
+from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 
 FOLDS = 10
 

@@ -27,7 +27,6 @@ from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
 from sklearn.model_selection import GridSearchCV
 
 from benchmarks._data import shared
-from presage.foresee.learn.evaluate import coverage, family_out, random_split, rmsle1p
 from presage.foresee.utilization import (
     Features,
     Kind,
@@ -38,6 +37,7 @@ from presage.foresee.utilization import (
     usable_rows,
     utilization_of,
 )
+from presage.learn.evaluate import coverage, family_out, random_split, rmsle1p
 
 Floats = npt.NDArray[np.float64]
 Split = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]

@@ -21,8 +21,8 @@ from presage.foresee.interference import (
     read_gavel,
     read_lucid,
 )
-from presage.foresee.learn.bundle import save_bundle
-from presage.foresee.learn.evaluate import coverage, f1, family_out, mae
+from presage.learn.bundle import save_bundle
+from presage.learn.evaluate import coverage, f1, family_out, mae
 from presage.model.errors import UserError
 
 GPU = find("rtx3090")

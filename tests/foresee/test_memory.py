@@ -11,8 +11,6 @@ from sklearn.base import clone
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import OpGraph
-from presage.foresee.learn import NotFitted
-from presage.foresee.learn.evaluate import coverage, mape
 from presage.foresee.memory import (
     GRAPH_FEATURES,
     TABLE_FEATURES,
@@ -22,6 +20,8 @@ from presage.foresee.memory import (
     memory_features,
     table_features,
 )
+from presage.learn import NotFitted
+from presage.learn.evaluate import coverage, mape
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]

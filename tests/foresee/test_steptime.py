@@ -14,8 +14,6 @@ from sklearn.base import clone
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import KINDS, OpGraph
-from presage.foresee.learn import NotFitted
-from presage.foresee.learn.evaluate import coverage, mape
 from presage.foresee.steptime import (
     TOTALS,
     Operators,
@@ -26,6 +24,8 @@ from presage.foresee.steptime import (
     totals,
     totals_features,
 )
+from presage.learn import NotFitted
+from presage.learn.evaluate import coverage, mape
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]

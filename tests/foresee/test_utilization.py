@@ -13,8 +13,6 @@ from sklearn.base import clone
 from presage.foresee import utilization
 from presage.foresee._workloads import read_layers
 from presage.foresee.gpus import find
-from presage.foresee.learn.bundle import save_bundle
-from presage.foresee.learn.evaluate import coverage, family_out, rmsle1p
 from presage.foresee.utilization import (
     FEATURES,
     Features,
@@ -28,6 +26,8 @@ from presage.foresee.utilization import (
     usable_rows,
     utilization_of,
 )
+from presage.learn.bundle import save_bundle
+from presage.learn.evaluate import coverage, family_out, rmsle1p
 from presage.model.errors import UserError
 
 A100 = find("a100")

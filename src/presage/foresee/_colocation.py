@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.learn import Floats
+from presage.learn import Floats
 from presage.model.errors import UserError
 
 __all__ = ["FEATURES", "JobAlone", "Pairs", "limit_row", "read_gavel", "read_lucid", "row"]

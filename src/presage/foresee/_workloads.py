@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.learn import Floats
+from presage.learn import Floats
 from presage.model.errors import UserError
 
 __all__ = [

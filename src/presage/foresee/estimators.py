@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.foresee.interference import InterferenceEstimator, MemoryLimit
-from presage.foresee.learn.bundle import load_bundle, under
 from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
 from presage.foresee.steptime import StepTimeEstimator, TotalsStepTimeEstimator
 from presage.foresee.utilization import UtilizationEstimator
+from presage.learn.bundle import load_bundle, under
 
 __all__ = [
     "Memory",

@@ -18,9 +18,6 @@ import polars as pl
 
 from presage.foresee import interference, utilization
 from presage.foresee.known import graph_memory_rows, graph_step_rows
-from presage.foresee.learn import Floats
-from presage.foresee.learn.bundle import prefixed, save_bundle
-from presage.foresee.learn.evaluate import coverage, family_of, mape, rmsle
 from presage.foresee.memory import (
     GRAPH_FEATURES,
     TABLE_FEATURES,
@@ -35,6 +32,9 @@ from presage.foresee.steptime import (
     step_feature_names,
     totals,
 )
+from presage.learn import Floats
+from presage.learn.bundle import prefixed, save_bundle
+from presage.learn.evaluate import coverage, family_of, mape, rmsle
 from presage.model.errors import UserError
 
 __all__ = ["MODELS", "fit_shipped", "fit_tables", "memory_data", "step_data"]

@@ -24,11 +24,11 @@ from presage.foresee._colocation import (
     row,
 )
 from presage.foresee.gpus import Gpu
-from presage.foresee.learn import Estimator, Floats, sklearn_ensemble
-from presage.foresee.learn.bundle import load_bundle, prefixed, under
-from presage.foresee.learn.conformal import Conformal
-from presage.foresee.learn.evaluate import coverage, f1, grouped_folds, mae
-from presage.foresee.learn.trees import TreeEnsemble
+from presage.learn import Estimator, Floats, sklearn_ensemble
+from presage.learn.bundle import load_bundle, prefixed, under
+from presage.learn.conformal import Conformal
+from presage.learn.evaluate import coverage, f1, grouped_folds, mae
+from presage.learn.trees import TreeEnsemble
 from presage.model.errors import UserError
 from presage.model.estimate import Estimate
 

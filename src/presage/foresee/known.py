@@ -16,8 +16,8 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.learn import Floats
 from presage.foresee.steptime import Operators, step_features
+from presage.learn import Floats
 
 __all__ = ["KnownModels", "graph_memory_rows", "graph_step_rows", "known_models"]
 

@@ -20,10 +20,10 @@ from presage.foresee.graph.opgraph import (
     input_elements,
 )
 from presage.foresee.interference import JobAlone
-from presage.foresee.learn import Floats
 from presage.foresee.memory import largest_batch, memory_features
 from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, Kind, Pipeline, Workload
+from presage.learn import Floats
 
 __all__ = ["OnGpu", "Prediction", "Quantiles", "Sharing", "predict", "predict_graph", "share"]
 

@@ -18,9 +18,9 @@ import polars as pl
 
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.opgraph import KINDS, OpGraph
-from presage.foresee.learn import Estimator, Floats
-from presage.foresee.learn.bundle import prefixed, under
-from presage.foresee.learn.residual import LogResidual
+from presage.learn import Estimator, Floats
+from presage.learn.bundle import prefixed, under
+from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
 
 __all__ = [

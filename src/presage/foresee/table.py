@@ -15,9 +15,9 @@ import polars as pl
 
 from presage.foresee import estimators, utilization
 from presage.foresee.known import graph_memory_rows, graph_step_rows, known_models
-from presage.foresee.learn import Floats
 from presage.foresee.memory import table_features
 from presage.foresee.steptime import totals
+from presage.learn import Floats
 from presage.model.errors import UserError
 
 __all__ = ["TARGETS", "predict_table"]

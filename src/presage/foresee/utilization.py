@@ -28,11 +28,11 @@ from presage.foresee._workloads import (
     usable_rows,
     utilization_of,
 )
-from presage.foresee.learn import Estimator, Floats, sklearn_ensemble
-from presage.foresee.learn.bundle import load_bundle, prefixed, under
-from presage.foresee.learn.conformal import Conformal
-from presage.foresee.learn.evaluate import coverage, grouped_folds, rmsle1p
-from presage.foresee.learn.trees import TreeEnsemble
+from presage.learn import Estimator, Floats, sklearn_ensemble
+from presage.learn.bundle import load_bundle, prefixed, under
+from presage.learn.conformal import Conformal
+from presage.learn.evaluate import coverage, grouped_folds, rmsle1p
+from presage.learn.trees import TreeEnsemble
 from presage.model.errors import UserError
 
 __all__ = [

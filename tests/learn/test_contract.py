@@ -7,7 +7,7 @@ import sys
 import pytest
 from sklearn.base import clone
 
-from presage.foresee.learn import Estimator, NotFitted, sklearn_ensemble
+from presage.learn import Estimator, NotFitted, sklearn_ensemble
 from presage.model.errors import MissingExtra, UserError
 
 

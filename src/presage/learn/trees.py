@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.learn import Floats
+from presage.learn import Floats
 from presage.model.errors import UserError
 
 __all__ = ["TreeEnsemble"]

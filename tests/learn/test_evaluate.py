@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.foresee.learn.evaluate import (
+from presage.learn.evaluate import (
     coverage,
     f1,
     family_of,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from presage.foresee.learn import bundle
-from presage.foresee.learn.bundle import BundleError, load_bundle, prefixed, save_bundle, under
+from presage.learn import bundle
+from presage.learn.bundle import BundleError, load_bundle, prefixed, save_bundle, under
 
 CARD: dict[str, Any] = {
     "name": "sample",

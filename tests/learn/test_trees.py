@@ -21,7 +21,7 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LinearRegression
 
-from presage.foresee.learn.trees import TreeEnsemble
+from presage.learn.trees import TreeEnsemble
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]
@@ -150,8 +150,8 @@ def test_fast_enough_to_ask_while_scheduling() -> None:
 
 def test_prediction_needs_no_scikit_learn() -> None:
     code = (
-        "import sys; import presage.foresee.learn.trees, presage.foresee.learn.conformal,"
-        " presage.foresee.learn.bundle; sys.exit('sklearn' in sys.modules)"
+        "import sys; import presage.learn.trees, presage.learn.conformal,"
+        " presage.learn.bundle; sys.exit('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

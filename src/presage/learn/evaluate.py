@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.learn import Floats
+from presage.learn import Floats
 from presage.model.errors import UserError
 
 __all__ = [

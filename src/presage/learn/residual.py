@@ -14,11 +14,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.learn import Estimator, Floats, sklearn_ensemble
-from presage.foresee.learn.bundle import prefixed, under
-from presage.foresee.learn.conformal import Conformal
-from presage.foresee.learn.evaluate import grouped_folds
-from presage.foresee.learn.trees import TreeEnsemble
+from presage.learn import Estimator, Floats, sklearn_ensemble
+from presage.learn.bundle import prefixed, under
+from presage.learn.conformal import Conformal
+from presage.learn.evaluate import grouped_folds
+from presage.learn.trees import TreeEnsemble
 
 __all__ = ["LogResidual"]
 

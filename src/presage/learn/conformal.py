@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.learn import Floats
-from presage.foresee.learn.evaluate import grouped_folds
+from presage.learn import Floats
+from presage.learn.evaluate import grouped_folds
 from presage.model.errors import UserError
 
 __all__ = ["Conformal", "grouped_folds", "out_of_fold"]

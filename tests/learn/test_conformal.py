@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from presage.foresee.learn.conformal import Conformal, out_of_fold
-from presage.foresee.learn.evaluate import coverage, family_out
+from presage.learn.conformal import Conformal, out_of_fold
+from presage.learn.evaluate import coverage, family_out
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]
