@@ -162,22 +162,21 @@ class Capacity:
         milli = sign * (gpu_milli if gpu_milli < WHOLE_GPU else WHOLE_GPU)
         free, sharers = self.free_gpu[i], self.sharers[i]
         whole = before = self.whole[i]
+        self.free_milli += milli * len(devices)
         for d in devices:
             was = free[d]
             free[d] = now = was + milli
             sharers[d] -= sign
-            if was < 0 or now < 0:
-                self.free_milli += max(0, now) - max(0, was)
-            else:
-                self.free_milli += milli
             if was == WHOLE_GPU:
                 whole -= 1
             elif now == WHOLE_GPU:
                 whole += 1
+            elif was < 0 or now < 0:  # what is promised counts as nothing, not as less
+                self.free_milli += max(0, now) - max(0, was) - milli
         if whole != before:
-            bit = self._bit[i]
-            self.by_whole[before] ^= bit
-            self.by_whole[whole] |= bit
+            bit, by_whole = self._bit[i], self.by_whole
+            by_whole[before] ^= bit
+            by_whole[whole] |= bit
             self.whole[i] = whole
 
     def accepts(self, types: tuple[str, ...]) -> int:
@@ -192,6 +191,8 @@ class Capacity:
 
     def has_whole(self, count: int) -> bool:
         """Whether any open node has so many wholly free GPUs."""
+        if count * WHOLE_GPU > self.free_milli:
+            return False
         for mask in self.by_whole[count:]:  # noqa: SIM110 (a generator costs four times as much)
             if mask & self.open:
                 return True
@@ -225,17 +226,17 @@ class Capacity:
     def devices(self, i: int, ask: Resources, most: int | None = None) -> tuple[int, ...]:
         """The devices of a node to take for a request that fits: least room first, then by
         number."""
-        if not ask.gpu_milli:
+        gpu_milli = ask.gpu_milli
+        if not gpu_milli:
             return ()
-        if ask.shared or ask.gpu_memory_mib:
+        if gpu_milli < WHOLE_GPU or ask.gpu_memory_mib:
             return tuple(self.usable(i, ask, most)[: ask.devices])
-        count = ask.gpu_milli // WHOLE_GPU
-        if count == len(self.free_gpu[i]):
-            return _all_devices(count)
-        free = self.free_gpu[i]
+        count, free = gpu_milli // WHOLE_GPU, self.free_gpu[i]
         if count == 1:
             return (free.index(WHOLE_GPU),)
-        return tuple(d for d, milli in enumerate(free) if milli == WHOLE_GPU)[:count]
+        if count == len(free):
+            return _all_devices(count)
+        return tuple([d for d, milli in enumerate(free) if milli == WHOLE_GPU][:count])
 
     def arrays(self) -> Arrays:
         """The NumPy view, brought up to date. Read it; never write it."""

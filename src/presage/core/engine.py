@@ -7,7 +7,7 @@ jobs whose reserved room is free, and asks the policy for the rest. It never cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from presage.core.plan import Plan
@@ -42,20 +42,15 @@ class Engine:
         self._check_every = check_every
         self._calls = 0
 
-    def handle(self, now: float, facts: Iterable[ev.Fact]) -> list[ev.Decision]:
+    def handle(self, now: float, facts: Sequence[ev.Fact]) -> list[ev.Decision]:
         """Take facts into account and decide what follows."""
         state = self.state
         state.ended.clear()
-        consider = False
-        follow_ups: list[ev.Fact] = []
         for fact in facts:
             state.apply(now, fact)
-            kind = type(fact)
-            if kind not in _QUIET or (kind is ev.JobStarted and self._can_resize(fact)):
-                consider = True
-                if kind in _FOLLOW_UPS:
-                    follow_ups.append(fact)
-        decisions = self._decide(follow_ups) if consider else []
+        decisions: list[ev.Decision] = []
+        if not _QUIET.issuperset(map(type, facts)) or any(map(self._can_resize, facts)):
+            decisions = self._decide(facts)
         if self._check_every:
             self._calls += 1
             if self._calls % self._check_every == 0:
@@ -63,8 +58,8 @@ class Engine:
         return decisions
 
     def _can_resize(self, fact: Any) -> bool:
-        """An elastic job that runs can be resized from now on."""
-        job = self.state.jobs.get(fact.job)
+        """An elastic job that started can be resized from now on."""
+        job = self.state.jobs.get(fact.job) if isinstance(fact, ev.JobStarted) else None
         return job is not None and job.spec.elastic
 
     def explain(self, job_id: str) -> Reason | None:
@@ -80,12 +75,13 @@ class Engine:
             return Reason(ReasonCode.RESERVED, f"room is being made for it on {nodes}")
         return self.policy.explain(job, Plan(self.state), self.predict)
 
-    def _decide(self, follow_ups: list[ev.Fact]) -> list[ev.Decision]:
+    def _decide(self, facts: Sequence[ev.Fact]) -> list[ev.Decision]:
         # After all facts, never between them: a journal has them first, and must fold to the same.
         state = self.state
         plan = Plan(state)
-        for fact in follow_ups:
-            _FOLLOW_UPS[type(fact)](plan, fact)
+        for fact in facts:
+            if type(fact) in _FOLLOW_UPS:
+                _FOLLOW_UPS[type(fact)](plan, fact)
         if state.reservations:
             for job_id, hold in list(state.reservations.items()):
                 if state.ready(job_id):

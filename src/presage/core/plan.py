@@ -28,9 +28,13 @@ from presage.model.job import Job, JobState, Reason, StopIntent
 
 __all__ = ["Plan"]
 
+_PENDING = JobState.PENDING
+
 
 class Plan:
     """Decisions of one engine call, over the state they change."""
+
+    __slots__ = ("_attempts", "_memos", "decisions", "now", "state")
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -41,7 +45,7 @@ class Plan:
 
     def place(self, job: Job, workers: tuple[Worker, ...]) -> None:
         """Launch these workers; a pending job gets a new attempt."""
-        attempt = job.attempt + 1 if job.state is JobState.PENDING else job.attempt
+        attempt = job.attempt + 1 if job.state is _PENDING else job.attempt
         self._do(Launch(job.spec.id, attempt, workers))
 
     def stop(self, job: Job, intent: StopIntent, reason: Reason) -> None:

@@ -17,9 +17,9 @@ __all__ = ["ask_of", "devices_of", "least_milli", "missing", "new_workers", "shr
 def ask_of(job: Job, role: int) -> Resources:
     """What one worker of a role asks for; a job that must not share asks for a whole device."""
     ask = job.spec.roles[role].resources
-    if 0 < ask.gpu_milli < WHOLE_GPU and (job.out_of_memory or not job.spec.shareable):
-        return _whole(ask)
-    return ask
+    if ask.gpu_milli >= WHOLE_GPU or not ask.gpu_milli:
+        return ask
+    return _whole(ask) if job.out_of_memory or not job.spec.shareable else ask
 
 
 def devices_of(workers: tuple[Worker, ...]) -> set[tuple[str, int]]:

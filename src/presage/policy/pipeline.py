@@ -70,7 +70,8 @@ class Pipeline:
         self._rounds = rules.order if isinstance(rules.order, HasRounds) else None
         self._movable = rules.reclaim is not None or rules.elastic
         """Whether room can be made where there is none."""
-        by_turns = rules.greedy or rules.backfill or rules.ranked or rules.queues.bounded
+        self._bounded = rules.queues.bounded
+        by_turns = rules.greedy or rules.backfill or rules.ranked or self._bounded
         self._in_line = not by_turns and self._band is None
         """Whether nobody ever passes the first job: then groups need not be kept apart."""
         self._line: list[tuple[SortKey, Job, Group]] = []
@@ -89,13 +90,14 @@ class Pipeline:
             return
         if state.incomplete and not self._complete(plan):
             return
-        if self._backlog.groups and rules.ranked:
+        if self._in_line:
+            if self._line:
+                self._walk_line(plan, predict)
+        elif self._backlog.groups and rules.ranked:
             queues, backlog = rules.queues, self._backlog
             walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
         elif self._backlog.groups:
             self._walk(plan, predict)
-        elif self._line:
-            self._walk_line(plan, predict)
         if state.scaling:
             waiting = rules.ranked and bool(state.pending)
             obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
@@ -201,7 +203,7 @@ class Pipeline:
             if job.state is _PENDING and (not reservations or waits(job, state)):
                 if stuck and group.failed_at == capacity.released:
                     return
-                if stuck and group.whole and not capacity.has_whole(group.whole):
+                if stuck and not capacity.has_whole(group.whole):
                     group.failed_at = capacity.released
                     return
                 if self._serve(job, group, plan, predict) is not None:
@@ -256,8 +258,8 @@ class Pipeline:
 
     def _serve(self, job: Job, group: Group, plan: Plan, predict: Predictor) -> str | None:
         """Launch a job or make room for it; else say what keeps it."""
-        rules, capacity = self.rules, plan.state.capacity
-        if rules.queues.bounded and rules.queues.admit(job, plan, group.milli):
+        rules, capacity, bounded = self.rules, plan.state.capacity, self._bounded
+        if bounded and rules.queues.admit(job, plan, group.milli):
             return _HELD_BACK
         if group.failed_at == capacity.released and not self._movable:
             return _NO_ROOM
@@ -272,7 +274,7 @@ class Pipeline:
         if group.elastic and (not rules.elastic or self._alone(plan)):
             wish_lists = sizes(job)
         for wanted in wish_lists:
-            if rules.queues.bounded and not fits_queue(job, plan, wanted, rules.queues):
+            if bounded and not fits_queue(job, plan, wanted, rules.queues):
                 continue
             found = placer.find(job, plan, wanted)
             if found is not None:

@@ -48,7 +48,8 @@ class Recorder:
         self.done += 1
         if now is not None:
             self._end[row] = now
-            self.makespan_s = max(self.makespan_s, now)
+            if now > self.makespan_s:
+                self.makespan_s = now
         if task.started_at is not None:
             self._start[row] = task.started_at
         self._wait[row] = task.waited_s

@@ -26,6 +26,7 @@ from presage.sim.world import Task, World, WorldRules
 __all__ = ["simulate"]
 
 Progress = Callable[[int, int], None]
+_SUCCEEDED = JobState.SUCCEEDED
 
 
 def simulate(
@@ -76,15 +77,16 @@ def _run(
     progress: Progress | None,
 ) -> None:
     """Jump from event to event until nothing is left to happen."""
-    state, none = engine.state, (inf, None)
+    state, running, none = engine.state, world.tasks, (inf, None)
     at, task = next(incoming, none)
     report_at = 0
-    while world.tasks or task is not None:
+    while running or task is not None:
         now = world.next_event()
         if at < now:
             now = at
-        if state.wake_at is not None and state.wake_at < now:
-            now = state.wake_at
+        wake_at = state.wake_at
+        if wake_at is not None and wake_at < now:
+            now = wake_at
         if now == inf:
             return
         requests: list[Fact] = []
@@ -108,7 +110,7 @@ def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now
         oracle.forget(task.spec.id)
     world.finished.clear()
     for job in state.ended:
-        if job.state is not JobState.SUCCEEDED and job.spec.id in world.tasks:
+        if job.state is not _SUCCEEDED and job.spec.id in world.tasks:
             task = world.forget(job.spec.id)
             recorder.close(task, None, _status(job), job.reason.text if job.reason else "")
             oracle.forget(task.spec.id)

@@ -108,6 +108,7 @@ class Task:
 
 
 _END, _MEMORY, _READY, _OUTAGE, _RETURN = range(5)
+_WENT_WELL = Outcome.SUCCEEDED
 
 
 class World:
@@ -155,32 +156,35 @@ class World:
         task = self.tasks[decision.job]
         if decision.attempt == task.ended_attempt:
             return
-        fresh = decision.attempt != task.attempt or not task.workers
-        known = () if fresh else task.workers
-        new = decision.workers if fresh else _without(decision.workers, known)
-        if not new:
-            return
-        if self._measured_at != self.now:
-            self._measure()
-        if fresh:
+        known, new = task.workers, decision.workers
+        if decision.attempt != task.attempt or not known:
+            known = ()
             task.attempt = decision.attempt
             task.milli = 0
-        task.workers = known + new
+        else:
+            new = _without(new, known)
+            if not new:
+                return
+        if self._measured_at != self.now:
+            self._measure()
+        task.workers = workers = known + new
         roles = task.spec.roles
+        held = task.milli
         milli = 0
         for worker in new:
             milli += roles[worker.role].resources.gpu_milli
-        task.milli += milli
+        task.milli = held + milli
         self.used_milli += milli
-        self.held_milli += milli
-        if len(known) < task.needed <= len(task.workers):
-            self.held_milli -= task.milli
-            task.waited_s += self.now - task.queued_at
-            delay = self.rules.launch_delay_s
-            if delay:
-                self._push(self.now + delay, _READY, task, decision.attempt)
-            else:
-                self._begin(task)
+        if not len(known) < task.needed <= len(workers):
+            self.held_milli += milli
+            return
+        self.held_milli -= held
+        task.waited_s += self.now - task.queued_at
+        delay = self.rules.launch_delay_s
+        if delay:
+            self._push(self.now + delay, _READY, task, decision.attempt)
+        else:
+            self._begin(task)
 
     def stop(self, decision: Stop) -> None:
         """Stop a run; it keeps what its checkpoint holds."""
@@ -272,26 +276,27 @@ class World:
         return self.tasks.pop(job_id)
 
     def _begin(self, task: Task) -> None:
+        now, spec, workers = self.now, task.spec, task.workers
         if task.started_at is None:
-            task.started_at = self.now
-        task.since = self.now
+            task.started_at = now
+        task.since = now
         task.saved_s = task.work_s
-        workers = task.workers
-        first = workers[0].node
-        task.ran_on = (
-            (first,) if len(workers) == 1 else tuple(dict.fromkeys(w.node for w in workers))
-        )
-        started = JobStarted(task.spec.id, task.attempt, self.now)
-        (self._facts if task.spec.elastic else self._started).append(started)
+        if len(workers) == 1:
+            task.ran_on = (workers[0].node,)
+        else:
+            task.ran_on = tuple(dict.fromkeys(worker.node for worker in workers))
+        started = JobStarted(spec.id, task.attempt, now)
+        (self._facts if spec.elastic else self._started).append(started)
         if task.shares:
             self._share(task)
         self._retime(task)
 
     def _finish(self, task: Task) -> Fact:
+        job_id = task.spec.id
         self._leave(task)
-        del self.tasks[task.spec.id]
+        del self.tasks[job_id]
         self.finished.append(task)
-        return JobExited(task.spec.id, task.attempt, Outcome.SUCCEEDED)
+        return JobExited(job_id, task.attempt, _WENT_WELL)
 
     def _leave(self, task: Task) -> None:
         """The run is over: it makes no progress and holds nothing."""
@@ -325,11 +330,11 @@ class World:
     def _retime(self, task: Task) -> None:
         """Compute the speed and the end of a run anew."""
         plain = len(task.workers) == task.measured_workers and not (task.shares or self._mixed)
-        task.speed = 1.0 if plain else self._speed(task)
-        task.version += 1
-        self._serial += 1
-        end = task.since + task.work_s / task.speed
-        heappush(self._events, (end, _END, self._serial, task, task.version))
+        task.speed = speed = 1.0 if plain else self._speed(task)
+        task.version = version = task.version + 1
+        self._serial = serial = self._serial + 1
+        end = task.since + task.work_s / speed
+        heappush(self._events, (end, _END, serial, task, version))
 
     def _speed(self, task: Task) -> float:
         speed = 1.0
@@ -436,7 +441,8 @@ class World:
         elapsed = self.now - self._measured_at
         if elapsed > 0:
             self.gpu_seconds += elapsed * self.used_milli / WHOLE_GPU
-            self.held_gpu_seconds += elapsed * self.held_milli / WHOLE_GPU
+            if self.held_milli:
+                self.held_gpu_seconds += elapsed * self.held_milli / WHOLE_GPU
             self._measured_at = self.now
 
 
