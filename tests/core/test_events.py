@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import pytest
@@ -37,6 +38,8 @@ FIELDS: dict[Any, SearchStrategy[Any]] = {
     int: counts,
     float: times,
     float | None: st.none() | times,
+    int | None: st.none() | counts,
+    Mapping[str, float]: st.dictionaries(names, times, max_size=2),
     Node: nodes(),
     JobSpec: job_specs(),
     Outcome: st.sampled_from(Outcome),

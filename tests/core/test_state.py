@@ -11,7 +11,16 @@ from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
 from presage.model.errors import InternalError, InvariantBroken
-from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, Role, StopIntent
+from presage.model.job import (
+    Job,
+    JobSpec,
+    JobState,
+    OomRetry,
+    Reason,
+    ReasonCode,
+    Role,
+    StopIntent,
+)
 
 REASON = Reason(ReasonCode.PREEMPTED, "made room")
 GANG = JobSpec("gang", (Role("worker", Resources(1000, 512, 1000), 2, 4),))
@@ -334,3 +343,40 @@ def test_the_check_finds_two_runs_on_one_device() -> None:
     state = told(LAUNCH, STARTED, ev.Launch("lone", 1, (Worker(0, 0, "n0", (0,)),)))
     with pytest.raises(InvariantBroken, match="oversubscribed"):
         state.check()
+
+
+def test_a_job_that_ran_out_of_memory_gets_more_up_to_its_ceiling() -> None:
+    oom = OomRetry(times=2, factor=1.5, ceiling_mib=1000)
+    spec = JobSpec("j", (Role("worker", Resources(1000, 512)),), oom=oom)
+    state = told(ev.JobSubmitted(spec))
+    asked = []
+    for attempt in (1, 2, 3):
+        state.apply(10.0 * attempt, ev.Launch("j", attempt, (Worker(0, 0, "n0"),)))
+        asked.append(4096 - state.capacity.free_memory[0])
+        job = state.jobs["j"]
+        state.apply(
+            10.0 * attempt + 5, ev.JobExited("j", attempt, ev.Outcome.OUT_OF_MEMORY, REASON)
+        )
+        state.check()
+    assert asked == [512, 768, 1000]
+    assert job.state is JobState.FAILED
+    assert state.capacity.free_memory[0] == 4096
+
+
+def test_a_job_that_ran_too_long_is_not_tried_again() -> None:
+    state = told(ev.JobSubmitted(JobSpec("j", GANG.roles, max_retries=2)))
+    state.apply(4.0, ev.Launch("j", 1, workers(0, 1)))
+    late = Reason(ReasonCode.TIME_LIMIT, "it ran longer than 5 s")
+    state.apply(5.0, ev.JobExited("j", 1, ev.Outcome.FAILED, late))
+    assert "j" not in state.jobs
+
+
+def test_a_job_whose_runs_vanish_for_ever_fails_in_the_end() -> None:
+    state = told()
+    for attempt in range(1, 200):
+        if "gang" not in state.jobs:
+            break
+        state.apply(float(attempt + 9), ev.Launch("gang", attempt, workers(0, 1)))
+        state.apply(float(attempt + 9), exited(ev.Outcome.LOST, attempt))
+    assert attempt == 102
+    assert state.ended[-1].state is JobState.FAILED

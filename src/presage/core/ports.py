@@ -9,7 +9,7 @@ towards itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from presage.model.cluster import Node, Worker
@@ -20,7 +20,7 @@ from presage.model.job import Job, Reason
 if TYPE_CHECKING:
     from presage.core.plan import Plan
 
-__all__ = ["CanResize", "Executor", "Policy", "Predictor", "SortKey", "Store"]
+__all__ = ["CanResize", "Executor", "KeepsSnapshots", "Policy", "Predictor", "SortKey", "Store"]
 
 SortKey: TypeAlias = tuple[Any, ...]
 """Total: it ends with the submission sequence."""
@@ -100,4 +100,23 @@ class Store(Protocol):
 
     def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:
         """Events from position `since` on, oldest first."""
+        ...
+
+
+@runtime_checkable
+class KeepsSnapshots(Protocol):
+    """A store that a start need not read from the beginning."""
+
+    def position(self) -> int:
+        """How many events the journal has."""
+        ...
+
+    def save_snapshot(
+        self, position: int, now: float, body: Mapping[str, Any], *, lease: int = 0
+    ) -> None:
+        """Keep the state that the first `position` events lead to, instead of an older one."""
+        ...
+
+    def load_snapshot(self) -> tuple[int, dict[str, Any]] | None:
+        """The newest snapshot, and the position from which on to fold the journal."""
         ...

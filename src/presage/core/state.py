@@ -12,6 +12,7 @@ No policy lives here: an event says what happened, never what should.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from presage.core.capacity import Capacity
@@ -34,6 +35,8 @@ PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
     JobState.STOPPING,
     JobState.SUCCEEDED,
 )
+MOST_LOST = 100
+"""A job whose runs vanish more often than this is at fault after all."""
 WENT_WELL = ev.Outcome.SUCCEEDED
 
 
@@ -67,6 +70,8 @@ class State:
         """Jobs that became pending since a policy last looked; it empties the list."""
         self.ended: list[Job] = []
         """Jobs that ended since the engine was last called; it empties the list."""
+        self.moves: list[tuple[str, JobState, Reason | None]] | None = None
+        """Moves of jobs in their order, for whoever puts a list here and empties it."""
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             ev.JobSubmitted: self._submitted,
             ev.CancelRequested: self._cancel_requested,
@@ -229,19 +234,37 @@ class State:
             self._end(now, job, JobState.CANCELLED, job.reason)
         elif intent is StopIntent.HALT:
             self._move(now, job, JobState.HALTED, job.reason)
-        elif outcome in (ev.Outcome.STOPPED, ev.Outcome.LOST):
+        elif outcome is ev.Outcome.STOPPED:
+            self._move(now, job, PENDING, reason)
+        elif outcome is ev.Outcome.LOST and job.lost < MOST_LOST:
+            job.lost += 1
             self._move(now, job, PENDING, reason)
         else:
             self._failed(now, job, outcome, reason)
 
     def _failed(self, now: float, job: Job, outcome: ev.Outcome, reason: Reason | None) -> None:
+        if outcome is ev.Outcome.OUT_OF_MEMORY:
+            job.out_of_memory += 1
+            if self._may_have_more(job):
+                self._move(now, job, PENDING, reason)
+                return
         job.failures += 1
-        job.out_of_memory += outcome is ev.Outcome.OUT_OF_MEMORY
-        retry = job.failures <= job.spec.max_retries
-        if retry:
+        too_long = reason is not None and reason.code is ReasonCode.TIME_LIMIT
+        if job.failures <= job.spec.max_retries and not too_long:
             self._move(now, job, PENDING, reason)
         else:
             self._end(now, job, JobState.FAILED, reason)
+
+    def _may_have_more(self, job: Job) -> bool:
+        """Give a job that ran out of memory more of it, if it may have more."""
+        spec = job.spec
+        if spec.oom is None or job.out_of_memory > spec.oom.times:
+            return False
+        roles = tuple(replace(r, resources=spec.oom.raised(r.resources)) for r in spec.roles)
+        if roles == spec.roles and job.out_of_memory > 1:
+            return False  # once, since it no longer shares its device; after that, nothing changed
+        job.spec = replace(spec, roles=roles)
+        return True
 
     def _launch_failed(self, now: float, e: ev.LaunchFailed) -> None:
         job = self._run(e)
@@ -409,6 +432,8 @@ class State:
         job.state = to
         job.since = now
         job.reason = reason
+        if self.moves is not None:
+            self.moves.append((job.spec.id, to, reason))
         if to is RUNNING or to is STOPPING:
             return  # among the active since it was STARTING
         job.intent = None

@@ -9,6 +9,8 @@ docs/reference/events.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -128,6 +130,8 @@ class JobExited:
     attempt: int
     outcome: Outcome
     reason: Reason | None = None
+    exit_code: int | None = None
+    """Of the worker that decided the outcome."""
 
 
 @value
@@ -146,6 +150,8 @@ class Progress:
     job: str
     attempt: int
     done: float
+    detail: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What the run says besides: epoch, step, loss …"""
 
 
 @value

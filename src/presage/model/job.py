@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
-from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.cluster import UNLIMITED, WHOLE_GPU, Resources, Worker
 from presage.model.value import value
 
 __all__ = [
     "Job",
     "JobSpec",
     "JobState",
+    "OomRetry",
     "Placement",
     "Reason",
     "ReasonCode",
@@ -145,6 +147,27 @@ class Role:
         return self._hash
 
 
+@dataclass(frozen=True, slots=True)
+class OomRetry:
+    """A job that ran out of memory is started again with more, so often, up to a ceiling."""
+
+    times: int = 3
+    factor: float = 1.5
+    ceiling_mib: int = 0
+    """The most memory a worker is ever given; 0 means no ceiling."""
+
+    def raised(self, ask: Resources) -> Resources:
+        """What a worker asks for next time; the same when the ceiling is reached."""
+
+        def more(mib: int) -> int:
+            most = self.ceiling_mib or UNLIMITED
+            return max(mib, min(ceil(mib * self.factor), most)) if mib else 0
+
+        return Resources(
+            ask.cpu_milli, more(ask.memory_mib), ask.gpu_milli, more(ask.gpu_memory_mib)
+        )
+
+
 @value
 class JobSpec:
     """What was submitted. A gang is a job whose roles have min == max; elastic means min < max."""
@@ -161,6 +184,8 @@ class JobSpec:
     """Whether it may share a device with another job."""
     max_retries: int = 0
     """How often it is started again after it failed by itself."""
+    oom: OomRetry | None = None
+    """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None
     model: str | None = None
     """Reference of the model it trains, for prediction."""
@@ -204,6 +229,8 @@ class Job:
     """Workers of its first role that its owner asked for."""
     reason: Reason | None = None
     failures: int = 0
+    lost: int = 0
+    """How often a run vanished through no fault of the job."""
     out_of_memory: int = 0
     """How often it ran out of memory; such a job no longer shares a device."""
     progress: float = 0.0

@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pydantic import ValidationError
 
 from presage.model.cluster import UNLIMITED, Device, Node, Resources
-from presage.model.job import JobSpec, Placement, Role
+from presage.model.job import JobSpec, OomRetry, Placement, Role
 from presage.policy.config import PolicyConfig, QueueConfig
 
 __all__ = [
@@ -105,6 +105,7 @@ def job_specs(draw: DrawFn, name: str = "j0") -> JobSpec:
         checkpointable=whims % 4 != 2,
         shareable=whims % 7 != 3,
         max_retries=whims % 3,
+        oom=OomRetry(2, 1.5, 0) if whims % 8 == 5 else None,
     )
 
 
