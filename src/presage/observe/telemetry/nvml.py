@@ -71,6 +71,12 @@ class GpuProbe:
         """The version of the driver."""
         return _text(self._nvml.nvmlSystemGetDriverVersion())
 
+    def devices(self) -> list[tuple[str, int]]:
+        """Name and memory in MiB of every visible device."""
+        totals = [self._nvml.nvmlDeviceGetMemoryInfo(item.handle).total for item in self._devices]
+        names = [item.name for item in self._devices]
+        return [(name, int(total) // _MIB) for name, total in zip(names, totals, strict=True)]
+
     def read(self, pids: Collection[int]) -> GpuReading:
         """What the processes use now."""
         try:

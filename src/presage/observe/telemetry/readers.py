@@ -1,0 +1,317 @@
+"""Telemetry from files: CSV or Parquet, wide (a column for each feature) or long (a row for each
+value), of one pod or many.
+
+Columns are found by their names; docs/reference/telemetry.md lists them, and the rules for input
+that is not in order. A reader fills nothing in: what was not measured is NaN.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from presage.observe.telemetry.archive import ARCHIVE_FILE, Archive
+from presage.observe.telemetry.series import (
+    RESOURCES,
+    Floats,
+    Ints,
+    Series,
+    TelemetryError,
+    assemble,
+    unit_of,
+)
+
+__all__ = ["AI4DL_FEATURES", "FORMATS", "phase_features", "read_telemetry"]
+
+FORMATS = ("auto", "wide", "long")
+
+AI4DL_FEATURES = (
+    "cpu.usage",
+    "cpu.usage.cores",
+    "cpu.usage.pct",
+    "cpu.usage.pct.container.requested",
+    "mem.current",
+    "mem.limit",
+    "mem.usage.pct",
+    "mem.working.set",
+)
+"""What phases are mined from in AI4DL (HotCloud 2020), in its order."""
+
+_TIMES = ("timestamp", "time", "ts", "t_s", "timestamp_anon", "datetime", "timestamp_ms", "t_ms")
+_PODS = (
+    "pod.id",
+    "pod",
+    "pod_id",
+    "pod_name",
+    "run",
+    "run_id",
+    "job",
+    "job_id",
+    "container",
+    "id",
+)
+_NAMES = ("metric", "name", "feature", "resource")
+_VALUE = "value"
+_ROW_NUMBERS = ("", "row", "index", "unnamed: 0", "__index_level_0__")
+_ISO = r"^\d{4}-\d{2}-\d{2}"
+_SUFFIXES = (".csv", ".parquet")
+_NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+_HINTS = (
+    (r"gpu.*mem", "gpu_memory"),
+    (r"duty|gpu", "gpu"),
+    (r"mem", "memory"),
+    (r"cpu", "cpu"),
+    (r"net.*tx|transmit|sent", "net_tx"),
+    (r"net.*rx|receive", "net_rx"),
+    (r"disk", "disk"),
+)
+"""What the name of a file says about the column `value` in it; the first that fits counts."""
+
+
+def read_telemetry(source: Path | str, *, format: str = "auto") -> list[Series]:
+    """The pods of a file, of the files in a directory, of those that a pattern such as
+    `runs/*.csv` names, or of the directory of an `Archive`. With several files a pod is called
+    `file/id`, else by its id."""
+    if format not in FORMATS:
+        raise TelemetryError(f"there is no format '{format}'; choose {', '.join(FORMATS)}")
+    source = Path(source)
+    if (source / ARCHIVE_FILE).is_file():
+        with Archive(source) as archive:
+            return archive.read()
+    files = _files(source)
+    if len(files) == 1:
+        return _read_file(files[0], format)
+    labels = [file.stem for file in files]
+    if len(set(labels)) < len(labels):
+        top = os.path.commonpath([file.parent for file in files])
+        labels = [file.relative_to(top).as_posix() for file in files]
+    return [
+        replace(pod, pod=f"{label}/{pod.pod}")
+        for file, label in zip(files, labels, strict=True)
+        for pod in _read_file(file, format)
+    ]
+
+
+def phase_features(series: Sequence[Series]) -> tuple[str, ...]:
+    """What phases are mined from unless somebody chooses: AI4DL's eight where all pods have them,
+    else the resources, else the features, that all pods have."""
+    has = [set(pod.features) for pod in series]
+    if not has:
+        raise TelemetryError("there are no pods to take features from")
+    if all(names.issuperset(AI4DL_FEATURES) for names in has):
+        return AI4DL_FEATURES
+    common = [name for name in RESOURCES if all(name in pod.resources for pod in series)]
+    common = common or [name for name in series[0].features if all(name in names for names in has)]
+    if not common:
+        raise TelemetryError(
+            "the pods have no feature in common; read files of one kind, or choose the features"
+        )
+    return tuple(common)
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_dir():
+        found = sorted(file for file in source.iterdir() if file.suffix.lower() in _SUFFIXES)
+        if not found:
+            raise TelemetryError(f"{source} has no .csv or .parquet file in it")
+        return found
+    if source.exists():
+        return [source]
+    top = Path(source.anchor)
+    try:
+        found = sorted(file for file in top.glob(str(source.relative_to(top))) if file.is_file())
+    except ValueError:  # not a pattern
+        found = []
+    if not found:
+        raise TelemetryError(f"{source}: no such file, and no file has a name of this pattern")
+    return found
+
+
+def _read_file(file: Path, format: str) -> list[Series]:
+    table = _load(file)
+    time = _find(table.columns, _TIMES)
+    if time is None:
+        raise TelemetryError(f"{file} has no column of times; call it {' or '.join(_TIMES[:4])}")
+    pod = _find(table.columns, _PODS)
+    names = _find([name for name in table.columns if name != pod], _NAMES)
+    value = _find(table.columns, (_VALUE,))
+    is_long = names is not None and value is not None
+    if format == "long" and not is_long:
+        raise TelemetryError(
+            f"{file} is not long: that takes the columns {_VALUE} and {' or '.join(_NAMES)}"
+        )
+    times = _seconds(file, table[time])
+    pods, pod_of_row = [file.stem], np.zeros(len(table), dtype=np.int64)
+    if pod is not None:
+        pods, pod_of_row = _codes(file, table[pod])
+    if format != "wide" and names is not None and value is not None:
+        features, feature_of_row = _codes(file, table[names])
+        numbers = _numbers(file, table[value])
+        if numbers is None:
+            raise TelemetryError(f"{file}: the column {value} holds no numbers")
+        units = list(map(unit_of, features))
+        return assemble(pods, pod_of_row, times, features, units, numbers, feature_of_row)
+    features, matrix = _columns(file, table)
+    units = list(map(unit_of, features))
+    if features == [_VALUE]:
+        features, units = [_meaning(file, time, matrix)], [unit_of(file.stem)]
+    return assemble(pods, pod_of_row, times, features, units, matrix)
+
+
+def _load(file: Path) -> pl.DataFrame:
+    try:
+        table = pl.read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+    except UnicodeDecodeError:
+        raise TelemetryError(f"{file} is neither CSV in UTF-8 nor called .parquet") from None
+    except (OSError, csv.Error, pl.exceptions.PolarsError) as error:
+        says = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise TelemetryError(f"{file} cannot be read: {says}") from None
+    if table.is_empty():
+        raise TelemetryError(f"{file} is empty; give a row for each sample, below the header")
+    return table
+
+
+def _read_csv(file: Path) -> pl.DataFrame:
+    """Every column as text. R leaves the name of the row numbers out of the header; then it is
+    one field short."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines)
+        header = [name.strip() for name in next(reader, [])]
+        first = next(reader, [])
+    if not first:
+        return pl.DataFrame()
+    if len(first) == len(header) + 1:
+        header = ["", *header]
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise TelemetryError(f"{file} has two columns '{twice}'; rename one of them")
+    return pl.read_csv(
+        file,
+        has_header=False,
+        skip_rows=1,
+        schema=dict.fromkeys(header, pl.String()),
+        null_values=list(_NO_VALUE),
+    )
+
+
+def _find(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """The column that has the first of the wanted names, in upper or lower case."""
+    named = {name.lower(): name for name in reversed(columns)}
+    return next((named[name] for name in wanted if name in named), None)
+
+
+def _codes(file: Path, column: pl.Series) -> tuple[list[str], Ints]:
+    """The different values of a column in the order they come, and for each row which it is."""
+    if column.null_count():
+        raise _bad_row(file, column, column.is_null(), "is empty")
+    whole = column.dtype.is_integer()
+    numbers = column if whole else column.cast(pl.String).cast(pl.Categorical).to_physical()
+    _, first, inverse = np.unique(numbers.to_numpy(), return_index=True, return_inverse=True)
+    by_row = np.argsort(first)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[by_row] = np.arange(len(first))
+    return column[first[by_row]].cast(pl.String).to_list(), rank[inverse]
+
+
+def _seconds(file: Path, column: pl.Series) -> Floats:
+    """Times as seconds; those of a calendar since 1970, in UTC unless they say otherwise."""
+    seconds = _moments(column)
+    bad = ~seconds.is_finite().fill_null(False)
+    if bad.any():
+        raise _bad_row(file, column, bad, "is not a time; write seconds or 2024-05-31T12:00:00Z")
+    return seconds.to_numpy().astype(np.float64)
+
+
+def _moments(column: pl.Series) -> pl.Series:
+    """Seconds; null where the column has something else."""
+    if column.dtype == pl.String:
+        if column.str.contains(_ISO).any():
+            moments = column.str.to_datetime(strict=False, time_zone="UTC", time_unit="us")
+            column = moments.alias(column.name)
+        else:
+            column = column.cast(pl.Float64, strict=False)
+    if column.dtype == pl.Date:
+        column = column.cast(pl.Datetime("us"))
+    if isinstance(column.dtype, pl.Datetime):
+        return column.dt.epoch("us") / 1e6
+    if isinstance(column.dtype, pl.Duration):
+        return column.dt.total_microseconds() / 1e6
+    if not column.dtype.is_numeric():
+        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+    times = column.cast(pl.Float64)
+    return times / _ticks_a_second(column.name, times)
+
+
+def _ticks_a_second(name: str, times: pl.Series) -> float:
+    """Numbers are seconds, unless the name says otherwise or they are too large for a date."""
+    for ending, ticks in (("_ms", 1e3), ("_us", 1e6), ("_ns", 1e9)):
+        if name.lower().endswith(ending):
+            return ticks
+    size = times.abs().median()
+    if not isinstance(size, float) or size < 1e11:
+        return 1.0
+    return 1e3 if size < 1e14 else 1e6 if size < 1e17 else 1e9
+
+
+def _columns(file: Path, table: pl.DataFrame) -> tuple[list[str], Floats]:
+    """The columns of numbers, and their values; text, row numbers and what names a time or a pod
+    are left out."""
+    features, values = [], []
+    for name in table.columns:
+        if name.lower() in (*_ROW_NUMBERS, *_TIMES, *_PODS):
+            continue
+        numbers = _numbers(file, table[name])
+        if numbers is not None:
+            features.append(name)
+            values.append(numbers)
+    if not features:
+        raise TelemetryError(f"{file} has no column of numbers beside its times")
+    return features, np.column_stack(values)
+
+
+def _numbers(file: Path, column: pl.Series) -> Floats | None:
+    """A column of numbers, NaN where there is none; None when it is text, or has no number at
+    all. What is mostly numbers must be numbers throughout."""
+    found = column
+    if column.dtype == pl.String:
+        found = column.str.strip_chars().cast(pl.Float64, strict=False)
+        bad = found.is_null() & column.is_not_null()
+        if 0 < bad.sum() < column.is_not_null().sum() / 2:
+            raise _bad_row(file, column, bad, "is not a number")
+        if bad.any():
+            return None
+    elif not column.dtype.is_numeric():
+        return None
+    values = found.cast(pl.Float64).to_numpy().astype(np.float64)  # a null becomes NaN
+    known = np.isfinite(values)
+    return np.where(known, values, np.nan) if known.any() else None
+
+
+def _meaning(file: Path, time: str, values: Floats) -> str:
+    """What the only column, `value`, is: the file's name tells. The times of Alibaba's GenAI
+    files are `timestamp_anon`, and each resource there has its own scale: memory is a share, the
+    use of a GPU in percent, its memory in bytes. Of anything else we only know that it is a
+    value."""
+    name = file.stem.lower()
+    for pattern, resource in _HINTS:
+        if re.search(pattern, name):
+            return resource
+    highest = np.nanmax(values, initial=0.0)
+    if time.lower() != "timestamp_anon" or highest == 0:
+        return _VALUE
+    return "memory" if highest <= 1 else "gpu" if highest <= 100 else "gpu_memory"
+
+
+def _bad_row(file: Path, column: pl.Series, bad: pl.Series, what: str) -> TelemetryError:
+    """Names the first bad row; the first row below the header is 1."""
+    row = int(bad.arg_true()[0])
+    value = column[row]
+    shown = "" if value is None else f"'{value}' "
+    return TelemetryError(f"{file} row {row + 1}, {column.name}: {shown}{what}")
