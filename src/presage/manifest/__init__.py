@@ -1,0 +1,62 @@
+"""The manifest: what a user writes to have a job run, and what the scheduler makes of it.
+
+    name: hello
+    command: python train.py --epochs 3
+    workers: 2..4
+    resources: {cpus: 1, memory: 512Mi, gpus: 1}
+
+`read_manifest` takes a file, `parse_manifest` a text that somebody sent; both raise
+`ManifestError` and nothing else. `to_spec` gives the `JobSpec`. What a secret holds is never part
+of either.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from presage.edge import Limits, parse_json, parse_yaml, read_yaml
+from presage.manifest.advice import advice
+from presage.manifest.schema import (
+    Manifest,
+    ManifestError,
+    RoleManifest,
+    WorkerResources,
+)
+from presage.manifest.spec import argv, to_spec
+
+__all__ = [
+    "EXAMPLE",
+    "LIMITS",
+    "Manifest",
+    "ManifestError",
+    "RoleManifest",
+    "WorkerResources",
+    "advice",
+    "argv",
+    "parse_manifest",
+    "read_manifest",
+    "to_spec",
+]
+
+LIMITS = Limits(bytes=1 << 20, nodes=20_000, depth=32)
+"""Of one manifest."""
+
+EXAMPLE = Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
+"""A manifest with every key and what it means; what `presage init` writes."""
+
+_YAML = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain", ""}
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file."""
+    return read_yaml(path, Manifest, ManifestError, LIMITS)
+
+
+def parse_manifest(text: bytes | str, content_type: str = "application/yaml") -> Manifest:
+    """The manifest in a text of this media type: JSON or YAML."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        return parse_json(text, Manifest, ManifestError, "manifest", LIMITS)
+    if kind not in _YAML and not kind.endswith("+yaml"):
+        raise ManifestError("send the manifest as application/json or application/yaml")
+    return parse_yaml(text, Manifest, ManifestError, "manifest", LIMITS)

@@ -1,0 +1,52 @@
+"""What is allowed in a manifest and still likely to disappoint its owner."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from presage.manifest.quantities import worker_span
+from presage.manifest.schema import Manifest
+
+__all__ = ["advice"]
+
+_CODE = (".py", ".sh")
+
+
+def advice(manifest: Manifest, folder: Path | None = None) -> list[str]:
+    """Sentences for the owner; with the manifest's folder, also about files that are not there."""
+    found = []
+    spans = [worker_span(role.workers) for role in manifest.all_roles.values()]
+    if manifest.checkpoint is None:
+        if any(least < most for least, most in spans):
+            found.append(
+                "without checkpoint, a change of workers starts the job from the beginning"
+            )
+        elif manifest.preemptible:
+            found.append("without checkpoint, a job that is stopped starts from the beginning")
+    if manifest.retry.oom and not any(r.resources.memory for r in manifest.all_roles.values()):
+        found.append("retry.oom raises memory, and no memory is given to start from")
+    if folder is not None and manifest.image is None:
+        found += [
+            f"the command names {script}, and the folder of the manifest has no such file"
+            for script in _scripts(manifest)
+            if not (folder / script).exists()
+        ]
+    return found
+
+
+def _scripts(manifest: Manifest) -> list[str]:
+    """Scripts that the commands start, as far as they can be told from the words."""
+    scripts: dict[str, None] = {}
+    for role in manifest.all_roles.values():
+        command = role.command or ""
+        try:
+            words = shlex.split(command) if isinstance(command, str) else command
+        except ValueError:
+            continue
+        if any(word in ("cd", "&&", ";", "|") for word in words):
+            continue
+        script = next((word for word in words if word.endswith(_CODE)), None)
+        if script is not None and not any(sign in script for sign in "$`*?\0"):
+            scripts[script] = None
+    return list(scripts)

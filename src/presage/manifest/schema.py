@@ -1,0 +1,333 @@
+"""The schema of a manifest: what a job is, as its owner wrote it, checked.
+
+Unknown keys are refused and everything is bounded. Amounts are kept in one form (MiB, seconds,
+`2..8`), so that a manifest written out is read back as the same. Reads no file and no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+
+from presage.edge import check, misplaced
+from presage.manifest import quantities
+from presage.manifest.quantities import MOST_WORKERS, shown, worker_span
+from presage.model.errors import UserError
+
+__all__ = [
+    "Manifest",
+    "ManifestError",
+    "RoleManifest",
+    "WorkerResources",
+]
+
+LONGEST_TEXT = 64 << 10
+
+RESERVED = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "PRESAGE_ATTEMPT",
+        "PRESAGE_CHECKPOINT_DIR",
+        "PRESAGE_CHECKPOINT_EVERY",
+        "PRESAGE_DATA_DIR",
+        "PRESAGE_JOB_ID",
+        "PRESAGE_PROGRESS",
+        "PRESAGE_RANK",
+        "PRESAGE_RESULT_DIR",
+        "PRESAGE_ROLE",
+        "PRESAGE_WORKERS",
+    }
+)
+"""Variables that Presage itself sets for a worker."""
+
+
+class ManifestError(UserError):
+    """A manifest cannot be read or makes no sense."""
+
+    code = "bad_manifest"
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
+        raise ValueError(
+            f"{shown(value)} is not a name: use at most 63 lower-case letters, digits, '-', '.' "
+            "and '_', with a letter or digit first"
+        )
+    return value
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", value):
+        raise ValueError(f"{shown(value)} cannot be the name of an environment variable")
+    if value in RESERVED:
+        raise ValueError(f"{value} is set by Presage; choose another name")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a program cannot be given a NUL character")
+    return value
+
+
+def _variable_text(value: object) -> object:
+    """Numbers are taken as they are printed; YAML reads a bare yes, on or true as something else,
+    so that has to be in quotes."""
+    if isinstance(value, bool) or value is None:
+        raise ValueError("put the text in quotes: YAML reads it as something else")
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _command(value: Any) -> Any:
+    words = value if isinstance(value, list) else [value]
+    if not words or not all(isinstance(word, str) for word in words) or not words[0].strip():
+        raise ValueError("write a command such as 'python train.py', or a list of its words")
+    for word in words:
+        _no_nul(word)
+    return value
+
+
+def _types(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _inside(value: str) -> str:
+    if not value or "\0" in value or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"write a directory without '..', not {shown(value)}")
+    return value
+
+
+def _webhook(value: str) -> str:
+    if not re.match(r"https?://[^/\s]", quantities.url(value)):
+        raise ValueError(f"write an http or https URL, not {shown(value)}")
+    return value
+
+
+_TIME = WithJsonSchema(
+    {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "examples": ["90s", "2h"]}
+)
+_SPAN = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_WORKERS}, {"type": "string"}]}
+_URLS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+    ]
+}
+
+Name = Annotated[str, AfterValidator(_name)]
+Variable = Annotated[str, AfterValidator(_variable)]
+Text = Annotated[str, AfterValidator(_no_nul)]
+VariableText = Annotated[Text, BeforeValidator(_variable_text)]
+Seconds = Annotated[float, BeforeValidator(quantities.duration_s), _TIME]
+Memory = Annotated[
+    str,
+    BeforeValidator(quantities.memory),
+    WithJsonSchema({"type": "string", "examples": ["2Gi"]}),
+]
+Workers = Annotated[
+    int | str, BeforeValidator(quantities.workers), WithJsonSchema({**_SPAN, "examples": ["2..8"]})
+]
+Gpus = Annotated[
+    int | float,
+    BeforeValidator(quantities.gpus),
+    WithJsonSchema({"type": "number", "minimum": 0, "examples": [1, 0.5]}),
+]
+Command = Annotated[str | Annotated[list[str], Field(max_length=4096)], BeforeValidator(_command)]
+Url = Annotated[str, AfterValidator(quantities.url)]
+Types = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=100)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, str_max_length=LONGEST_TEXT, allow_inf_nan=False
+    )
+
+
+class WorkerResources(_Strict):
+    """What each worker needs; what is not given is not limited."""
+
+    cpus: Annotated[float, Field(ge=0.001, le=100_000)] | None = None
+    memory: Memory | None = None
+    gpus: Gpus | None = None
+    gpu_memory: Memory | None = None
+    gpu_type: (
+        Annotated[
+            Types,
+            BeforeValidator(_types),
+            WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]}),
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _gpus_go_together(self) -> Self:
+        for key, value in (("gpu_memory", self.gpu_memory), ("gpu_type", self.gpu_type)):
+            if self.gpus == 0 and value is not None:
+                raise misplaced("makes no sense with gpus: 0", key)
+        if self.gpu_type is not None and self.gpus is None and self.gpu_memory is None:
+            raise misplaced("needs gpus, such as gpus: 1", "gpu_type")
+        return self
+
+
+class RoleManifest(_Strict):
+    """One kind of worker."""
+
+    workers: Workers = 1
+    command: Command | None = None
+    resources: WorkerResources = WorkerResources()
+
+
+class Checkpoint(_Strict):
+    """Where a job keeps its checkpoints, how often, and how it continues from one."""
+
+    dir: Annotated[str, Field(max_length=1024), AfterValidator(_inside)] = "checkpoints"
+    every: Seconds = 600.0
+    resume: Command | None = None
+
+
+class OomRetry(_Strict):
+    """What happens when a worker runs out of memory: again, with more."""
+
+    times: Annotated[int, Field(ge=1, le=20)] = 3
+    factor: Annotated[float, Field(gt=1, le=10)] = 1.5
+    ceiling: Memory | None = None
+
+
+class Retry(_Strict):
+    """How often a job is started again."""
+
+    failures: Annotated[int, Field(ge=0, le=1000)] = 0
+    oom: OomRetry | None = None
+
+
+class ElasticStep(_Strict):
+    """From this epoch on, so many workers."""
+
+    epoch: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+
+
+class Manifest(_Strict):
+    """A job as its owner describes it."""
+
+    name: Name
+    image: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    environment: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    command: Command | None = None
+    launcher: Literal["none", "torchrun"] = "none"
+    workers: Workers | None = None
+    resources: WorkerResources | None = None
+    roles: Annotated[dict[Name, RoleManifest], Field(min_length=1, max_length=16)] | None = None
+    queue: Name = "default"
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    placement: Literal["pack", "spread", "topology"] | None = None
+    preemptible: bool = True
+    share: bool = True
+    data: Annotated[
+        dict[Name, Url],
+        Field(max_length=1000),
+        BeforeValidator(quantities.named_urls),
+        WithJsonSchema(_URLS),
+    ] = {}
+    results: Url | None = None
+    secrets: Annotated[dict[Variable, Name], Field(max_length=100)] = {}
+    env: Annotated[dict[Variable, VariableText], Field(max_length=1000)] = {}
+    checkpoint: Checkpoint | None = None
+    retry: Retry = Retry()
+    time_limit: Seconds | None = None
+    grace: Seconds = 30.0
+    elastic: Annotated[
+        list[ElasticStep],
+        Field(max_length=1000),
+        BeforeValidator(quantities.elastic_plan),
+        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "string"}]}),
+    ] = []
+    model: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    labels: Annotated[dict[Name, VariableText], Field(max_length=64)] = {}
+    webhooks: Annotated[list[Annotated[str, AfterValidator(_webhook)]], Field(max_length=16)] = []
+
+    @property
+    def all_roles(self) -> dict[str, RoleManifest]:
+        """The roles, each with its command; a job without roles has one, `worker`."""
+        if self.roles is not None:
+            return {
+                name: role
+                if role.command is not None
+                else role.model_copy(update={"command": self.command})
+                for name, role in self.roles.items()
+            }
+        role = RoleManifest(
+            workers=self.workers or 1,
+            command=self.command,
+            resources=self.resources or WorkerResources(),
+        )
+        return {"worker": role}
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as JSON types, what was left out with its default; absent is not there."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """The manifest that `to_json` wrote, or any other JSON value that is one."""
+        return check(data, cls, ManifestError, "manifest")
+
+    @model_validator(mode="after")
+    def _commands(self) -> Self:
+        if self.roles is None:
+            if self.command is None:
+                raise misplaced("command is missing; write command: python train.py")
+            return self
+        for key, value in (("workers", self.workers), ("resources", self.resources)):
+            if value is not None:
+                raise misplaced("goes into each of the roles, not beside them", key)
+        for name, role in self.roles.items():
+            if role.command is None and self.command is None:
+                raise misplaced("has no command", "roles", name)
+        return self
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if self.image is not None and self.environment is not None:
+            raise misplaced("give image or environment, not both", "environment")
+        if self.launcher == "torchrun" and self.roles is not None and len(self.roles) > 1:
+            raise misplaced("torchrun starts one kind of worker, not several roles", "launcher")
+        if both := self.env.keys() & self.secrets.keys():
+            raise misplaced("is under env, too", "secrets", min(both))
+        if self.time_limit == 0:
+            raise misplaced("give more than 0", "time_limit")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_go_together(self) -> Self:
+        roles = self.all_roles
+        spans = [worker_span(role.workers) for role in roles.values()]
+        if (total := sum(most for _, most in spans)) > MOST_WORKERS:
+            raise misplaced(f"{total:,} workers in all; at most {MOST_WORKERS:,}", "roles")
+        if len({step.epoch for step in self.elastic}) < len(self.elastic):
+            raise misplaced("an epoch is there twice", "elastic")
+        least, most = spans[0]
+        for step in self.elastic:
+            if not least <= step.workers <= most:
+                wanted = f"{min(least, step.workers)}..{max(most, step.workers)}"
+                raise misplaced(
+                    f"{step.workers} workers at epoch {step.epoch} need workers: {wanted}",
+                    "elastic",
+                )
+        ceiling = quantities.memory_mib(self.retry.oom.ceiling) if self.retry.oom else 0
+        for role in roles.values():
+            if ceiling and ceiling < quantities.memory_mib(role.resources.memory):
+                raise misplaced("is below the memory to start with", "retry", "oom", "ceiling")
+        return self

@@ -1,0 +1,61 @@
+"""From a manifest to what the scheduler knows of a job."""
+
+from __future__ import annotations
+
+from presage.manifest.quantities import memory_mib, worker_span
+from presage.manifest.schema import Manifest, RoleManifest, WorkerResources
+from presage.model.cluster import WHOLE_GPU, Resources
+from presage.model.job import JobSpec, OomRetry, Placement, Role
+
+__all__ = ["argv", "to_spec"]
+
+MEMORY_SHARE_MILLI = 100
+"""The part of a GPU for a worker that names only the GPU memory it needs: at most ten of them on
+one device, fewer where their memory does not fit."""
+
+
+def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
+    """The job as the scheduler sees it. Environment, data and secrets stay in the manifest."""
+    roles = manifest.all_roles
+    oom = manifest.retry.oom
+    return JobSpec(
+        id=job_id,
+        roles=tuple(_role(name, role) for name, role in roles.items()),
+        owner=owner,
+        queue=manifest.queue,
+        priority=manifest.priority,
+        placement=Placement(manifest.placement) if manifest.placement else None,
+        preemptible=manifest.preemptible,
+        checkpointable=manifest.checkpoint is not None,
+        shareable=manifest.share,
+        max_retries=manifest.retry.failures,
+        oom=OomRetry(oom.times, oom.factor, memory_mib(oom.ceiling)) if oom else None,
+        time_limit_s=manifest.time_limit,
+        model=manifest.model,
+        labels=dict(manifest.labels),
+        entrypoint=argv(next(iter(roles.values())).command or ""),
+    )
+
+
+def argv(command: str | list[str]) -> tuple[str, ...]:
+    """The words of a command; a line is for the shell."""
+    return ("sh", "-c", command) if isinstance(command, str) else tuple(command)
+
+
+def _role(name: str, role: RoleManifest) -> Role:
+    least, most = worker_span(role.workers)
+    types = tuple(role.resources.gpu_type or ())
+    return Role(name, _resources(role.resources), least, most, types)
+
+
+def _resources(asked: WorkerResources) -> Resources:
+    if asked.gpus is not None:
+        gpu_milli = round(asked.gpus * WHOLE_GPU)
+    else:
+        gpu_milli = MEMORY_SHARE_MILLI if asked.gpu_memory else 0
+    return Resources(
+        cpu_milli=round((asked.cpus or 0) * 1000),
+        memory_mib=memory_mib(asked.memory),
+        gpu_milli=gpu_milli,
+        gpu_memory_mib=memory_mib(asked.gpu_memory),
+    )
