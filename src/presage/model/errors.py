@@ -6,6 +6,7 @@ code
 │   ├── TraceError           a trace that cannot be read or simulated
 │   ├── ClusterError         a cluster description that makes no sense
 │   └── ConfigError          a policy or queue configuration that makes no sense
+├── StoreUnavailable         the journal cannot be written just now; try again       (exit 75)
 ├── MissingExtra             an optional dependency is not installed                (exit 2)
 └── InternalError            Presage broke one of its own rules; please report it   (exit 70)
     ├── IllegalTransition    an event asked for a job state that the lifecycle forbids
@@ -24,6 +25,7 @@ __all__ = [
     "MissingExtra",
     "PresageError",
     "StaleLease",
+    "StoreUnavailable",
     "TraceError",
     "UserError",
 ]
@@ -69,6 +71,13 @@ class MissingExtra(PresageError):
 
     def __init__(self, extra: str, what: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}': pip install 'presage[{extra}]'")
+
+
+class StoreUnavailable(PresageError):
+    """The database cannot be reached or written just now; trying again later is right."""
+
+    code = "store_unavailable"
+    exit_code = 75
 
 
 class InternalError(PresageError):

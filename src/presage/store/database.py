@@ -1,0 +1,214 @@
+"""A database that is there, up to date, and honest about trouble: one place that knows SQLite from
+PostgreSQL.
+
+Every transaction is short. Whatever the database cannot do just now is `StoreUnavailable`, and
+then nothing of the transaction was kept, unless it was lost sight of while it was committed (see
+`SqlStore.append`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import InternalError as DatabaseInternalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from presage.model.errors import InternalError, MissingExtra, StoreUnavailable, UserError
+from presage.store.tables import NEWEST
+
+__all__ = ["Database", "StoreUnavailable"]
+
+_PATIENCE_S = 10
+"""How long one statement waits for a lock, a connection or a server."""
+_CONNECTIONS = 32
+_MIGRATING = 0x50726573616765
+"""The advisory lock that one server holds while it migrates a PostgreSQL database."""
+
+
+class Database:
+    """Connections to one database. Any thread may use it; each gets a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = _checked(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._engine = _sqlite(self.url) if self.is_sqlite else _postgres(self.url)
+        self._writer = self._engine.execution_options(write=True)
+        try:
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that sees one moment and changes nothing."""
+        with self._troubles(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is on disk when the block ends, whole; or that never was."""
+        with self._troubles(), self._writer.begin() as connection:
+            yield connection
+
+    def clock(self, connection: Connection) -> float:
+        """Now, by the one clock that all servers on this database share."""
+        if self.is_sqlite:
+            return time.time()
+        now = connection.scalar(select(func.extract("epoch", func.clock_timestamp())))
+        assert now is not None
+        return float(now)
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._engine.dispose()
+
+    def _migrate(self) -> None:
+        with self.read() as connection:
+            if _revision(connection) == NEWEST:
+                return
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        with self.write() as connection:
+            if not self.is_sqlite:
+                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
+            config.attributes["connection"] = connection
+            try:
+                command.upgrade(config, "head")
+            except CommandError:
+                raise UserError(
+                    f"{self._name} is at revision {_revision(connection)}, which this version "
+                    f"of Presage does not know; use the newer version that wrote it"
+                ) from None
+
+    @contextmanager
+    def _troubles(self) -> Iterator[None]:
+        try:
+            yield
+        except (DataError, IntegrityError) as error:
+            raise InternalError(f"{self._name} refused a row: {_says(error)}") from error
+        except (OperationalError, InterfaceError, DatabaseInternalError, PoolTimeout) as error:
+            raise StoreUnavailable(f"{self._name} is unavailable: {_says(error)}") from error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreUnavailable(f"{self._name} is unavailable: {_says(error)}") from error
+            if self.is_sqlite and getattr(error.orig, "sqlite_errorname", "") in _NO_DATABASE:
+                raise UserError(f"{self._name} is damaged or no database") from None
+            raise
+
+    @property
+    def _name(self) -> str:
+        return str(self.url.database) if self.is_sqlite else self.url.render_as_string()
+
+
+_NO_DATABASE = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
+
+
+def _checked(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        url = None
+    if url is not None and url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url is None or url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise UserError("the database must be sqlite:///PATH or postgresql://USER@HOST/NAME")
+    if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+        raise UserError("a journal in memory is lost with the process: write sqlite:///PATH")
+    return url
+
+
+def _sqlite(url: URL) -> Engine:
+    path = Path(str(url.database))
+    try:
+        path.touch(mode=0o600)  # digests of tokens are in it
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    engine = create_engine(
+        url,
+        pool_size=_CONNECTIONS,
+        max_overflow=0,
+        pool_timeout=_PATIENCE_S,
+        connect_args={"timeout": _PATIENCE_S, "check_same_thread": False, "isolation_level": None},
+    )
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")  # a commit is on disk when it returns
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        # A writer locks first and reads then: what it read is still so when it commits.
+        write = connection.get_execution_options().get("write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: URL) -> Engine:
+    try:
+        engine = create_engine(
+            url,
+            pool_size=_CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=_PATIENCE_S,
+            pool_pre_ping=True,  # the server may have been restarted since
+            connect_args={"connect_timeout": _PATIENCE_S, "tcp_user_timeout": _PATIENCE_S * 1000},
+        )
+    except (ModuleNotFoundError, NoSuchModuleError):
+        raise MissingExtra("postgres", "a journal in PostgreSQL") from None
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.execute(f"SET lock_timeout = '{_PATIENCE_S}s'")
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        connection.commit()
+
+    return engine
+
+
+def _revision(connection: Connection) -> str | None:
+    """The revision a database is at; None for an empty one."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return None if found is None else str(found)
+
+
+def _says(error: Exception) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -1,0 +1,82 @@
+"""Jobs as users see them: questions about the rows that `SqlStore.append` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, func, select
+
+from presage.store.database import Database
+from presage.store.records import JobRow, Transition
+from presage.store.tables import jobs, transitions
+
+__all__ = ["Jobs"]
+
+_LISTED = [column for column in jobs.c if column.name != "manifest"]
+
+
+class Jobs:
+    """Rows of jobs and their transitions, read from any thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, job_id: str) -> JobRow | None:
+        """One job with its manifest; None when there is none of that id."""
+        with self._database.read() as connection:
+            row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+        return None if row is None else _job(row)
+
+    def transitions(self, job_id: str) -> Sequence[Transition]:
+        """Every status a job had, oldest first."""
+        query = select(transitions).where(transitions.c.job == job_id)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(transitions.c.number)).all()
+        return [Transition(*row) for row in rows]
+
+    def transitions_since(self, number: int, limit: int = 1000) -> Sequence[Transition]:
+        """Transitions of all jobs after one of them, oldest first: what a listener missed."""
+        query = select(transitions).where(transitions.c.number > number)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(transitions.c.number).limit(limit)).all()
+        return [Transition(*row) for row in rows]
+
+    def last_transition(self) -> int:
+        """The number of the newest transition; 0 when there is none."""
+        with self._database.read() as connection:
+            return int(connection.scalar(select(func.max(transitions.c.number))) or 0)
+
+    def count_by_status(self) -> dict[str, int]:
+        """How many jobs have each status."""
+        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
+        with self._database.read() as connection:
+            return {status: count for status, count in connection.execute(query)}
+
+    def list(
+        self,
+        *,
+        owner: str | None = None,
+        team: str | None = None,
+        queue: str | None = None,
+        statuses: Sequence[str] = (),
+        limit: int = 100,
+        after: int | None = None,
+    ) -> Sequence[JobRow]:
+        """A page of jobs, newest first, without manifests; `after` is the `seq` of the last job
+        on the page before."""
+        query = select(*_LISTED).order_by(jobs.c.seq.desc()).limit(limit)
+        for column, wanted in ((jobs.c.owner, owner), (jobs.c.team, team), (jobs.c.queue, queue)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if statuses:
+            query = query.where(jobs.c.status.in_(statuses))
+        if after is not None:
+            query = query.where(jobs.c.seq < after)
+        with self._database.read() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+
+def _job(row: Row[Any]) -> JobRow:
+    fields = {"manifest": None, **row._mapping}
+    return JobRow(**{**fields, "nodes": tuple(fields["nodes"])})
