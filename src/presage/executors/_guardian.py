@@ -1,0 +1,426 @@
+"""The guardian of one run: a process that starts the workers, watches them and cleans up.
+
+It is started by the executor, detached, and outlives the server. It decides nothing about the
+cluster. Standard library only, so that it is up in a moment and stays small; see ADR 0015.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from presage.executors._limits import become_subreaper, die_with_parent, oom_kills
+from presage.executors._processes import descendants, read_stat
+from presage.executors._report import Reporter
+from presage.executors._workdir import Step, is_local, prepare, run_in_child, store_results
+from presage.executors._worker import StartError, WorkerProcess, start_all
+
+__all__ = ["Guardian", "main"]
+
+LOCK_FD = 3
+"""The executor opens and locks the run's lock file, and hands it over under this number."""
+
+_GUARD_S = 0.2
+"""How often memory is looked at; twice as often once much of it is used."""
+_WATCH_S = 0.1
+_TICK_S = 1.0
+_SAMPLE_S = 5.0
+_CLOSE_LOOK_S = 60.0
+"""For this long after the start, samples are taken every tick."""
+_MIB = 1 << 20
+_MADE = ("work", "data_dir", "progress_dir", "result_dir", "checkpoint_dir", "log_dir")
+
+
+class Verdict:
+    """How a run ends: set once, by what happened first."""
+
+    def __init__(self, outcome: str, code: str, text: str, exit_code: int | None = None) -> None:
+        self.outcome = outcome
+        self.code = code
+        self.text = text
+        self.exit_code = exit_code
+
+
+class Guardian:
+    """The life of one run, from preparing to the last line of its events."""
+
+    def __init__(self, run: Path) -> None:
+        self.plan: dict[str, Any] = json.loads((run / "plan.json").read_bytes())
+        self.run = run
+        self.work = Path(self.plan["work"])
+        self.report = Reporter(self.plan)
+        self.workers: list[WorkerProcess] = []
+        self.verdict: Verdict | None = None
+        self._secrets: dict[str, str] = {}
+        self._terminated = False
+        self._recorded: set[int] = set()
+        self._helper: tuple[int, int | None] = (0, None)
+        """PID and wait status of the process that prepares or stores."""
+        self._wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._control = os.open(run / "control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (self._wake_read, self._control):
+            self._poll.register(fd, select.POLLIN)
+
+    def live(self) -> None:
+        """Do all of it."""
+        failure = self._read_secrets() or self._prepare() or self._start()
+        if failure is None:
+            self._watch()
+        self._clear()
+        if failure is None and self.verdict is None:
+            self._store()
+        self.report.progress([worker.progress for worker in self.workers])
+        self._remove_files()
+        if failure is not None and self.verdict is None:
+            reason = {"code": "launch_failed", "text": self._clean(failure)}
+            self.report.event("LaunchFailed", reason=reason)
+        else:
+            well = Verdict("succeeded", "exited", "every worker ended well", 0)
+            self._say_exit(self.verdict or well)
+        self.report.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """The guardian itself broke: leave nothing running, and say so."""
+        self._clear()
+        self._remove_files()
+        text = f"the guardian of the run failed: {type(error).__name__}: {error}"
+        self._say_exit(Verdict("failed", "error", text))
+        self.report.finish()
+
+    def _say_exit(self, end: Verdict) -> None:
+        self.report.event(
+            "JobExited",
+            outcome=end.outcome,
+            reason={"code": end.code, "text": self._clean(end.text)},
+            exit_code=end.exit_code,
+        )
+
+    # -- before and after -----------------------------------------------------------------------
+
+    def _read_secrets(self) -> str | None:
+        """Get the content of the secrets; says what went wrong, or None."""
+        for name, path in self.plan["secrets"].items():
+            try:
+                self._secrets[name] = Path(path).read_text().rstrip("\n")
+            except (OSError, ValueError):
+                return f"there is no secret {Path(path).name!r} that can be read, for {name}"
+        return None
+
+    def _prepare(self) -> str | None:
+        """Bring in what the run needs; says what went wrong, or None."""
+        plan = self.plan
+        try:
+            for name in _MADE:
+                Path(plan[name]).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"{error.filename} cannot be made: {error.strerror}"
+        if not (plan["folder"] or plan["data"] or plan["engine"] or plan["checkpoint_link"]):
+            return None
+        if plan["engine"] or not all(is_local(url) for url in plan["data"].values()):
+            self.report.event("StageChanged", stage="downloading")
+        return self._in_child(prepare)
+
+    def _store(self) -> None:
+        if self.plan["results"]:
+            self.report.event("StageChanged", stage="storing")
+            trouble = self._in_child(store_results)
+            if trouble and self.verdict is None:
+                self.verdict = Verdict("failed", "error", f"not stored: {trouble}")
+
+    def _in_child(self, step: Step) -> str | None:
+        """Run a step in a process of its own; a stop request ends it. Says what went wrong."""
+        errors_read, errors_write = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            die_with_parent(parent)
+            run_in_child(step, self.plan, self._secrets, errors_write)
+        os.close(errors_write)
+        self._helper = (pid, None)
+        while self._helper[1] is None:
+            self._wait(_TICK_S)
+            self._reap()
+            if self._stop_asked():
+                os.kill(pid, signal.SIGKILL)
+                self.verdict = self.verdict or self._stopped()
+        said = os.read(errors_read, 1 << 16).decode("utf-8", "replace")
+        os.close(errors_read)
+        return said if self._helper[1] == 0 else said or "it was killed"
+
+    def _start(self) -> str | None:
+        """Start every worker or none; says what went wrong, or None."""
+        if self._stop_asked():
+            self.verdict = self._stopped()
+            return "stopped before it started"
+        plan = self.plan
+        if plan["torchrun"]:
+            port = str(_free_port())
+            for worker in plan["workers"]:
+                worker["env"]["MASTER_PORT"] = port
+        self.workers = [WorkerProcess(worker, plan["cgroup"]) for worker in plan["workers"]]
+        self._oom_kills = oom_kills()
+        try:
+            start_all(self.workers, self.work, self._secrets, self._record)
+        except StartError as error:
+            return str(error)
+        self._began = time.monotonic()
+        self.report.event("JobStarted", at=time.time())
+        return None
+
+    def _record(self) -> None:
+        """Write down the processes of the run, workers first, for an executor that has to clean up
+        after us."""
+        pids = dict.fromkeys(worker.pid for worker in self.workers)
+        for worker in self.workers:
+            pids.update(dict.fromkeys(worker.tree.pids if worker.tree else ()))
+        if pids.keys() == self._recorded:
+            return
+        self._recorded = set(pids)
+        starts = [(pid, stat.start) for pid in pids if (stat := read_stat(pid))]
+        new = self.run / "processes.new"
+        with suppress(OSError):  # a full disk; the mark in their environment is left
+            new.write_text(json.dumps(starts))
+            new.replace(self.run / "processes.json")
+
+    # -- while it runs --------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until every worker has ended, by itself or because it had to."""
+        watched = any(worker.memory and not worker.group for worker in self.workers)
+        limit = self.plan["time_limit_s"]
+        tick = sample = self._began
+        deadline = 0.0
+        while True:
+            self._reap()
+            now = time.monotonic()
+            if deadline == 0.0:
+                self._judge(now)
+                if self.verdict is not None or self._only_servers_left():
+                    deadline = now + self._ask_all_to_stop()
+            if self._all_ended(now, deadline):
+                return
+            if now >= tick:
+                tick = now + _TICK_S
+                look = now >= sample
+                if look:
+                    sample = now + (_TICK_S if now - self._began < _CLOSE_LOOK_S else _SAMPLE_S)
+                self._tick(look)
+            ahead = tick if deadline == 0.0 else min(tick, deadline)
+            if limit is not None and deadline == 0.0:
+                ahead = min(ahead, self._began + limit)
+            most = _TICK_S
+            if watched:
+                most = _WATCH_S if any(worker.near_limit for worker in self.workers) else _GUARD_S
+            self._wait(min(most, max(0.0, ahead - time.monotonic())))
+
+    def _judge(self, now: float) -> None:
+        """See whether something has happened that ends the run."""
+        limit = self.plan["time_limit_s"]
+        for worker in self.workers:
+            if worker.ended and worker.status != 0:
+                self.verdict = self._failure(worker)
+                return
+            if used := worker.overuse():
+                worker.kill()
+                text = (
+                    f"{worker.name} held {used // _MIB} MiB of memory, "
+                    f"more than the {worker.memory // _MIB} MiB it may use"
+                )
+                self.verdict = Verdict("out_of_memory", "out_of_memory", text, 137)
+                return
+        if self._stop_asked():
+            if not all(worker.ended for worker in self.workers):
+                self.verdict = self._stopped()
+        elif limit is not None and now - self._began >= limit:
+            text = f"it ran longer than its time limit of {limit:g} s"
+            self.verdict = Verdict("failed", "time_limit", text)
+
+    def _failure(self, worker: WorkerProcess) -> Verdict:
+        """Why a worker that ended badly did so."""
+        words = worker.last_words()
+        said = f": {words}" if words else ""
+        code, name = worker.exit_code, worker.signal_name
+        if worker.group and worker.group.ran_out():
+            text = f"{worker.name} needed more than the {worker.memory // _MIB} MiB it may use"
+        elif name == "SIGKILL" and oom_kills() > self._oom_kills:
+            text = f"{worker.name} was killed by SIGKILL when the machine ran out of memory"
+        elif worker.says_out_of_memory():
+            text = f"{worker.name} ran out of memory{said}"
+        elif worker.container and code == 137 and _killed_for_memory(self.plan["engine"], worker):
+            text = f"{worker.name} needed more than the memory of its container"
+        elif name:
+            # SIGKILL and SIGTERM come from outside: the job is not to blame and is started again.
+            outcome = "lost" if name in ("SIGKILL", "SIGTERM") else "failed"
+            return Verdict(outcome, "error", f"{worker.name} was killed by {name}{said}", code)
+        else:
+            text = f"{worker.name} ended with exit code {code}{said}"
+            return Verdict("failed", "error", text, code)
+        return Verdict("out_of_memory", "out_of_memory", text, code)
+
+    def _ask_all_to_stop(self) -> float:
+        """SIGTERM to every worker; returns the seconds they have."""
+        if not all(worker.ended for worker in self.workers):
+            self.report.event("StageChanged", stage="stopping")
+        for worker in self.workers:
+            worker.ask_to_stop()
+        return max(float(self.plan["grace_s"]), 0.001)
+
+    def _only_servers_left(self) -> bool:
+        """Whether those who do the work are done, and the rest only waits for them."""
+        left = [worker for worker in self.workers if not worker.ended]
+        if not left or not all(worker.serves for worker in left):
+            return False
+        return len(left) < len(self.workers)
+
+    def _all_ended(self, now: float, deadline: float) -> bool:
+        if deadline == 0.0:
+            return all(worker.ended for worker in self.workers)
+        if now >= deadline:
+            for worker in self.workers:
+                worker.kill()
+        for worker in self.workers:
+            worker.urge()
+        return not any(worker.alive for worker in self.workers)
+
+    def _tick(self, sample: bool) -> None:
+        self.report.flush()
+        self.report.progress([worker.progress for worker in self.workers])
+        for worker in self.workers:
+            worker.cut_log(self.plan["log_cap"])
+            if worker.tree is None or worker.ended:
+                continue
+            if sample:
+                worker.tree.find()
+                self.report.sample(worker.name, worker.tree.usage())
+        if sample:
+            self._record()
+
+    def _stop_asked(self) -> bool:
+        return self._terminated or (self.run / "stop.json").exists()
+
+    def _stopped(self) -> Verdict:
+        with suppress(OSError, ValueError, KeyError):
+            asked = json.loads((self.run / "stop.json").read_bytes())
+            return Verdict("stopped", asked["code"], asked["text"])
+        return Verdict("stopped", "node_lost", "the machine is shutting down")
+
+    # -- processes ------------------------------------------------------------------------------
+
+    def _reap(self) -> bool:
+        """Take note of every process that has ended; says whether any is left."""
+        by_pid = {worker.pid: worker for worker in self.workers}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid in by_pid:
+                by_pid[pid].status = status
+            elif pid == self._helper[0]:
+                self._helper = (pid, status)
+
+    def _clear(self) -> None:
+        """Kill whatever is left: every descendant, since orphans become our children."""
+        engine = self.plan["engine"]
+        names = [worker.container for worker in self.workers if worker.container]
+        if engine and names:
+            _run_engine(engine, "rm", "--force", *names)
+        while self._reap():
+            for pid in descendants(os.getpid()):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._wait(0.01)
+        for worker in self.workers:
+            if worker.group:
+                worker.group.remove()
+
+    def _remove_files(self) -> None:
+        import shutil
+
+        def open_up(remove: Any, path: str, _: Any) -> None:
+            with suppress(OSError):
+                Path(path).parent.chmod(0o700)
+                remove(path)
+
+        for name in ("work", "data_dir"):
+            shutil.rmtree(self.plan[name], onerror=open_up)
+
+    def _clean(self, text: str) -> str:
+        """A text without the content of any secret."""
+        for value in self._secrets.values():
+            if value:
+                text = text.replace(value, "***")
+        return text
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until a process ends, somebody writes to the control pipe, or the time has passed."""
+        for fd, _ in self._poll.poll(max(0, round(timeout_s * 1000 + 0.5))):
+            with suppress(BlockingIOError):
+                os.read(fd, 4096)
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self._terminated = True
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _killed_for_memory(engine: str, worker: WorkerProcess) -> bool:
+    said = _run_engine(
+        engine, "inspect", "--format", "{{.State.OOMKilled}}", str(worker.container)
+    )
+    return said.strip() == "true"
+
+
+def _run_engine(engine: str, *arguments: str) -> str:
+    import subprocess
+
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [engine, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout
+    return ""
+
+
+def main() -> None:
+    """Guard the run whose directory is the first argument."""
+    os.closerange(LOCK_FD + 1, 1 << 16)
+    os.set_inheritable(LOCK_FD, False)
+    os.umask(0o077)
+    become_subreaper()
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    os.ftruncate(LOCK_FD, 0)
+    os.write(LOCK_FD, f"{os.getpid()} {stat.start}".encode())
+    guardian = Guardian(Path(sys.argv[1]))
+    guardian.report.wake()
+    try:
+        guardian.live()
+    except Exception as error:
+        guardian.fail(error)
+        raise

@@ -1,0 +1,147 @@
+"""What the kernel is told about a worker: its cores, its memory, and whom it dies with.
+
+Memory is limited by a cgroup (version 2) where one was delegated to the server. Elsewhere the
+guardian watches what the worker's processes hold, and RLIMIT_DATA stops the one that grows faster
+than it can look. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "MemoryGroup",
+    "become_subreaper",
+    "delegated_group",
+    "die_with_parent",
+    "limit_data",
+    "oom_kills",
+    "stand_first_in_line",
+]
+
+DATA_SLACK = 4 << 30
+"""RLIMIT_DATA counts what is reserved (thread stacks, arenas), not what is used: leave room."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent dies, also when that happened just now."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def stand_first_in_line() -> None:
+    """When the machine runs out of memory, take this process before the guardian or the server."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def limit_data(memory: int) -> None:
+    """The backstop behind watching: no process may reserve much more than its worker may use."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (memory + DATA_SLACK, memory + DATA_SLACK))
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory, on the whole machine."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def delegated_group(own: str | None = None, mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The cgroup below which this process may limit memory, if it was given one.
+
+    Its own group serves when it may have groups below it. So does the group above, if it was
+    delegated: that is where systemd leaves room with `Delegate=memory` and `DelegateSubgroup=`.
+    """
+    if own is None:
+        own = _own_group()
+    if own is None or not (mount / "cgroup.controllers").is_file():
+        return None
+    group = mount / own.lstrip("/")
+    for candidate in (group, group.parent):
+        if candidate != group and not (mount in candidate.parents and _delegated(candidate)):
+            continue
+        if _can_limit_memory(candidate):
+            return candidate
+    return None
+
+
+def _own_group() -> str | None:
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return line[3:]
+    return None
+
+
+def _delegated(group: Path) -> bool:
+    for name in ("user.delegate", "trusted.delegate"):
+        with suppress(OSError):
+            return os.getxattr(group, name) == b"1"
+    return False
+
+
+def _can_limit_memory(group: Path) -> bool:
+    """Whether groups below this one can have a memory limit; switches that on if it is off."""
+    enabled = group / "cgroup.subtree_control"
+    try:
+        if "memory" not in (group / "cgroup.controllers").read_text().split():
+            return False
+        if "memory" not in enabled.read_text().split():
+            enabled.write_text("+memory")
+        return os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK)
+    except OSError:
+        return False
+
+
+class MemoryGroup:
+    """A cgroup of one worker with a memory limit. The kernel kills all of it when it passes."""
+
+    def __init__(self, path: Path, memory: int) -> None:
+        self.path = path
+        path.mkdir()
+        (path / "memory.max").write_text(str(memory))
+        for name, value in (("memory.oom.group", "1"), ("memory.swap.max", "0")):
+            with suppress(OSError):  # older kernels, or no swap
+                (path / name).write_text(value)
+
+    def join(self) -> None:
+        """Move this process in; what it starts is born inside."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def ran_out(self) -> bool:
+        """Whether the kernel killed it for want of memory."""
+        with suppress(OSError):
+            for line in (self.path / "memory.events").read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill" and int(count):
+                    return True
+        return False
+
+    def remove(self) -> None:
+        """Take the empty group away."""
+        with suppress(OSError):
+            self.path.rmdir()

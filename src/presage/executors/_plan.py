@@ -1,0 +1,249 @@
+"""From what a job asks for to what its guardian does: the plan of a run, as plain JSON values.
+
+The plan is written into the run directory, so it holds paths of secrets and never their content.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from presage.executors._runspec import RoleSpec, RunSpec, RunSpecError
+from presage.model.cluster import Worker
+from presage.model.event import Launch
+
+__all__ = ["LOG_CAP", "Places", "inherited_environment", "make_plan", "pick_cores"]
+
+LOG_CAP = 256 << 20
+"""Bytes that the log of a worker may have."""
+_MIB = 1 << 20
+_PRIVATE = re.compile(
+    r"^(PRESAGE_|PG)|TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|DATABASE_URL",
+    re.IGNORECASE,
+)
+"""Variables of the server that are none of a job's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are under the server's data directory."""
+
+    data: Path
+
+    @property
+    def runs(self) -> Path:
+        """The directories of runs that are not over."""
+        return self.data / "runs"
+
+    @property
+    def wake(self) -> Path:
+        """The named pipe on which guardians call."""
+        return self.data / "wake"
+
+    def run(self, job: str, attempt: int) -> Path:
+        """The directory of one run while it lasts."""
+        return self.runs / job / str(attempt)
+
+    def job(self, job: str) -> Path:
+        """What is kept of a job."""
+        return self.data / "jobs" / job
+
+    def logs(self, job: str, attempt: int) -> Path:
+        """The logs of one run; once this exists, the run was started."""
+        return self.job(job) / "logs" / str(attempt)
+
+
+def inherited_environment(spec: RunSpec, python: str, run: Path) -> dict[str, str]:
+    """What workers get of the server's environment: all but what looks like a credential, with
+    the job's environment first on PATH, else the one that Presage runs in."""
+    kept = {name: value for name, value in os.environ.items() if not _PRIVATE.search(name)}
+    path = [str(Path(python).parent), kept.get("PATH", os.defpath)]
+    if spec.environment:
+        prefix = Path(spec.environment).expanduser()
+        path.insert(0, str(prefix / "bin"))
+        kept["VIRTUAL_ENV"] = str(prefix)
+    kept["PATH"] = os.pathsep.join(path)
+    kept["PRESAGE_RUN"] = str(run)  # by this mark the executor finds what a guardian left behind
+    return kept
+
+
+def make_plan(
+    places: Places,
+    spec: RunSpec,
+    launch: Launch,
+    *,
+    cores: Mapping[Worker, Sequence[int]],
+    cgroup: Path | None,
+    log_cap: int = LOG_CAP,
+) -> dict[str, Any]:
+    """All that a guardian needs; raises RunSpecError for what cannot be run here."""
+    run, job = places.run(launch.job, launch.attempt), places.job(launch.job)
+    kept = job / "checkpoints"
+    wanted = spec.checkpoint_dir or ""
+    outside = wanted.startswith(("/", "~"))
+    plan: dict[str, Any] = {
+        "job": launch.job,
+        "attempt": launch.attempt,
+        "run": str(run),
+        "wake": str(places.wake),
+        "work": str(run / "work"),
+        "folder": str(places.data / "folders" / f"{spec.folder}.tar.gz") if spec.folder else None,
+        "data": dict(spec.data),
+        "data_dir": str(run / "data"),
+        "progress_dir": str(run / "progress"),
+        "results": spec.results,
+        "result_dir": str(job / "results"),
+        "checkpoint_dir": str(Path(wanted).expanduser() if outside else kept),
+        "checkpoint_link": "" if outside else wanted,
+        "log_dir": str(places.logs(launch.job, launch.attempt)),
+        "log_cap": log_cap,
+        "telemetry": str(job / "telemetry" / f"{launch.attempt}.jsonl"),
+        "secrets": {name: str(_secret(places, ref)) for name, ref in spec.secrets.items()},
+        "env": dict(spec.env),
+        "time_limit_s": spec.time_limit_s,
+        "grace_s": spec.grace_s,
+        "torchrun": spec.launcher == "torchrun",
+        "engine": _engine(spec.image) if spec.image else None,
+        "image": spec.image,
+        "cgroup": str(cgroup) if cgroup else None,
+    }
+    resuming = bool(spec.resume) and _has_content(Path(plan["checkpoint_dir"]))
+    ranked = sorted(launch.workers, key=lambda worker: (worker.role, worker.index))
+    plan["workers"] = [
+        _worker(plan, spec, worker, rank, len(ranked), cores.get(worker, ()), resuming)
+        for rank, worker in enumerate(ranked)
+    ]
+    return plan
+
+
+def pick_cores(cpus: float, load: Counter[int]) -> list[int]:
+    """The cores for a worker that asks for so many CPUs, those with the fewest workers first; none
+    when it does not ask, or asks for all there are."""
+    have = sorted(os.sched_getaffinity(0))
+    count = math.ceil(cpus)
+    if not 0 < count < len(have):
+        return []
+    return sorted(sorted(have, key=lambda core: load[core])[:count])
+
+
+def _role(spec: RunSpec, worker: Worker) -> RoleSpec:
+    if worker.role >= len(spec.roles):
+        raise RunSpecError(f"the job has {len(spec.roles)} roles; role {worker.role} was launched")
+    return spec.roles[worker.role]
+
+
+def _worker(
+    plan: dict[str, Any],
+    spec: RunSpec,
+    worker: Worker,
+    rank: int,
+    count: int,
+    cores: Sequence[int],
+    resuming: bool,
+) -> dict[str, Any]:
+    role = _role(spec, worker)
+    name = f"{role.name}-{worker.index}"
+    progress = Path(plan["progress_dir"]) / f"{rank}.json"
+    devices = ",".join(map(str, worker.devices))
+    env = {
+        "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
+        **spec.env,
+        "PRESAGE_JOB_ID": plan["job"],
+        "PRESAGE_ATTEMPT": str(plan["attempt"]),
+        "PRESAGE_RANK": str(rank),
+        "PRESAGE_WORKERS": str(count),
+        "PRESAGE_ROLE": role.name,
+        "PRESAGE_CHECKPOINT_DIR": plan["checkpoint_dir"],
+        "PRESAGE_DATA_DIR": plan["data_dir"],
+        "PRESAGE_RESULT_DIR": plan["result_dir"],
+        "PRESAGE_PROGRESS": str(progress),
+        "CUDA_VISIBLE_DEVICES": devices,
+    }
+    if spec.checkpoint_every_s is not None:
+        env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
+    if plan["torchrun"]:
+        env |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
+        env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each worker sees its devices alone
+    argv = list(spec.resume if resuming else role.argv)
+    container = None
+    if plan["engine"]:
+        container = f"presage-{plan['job']}-{plan['attempt']}-{name}"
+        argv = _in_container(plan, role, container, [*env, *plan["secrets"]], argv, devices)
+    return {
+        "name": name,
+        "argv": argv,
+        "env": env,
+        "cpus": list(cores),
+        "memory": 0 if container else role.memory_mib * _MIB,
+        "serves": role.name == "ps",
+        "log": str(Path(plan["log_dir"]) / f"{name}.log"),
+        "progress": str(progress),
+        "container": container,
+        "cgroup": "presage-" + sha256(f"{plan['run']}/{rank}".encode()).hexdigest()[:24],
+    }
+
+
+def _in_container(
+    plan: dict[str, Any],
+    role: RoleSpec,
+    container: str,
+    variables: Sequence[str],
+    argv: Sequence[str],
+    devices: str,
+) -> list[str]:
+    """The command that runs a worker in a container. Paths are the same inside and outside, and
+    only the names of variables stand on the command line."""
+    engine = plan["engine"]
+    command = [engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
+    if Path(engine).name == "podman":
+        command += ["--userns", "keep-id"]
+    else:
+        command += ["--user", f"{os.getuid()}:{os.getgid()}"]
+    inside = ("work", "data_dir", "result_dir", "checkpoint_dir", "progress_dir")
+    mounts = [plan[name] for name in inside]
+    for url in plan["data"].values():
+        if url.startswith(("/", "file:///")):
+            mounts.append(url.removeprefix("file://"))
+    for path in mounts:
+        command += ["--volume", f"{path}:{path}"]
+    command += ["--workdir", plan["work"]]
+    if role.memory_mib:
+        command += ["--memory", f"{role.memory_mib}m"]
+    if role.cpus:
+        command += ["--cpus", f"{role.cpus:g}"]
+    if devices and Path("/dev/nvidiactl").exists():
+        command += ["--gpus", f'"device={devices}"']
+    for name in variables:
+        command += ["--env", name]
+    return [*command, plan["image"], *argv]
+
+
+def _engine(image: str) -> str:
+    for name in ("podman", "docker"):
+        if path := shutil.which(name):
+            return path
+    raise RunSpecError(
+        f"the manifest names image {image}, but this machine has neither podman nor docker; "
+        "install one, or name an environment instead of an image"
+    )
+
+
+def _secret(places: Places, name: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RunSpecError(f"{name!r} cannot be the name of a secret")
+    return places.data / "secrets" / name
+
+
+def _has_content(directory: Path) -> bool:
+    try:
+        return next(directory.iterdir(), None) is not None
+    except OSError:
+        return False

@@ -1,0 +1,168 @@
+"""Brings in what a run needs (work folder, data, image) and takes away what it made (results).
+
+Runs in a process of its own, forked from the guardian, so that a stop request can end it and its
+memory goes with it. Standard library only, but for fsspec when an address is not a local path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
+
+Step = Callable[[dict[str, Any]], None]
+
+_ATTEMPTS = 3
+
+
+class TransferError(Exception):
+    """Something could not be brought in or taken away; the text says what to do."""
+
+
+def is_local(url: str) -> bool:
+    """Whether an address is a path on this machine."""
+    return url.startswith("file://") or not ("://" in url or "::" in url)
+
+
+def local_path(url: str, work: Path) -> Path:
+    """The path of a local address; a relative one starts in the work directory."""
+    return work / Path(url.removeprefix("file://")).expanduser()
+
+
+def prepare(plan: dict[str, Any]) -> None:
+    """Unpack the work folder, link or download data, fetch the image."""
+    work, data = Path(plan["work"]), Path(plan["data_dir"])
+    if plan["folder"]:
+        _unpack(Path(plan["folder"]), work)
+    _link_checkpoints(plan, work)
+    for name, url in plan["data"].items():
+        target = data / name
+        if is_local(url):
+            source = local_path(url, work)
+            if not source.exists():
+                raise TransferError(f"data '{name}': there is no {url}")
+            target.symlink_to(source.absolute())
+        else:
+            _retried(f"data '{name}' from {url}", _download, url, target)
+    if plan["engine"]:
+        _fetch_image(plan["engine"], plan["image"])
+
+
+def store_results(plan: dict[str, Any]) -> None:
+    """Copy the results to where the manifest wants them."""
+    source, url = Path(plan["result_dir"]), plan["results"]
+    if is_local(url):
+        import shutil  # here and below: what a guardian imports at its start delays every job
+
+        target = local_path(url, Path(plan["work"]))
+        try:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            raise TransferError(f"results to {url}: {_first_line(error)}") from None
+    else:
+        _retried(f"results to {url}", _upload, source, url)
+
+
+def _unpack(folder: Path, work: Path) -> None:
+    import tarfile
+
+    try:
+        with tarfile.open(folder) as archive:
+            archive.extractall(work, filter="data")  # refuses paths that lead outside
+    except (OSError, tarfile.TarError) as error:
+        raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
+
+
+def _link_checkpoints(plan: dict[str, Any], work: Path) -> None:
+    """Let a program that writes to the manifest's directory find it where it outlives the run."""
+    name = plan["checkpoint_link"]
+    if not name:
+        return
+    link = work / name
+    if work in link.resolve().parents and not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(plan["checkpoint_dir"])
+
+
+def _retried(what: str, transfer: Any, source: Any, target: Any) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            transfer(source, target)
+            return
+        except TransferError:
+            raise
+        except Exception as error:  # fsspec's file systems raise errors of their own
+            if attempt == _ATTEMPTS:
+                raise TransferError(f"{what}: {_first_line(error)}") from None
+
+
+def _download(url: str, target: Path) -> None:
+    fs, path = _filesystem(url)
+    if fs.isdir(path):
+        fs.get(path.rstrip("/") + "/", f"{target}/", recursive=True)
+    else:
+        fs.get(path, str(target))
+
+
+def _upload(source: Path, url: str) -> None:
+    fs, path = _filesystem(url)
+    fs.makedirs(path, exist_ok=True)
+    fs.put(f"{source}/", path.rstrip("/") + "/", recursive=True)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import site
+
+    site.main()  # the guardian started without site-packages
+    try:
+        url_to_fs = import_module("fsspec.core").url_to_fs
+    except ImportError:
+        raise TransferError(f"{url} needs fsspec: pip install 'presage[server]'") from None
+    try:
+        fs, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise TransferError(f"{url}: {_first_line(error)}") from None
+    return fs, path
+
+
+def _fetch_image(engine: str, image: str) -> None:
+    import subprocess
+
+    have = subprocess.run([engine, "image", "inspect", image], capture_output=True, check=False)
+    if have.returncode == 0:
+        return
+    pull = subprocess.run([engine, "pull", image], capture_output=True, text=True, check=False)
+    if pull.returncode != 0:
+        said = pull.stderr.strip().splitlines() or ["no reason given"]
+        raise TransferError(f"{Path(engine).name} cannot fetch image {image}: {said[-1]}")
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def run_in_child(step: Step, plan: dict[str, Any], secrets: dict[str, str], errors: int) -> None:
+    """Be the process that prepares or stores: say on `errors` what went wrong, and end. Secrets
+    are in its environment, where the file systems of fsspec look for credentials."""
+    code = 0
+    os.environ.update(plan["env"])
+    os.environ.update(secrets)
+    try:
+        step(plan)
+    except TransferError as error:
+        os.write(errors, str(error).encode()[:4000])
+        code = 1
+    except BaseException as error:
+        os.write(errors, f"{type(error).__name__}: {_first_line(error)}".encode()[:4000])
+        code = 1
+    finally:
+        sys.stdout.flush()
+        os._exit(code)

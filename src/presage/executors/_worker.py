@@ -1,0 +1,286 @@
+"""One worker of a run, as its guardian sees it: started, watched, stopped.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from presage.executors._limits import (
+    MemoryGroup,
+    die_with_parent,
+    limit_data,
+    stand_first_in_line,
+)
+from presage.executors._processes import ProcessTree, children, read_stat
+
+__all__ = ["StartError", "WorkerProcess", "start_all"]
+
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"))
+_OUT_OF_MEMORY = (
+    "memoryerror",
+    "bad_alloc",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "outofmemoryerror",
+)
+_TAIL = 16 << 10
+_LONGEST_LINE = 300
+_FIND_SHARE = 0.0005
+_PSS_SHARE = 0.01
+"""Looking for new processes, and dividing shared pages, get at most these shares of a core."""
+
+
+class StartError(Exception):
+    """A worker could not be started; nothing of its run is left."""
+
+
+class WorkerProcess:
+    """A process, the group and session it leads, and everything that descends from it."""
+
+    def __init__(self, plan: dict[str, Any], cgroup: str | None) -> None:
+        self.name: str = plan["name"]
+        self.argv: list[str] = plan["argv"]
+        self.env: dict[str, str] = plan["env"]
+        self.cpus: list[int] = plan["cpus"]
+        self.memory: int = plan["memory"]
+        """Bytes it may use; 0 when it may use what there is."""
+        self.serves: bool = plan["serves"]
+        """Whether it works for the others and never ends by itself (a parameter server)."""
+        self.log = Path(plan["log"])
+        self.progress = Path(plan["progress"])
+        self.container: str | None = plan["container"]
+        self.pid = 0
+        self.status: int | None = None
+        """As `waitpid` gave it, once the first process has ended."""
+        self.tree: ProcessTree | None = None
+        self.group: MemoryGroup | None = None
+        self.near_limit = False
+        """Whether it held more than half of its memory at the last look."""
+        self._asked: list[int] = []
+        self._urged = False
+        self._next_find = self._next_pss = 0.0
+        if cgroup and self.memory:
+            with suppress(OSError):  # then it is watched instead
+                self.group = MemoryGroup(Path(cgroup) / plan["cgroup"], self.memory)
+
+    # -- starting -------------------------------------------------------------------------------
+
+    def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
+        """Turn this forked process into the worker once `go` is closed, or say why not."""
+        program = self.argv[0]
+        try:
+            self._set_up(work)
+        except OSError as error:
+            _give_up(errors, f"{self.name} cannot be set up: {error}")
+        os.read(go, 1)
+        try:
+            os.execvpe(program, self.argv, {**os.environ, **self.env, **secrets, "PWD": str(work)})
+        except FileNotFoundError:
+            text = f"there is no program {program!r}; check the command and its PATH"
+        except PermissionError:
+            text = f"{program!r} is not executable"
+        except OSError as error:
+            text = f"{program!r} cannot be started: {error.strerror}"
+        _give_up(errors, f"{self.name}: {text}")
+
+    def _set_up(self, work: Path) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.umask(0o022)
+        parent = os.getppid()
+        os.setsid()
+        die_with_parent(parent)
+        stand_first_in_line()
+        if self.cpus:
+            with suppress(OSError):  # cores may be taken away from a machine
+                os.sched_setaffinity(0, self.cpus)
+        if self.group:
+            self.group.join()
+        elif self.memory:
+            limit_data(self.memory)
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.chdir(work)
+
+    # -- watching -------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether its first process is gone."""
+        return self.status is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything of its process group is left."""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # a set-user-id program
+            return True
+        return True
+
+    @property
+    def exit_code(self) -> int | None:
+        """As a shell gives it: a signal counts from 128."""
+        if self.status is None:
+            return None
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that ended it, also when the shell we put around it says so."""
+        if self.status is None:
+            return None
+        number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+        if not number and self.argv[:2] == ["/bin/sh", "-c"]:
+            number = max(0, os.WEXITSTATUS(self.status) - 128)
+        with suppress(ValueError):
+            return signal.Signals(number).name if number else None
+        return f"signal {number}"
+
+    def overuse(self) -> int:
+        """Bytes it holds if that is more than it may, else 0."""
+        if not self.memory or self.group or self.tree is None or self.ended:
+            return 0
+        now = time.monotonic()
+        if now >= self._next_find:
+            self.tree.find()
+            self._next_find = now + (time.monotonic() - now) / _FIND_SHARE
+        held = self.tree.rss()
+        self.near_limit = held > self.memory // 2
+        if held <= self.memory or now < self._next_pss:
+            return 0
+        held = self.tree.pss() or held  # shared pages were counted more than once
+        self._next_pss = now + (time.monotonic() - now) / _PSS_SHARE
+        return held if held > self.memory else 0
+
+    def cut_log(self, most: int) -> None:
+        """Keep the last part of a log that has grown too long, and say so in it."""
+        with suppress(OSError):
+            if self.log.stat().st_size <= most:
+                return
+            tail = _tail(self.log, most // 4).partition(b"\n")[2]
+            note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
+            fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                os.ftruncate(fd, 0)
+                os.write(fd, note.encode() + tail)
+            finally:
+                os.close(fd)
+
+    def last_words(self) -> str:
+        """The line of its log that says most about an error: the end of the last traceback, else
+        the last line."""
+        lines = _tail(self.log, _TAIL).decode("utf-8", "replace").splitlines()
+        starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+        if starts:
+            for line in lines[starts[-1] + 1 :]:
+                if line.strip() and not line.startswith(" "):
+                    return _printable(line)
+        said = [line for line in lines if line.strip()]
+        return _printable(said[-1]) if said else ""
+
+    def says_out_of_memory(self) -> bool:
+        """Whether its last words are those of a program that got no memory."""
+        words = self.last_words().lower()
+        return any(sign in words for sign in _OUT_OF_MEMORY)
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the program: to the first process and, as a shell passes nothing on, to what
+        a shell runs. Helpers of the program (data loaders) are left alone, so that it can still
+        save a checkpoint."""
+        rest = [] if self.ended else [self.pid]
+        while rest:
+            pid = rest.pop()
+            stat = read_stat(pid)
+            if stat is not None and stat.name in _SHELLS:
+                rest += children(pid)
+            self._asked.append(pid)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+
+    def urge(self) -> None:
+        """When all who were asked are gone and others are left, a wrapper did not pass the signal
+        on: SIGTERM to all of them, once."""
+        if self.ended and not self._urged and not any(map(read_stat, self._asked)):
+            self._urged = True
+            self.kill(signal.SIGTERM)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to its whole process group."""
+        with suppress(OSError):
+            os.killpg(self.pid, number)
+
+
+def start_all(
+    workers: list[WorkerProcess], work: Path, secrets: dict[str, str], record: Any
+) -> None:
+    """Start every worker or none; raises StartError with the reason. `record` is called when all
+    are forked and none has begun."""
+    go_read, go_write = os.pipe()
+    errors_read, errors_write = os.pipe()
+    try:
+        for worker in workers:
+            pid = os.fork()
+            if pid == 0:
+                os.close(go_write)
+                worker.become(work, secrets, go_read, errors_write)
+            worker.pid = pid
+        record()
+    except OSError as error:
+        for worker in workers:
+            if worker.pid:
+                os.kill(worker.pid, signal.SIGKILL)
+        raise StartError(f"a process could not be started: {error.strerror}") from None
+    finally:
+        os.close(go_write)
+        os.close(go_read)
+        os.close(errors_write)
+        said = _drain(errors_read)
+        os.close(errors_read)
+    if said:
+        raise StartError(said)
+    for worker in workers:
+        worker.tree = ProcessTree(worker.pid)
+
+
+def _give_up(errors: int, text: str) -> NoReturn:
+    os.write(errors, text.encode()[:4000] + b"\n")
+    os._exit(127)
+
+
+def _drain(fd: int) -> str:
+    parts = []
+    while part := os.read(fd, 1 << 16):
+        parts.append(part)
+    return b"".join(parts).decode("utf-8", "replace").partition("\n")[0]
+
+
+def _tail(path: Path, size: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def _printable(line: str) -> str:
+    return "".join(sign for sign in line.strip() if sign.isprintable())[:_LONGEST_LINE]

@@ -1,0 +1,458 @@
+"""What every executor must keep, as tests to inherit.
+
+    class TestMine(ExecutorSuite):
+        @pytest.fixture
+        def kit(self) -> Iterator[ExecutorKit]:
+            ...
+
+A kit is what the suite cannot know: how a job is made known to this executor, how one of its
+workers is killed, and where its logs are. Jobs are real programs; they find what they need in the
+environment that Presage promises (`PRESAGE_RANK` and so on).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+
+from presage.core.ports import Executor
+from presage.model import event as ev
+from presage.model.cluster import Worker
+from presage.model.event import Outcome
+from presage.model.job import Reason, ReasonCode, StopIntent
+
+__all__ = ["ExecutorKit", "ExecutorSuite", "RoleWork", "Watcher"]
+
+_LONG = "import time\nprint('up')\ntime.sleep(600)"
+_ASKED = Reason(ReasonCode.REQUESTED, "halted by request")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleWork:
+    """What the workers of one role run: a Python script, or a program that need not exist."""
+
+    script: str = ""
+    program: tuple[str, ...] = ()
+    workers: int = 1
+    memory_mib: int = 0
+    gpus: int = 0
+
+
+class ExecutorKit(Protocol):
+    """What an executor's tests bring along."""
+
+    timeout_s: float
+    """How long anything may take in this world."""
+
+    def executor(self) -> Executor:
+        """A new executor on the same world, as a server that starts again would make it. The one
+        before it is never used again, and was not asked to clean up."""
+        ...
+
+    def add_job(
+        self,
+        job: str,
+        *roles: RoleWork,
+        time_limit_s: float | None = None,
+        grace_s: float = 10.0,
+        env: dict[str, str] | None = None,
+    ) -> tuple[Worker, ...]:
+        """Make a job known; returns where its workers may be, each on devices of its own."""
+        ...
+
+    def wait(self, executor: Executor, timeout_s: float) -> None:
+        """Until there may be something to poll, or the time has passed."""
+        ...
+
+    def log(self, job: str, attempt: int, worker: str) -> str:
+        """What a worker (`worker-0`) has printed so far."""
+        ...
+
+    def kill_worker(self, job: str, attempt: int, rank: int) -> None:
+        """Kill a worker from outside, at once."""
+        ...
+
+    def leftovers(self, job: str) -> list[str]:
+        """Processes, containers and files that should have gone with the last run of a job."""
+        ...
+
+
+class Watcher:
+    """Drives an executor as the deciding loop would, and keeps the facts of every poll."""
+
+    def __init__(self, kit: ExecutorKit) -> None:
+        self.kit = kit
+        self.executor = kit.executor()
+        self.facts: list[ev.Fact] = []
+
+    def restart(self) -> None:
+        """Go on with a new executor, as after a crash of the server."""
+        self.executor = self.kit.executor()
+
+    def run(
+        self, job: str, *roles: RoleWork, attempt: int = 1, **options: Any
+    ) -> tuple[Worker, ...]:
+        """Add a job and launch it."""
+        workers = self.kit.add_job(job, *roles, **options)
+        self.executor.launch(ev.Launch(job, attempt, workers))
+        return workers
+
+    def stop(self, job: str, attempt: int = 1) -> None:
+        """Ask a run to stop."""
+        self.executor.stop(ev.Stop(job, attempt, StopIntent.HALT, _ASKED))
+
+    def until(self, happened: Callable[[], object], what: str) -> None:
+        """Poll until something has happened."""
+        end = time.monotonic() + self.kit.timeout_s
+        while not happened():
+            assert time.monotonic() < end, f"not {what} in time; so far: {self.facts}"
+            self.kit.wait(self.executor, 0.05)
+            self.facts += self.executor.poll(time.time())
+
+    def until_log(self, job: str, text: str, attempt: int = 1, worker: str = "worker-0") -> None:
+        """Poll until a worker has printed something."""
+        self.until(lambda: text in self.kit.log(job, attempt, worker), f"{text!r} in the log")
+
+    def until_started(self, job: str, attempt: int = 1) -> None:
+        """Poll until a run is up."""
+        self.until(lambda: self.of(job, ev.JobStarted, attempt), "started")
+
+    def end(self, job: str, attempt: int = 1) -> ev.JobExited:
+        """Poll until a run is over; how it ended."""
+        self.until(lambda: self.of(job, ev.JobExited, attempt), "over")
+        exited = self.of(job, ev.JobExited, attempt)[-1]
+        assert isinstance(exited, ev.JobExited)
+        return exited
+
+    def of(self, job: str, kind: type[Any], attempt: int = 1) -> list[Any]:
+        """The facts of one kind about a run."""
+        return [
+            fact
+            for fact in self.facts
+            if isinstance(fact, kind) and (fact.job, fact.attempt) == (job, attempt)
+        ]
+
+    def settle(self) -> None:
+        """Poll as often as a loop does that wrote everything down and finds nothing more."""
+        for _ in range(3):
+            self.facts += self.executor.poll(time.time())
+
+    def let_time_pass(self) -> None:
+        """As much as a run takes, so that what was launched before it would have started."""
+        self.run("clock", RoleWork("print('tick')"))
+        self.end("clock")
+
+    def assert_nothing_left(self, job: str) -> None:
+        """What was polled is written down: now nothing of the run may be there."""
+        self.settle()
+        end = time.monotonic() + self.kit.timeout_s
+        while (left := self.kit.leftovers(job)) and time.monotonic() < end:
+            self.kit.wait(self.executor, 0.05)
+            self.facts += self.executor.poll(time.time())
+        assert not left
+
+
+class ExecutorSuite:
+    """The port `Executor`, with real jobs and real signals."""
+
+    @pytest.fixture
+    def kit(self) -> Iterator[ExecutorKit]:
+        """The kit of the executor under test."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def watch(self, kit: ExecutorKit) -> Watcher:
+        """An executor with nothing to do."""
+        return Watcher(kit)
+
+    # -- how runs end ---------------------------------------------------------------------------
+
+    def test_a_run_starts_and_ends_well(self, watch: Watcher) -> None:
+        before = time.time()
+        watch.run("good", RoleWork("print('done')"))
+        exited = watch.end("good")
+        assert (exited.outcome, exited.exit_code) == (Outcome.SUCCEEDED, 0)
+        kinds = [type(fact) for fact in watch.facts if not isinstance(fact, ev.StageChanged)]
+        assert kinds == [ev.JobStarted, ev.JobExited]
+        (started,) = watch.of("good", ev.JobStarted)
+        assert started.at is None or before <= started.at <= time.time()
+        assert watch.kit.log("good", 1, "worker-0") == "done\n"
+        watch.assert_nothing_left("good")
+
+    def test_an_error_says_its_exit_code_and_last_words(self, watch: Watcher) -> None:
+        watch.run("bad", RoleWork("print('so far')\nraise LookupError('no such class')"))
+        exited = watch.end("bad")
+        assert (exited.outcome, exited.exit_code) == (Outcome.FAILED, 1)
+        assert exited.reason is not None
+        assert exited.reason.code is ReasonCode.ERROR
+        assert "exit code 1" in exited.reason.text
+        assert "LookupError: no such class" in exited.reason.text
+        watch.assert_nothing_left("bad")
+
+    def test_a_signal_is_named(self, watch: Watcher) -> None:
+        watch.run("crash", RoleWork("import os\nos.kill(os.getpid(), 11)"))
+        exited = watch.end("crash")
+        assert (exited.outcome, exited.exit_code) == (Outcome.FAILED, 139)
+        assert exited.reason is not None
+        assert "SIGSEGV" in exited.reason.text
+
+    def test_out_of_memory_is_told_apart(self, watch: Watcher) -> None:
+        hoard = "kept = []\nwhile True: kept.append(b'x' * (1 << 20))"
+        watch.run("hoarder", RoleWork(hoard, memory_mib=96))
+        exited = watch.end("hoarder")
+        assert exited.outcome is Outcome.OUT_OF_MEMORY
+        assert exited.reason is not None
+        assert exited.reason.code is ReasonCode.OUT_OF_MEMORY
+        assert "96 MiB" in exited.reason.text
+        watch.assert_nothing_left("hoarder")
+
+    def test_a_job_within_its_memory_is_left_alone(self, watch: Watcher) -> None:
+        watch.run(
+            "modest", RoleWork("import time\nx = b'x' * (8 << 20)\ntime.sleep(0.5)", (), 1, 96)
+        )
+        assert watch.end("modest").outcome is Outcome.SUCCEEDED
+
+    def test_the_time_limit_ends_a_run(self, watch: Watcher) -> None:
+        watch.run("slow", RoleWork(_LONG), time_limit_s=0.3)
+        exited = watch.end("slow")
+        assert exited.outcome is Outcome.FAILED
+        assert exited.reason is not None
+        assert exited.reason.code is ReasonCode.TIME_LIMIT
+        watch.assert_nothing_left("slow")
+
+    def test_a_killed_worker_ends_the_run_and_is_named(self, watch: Watcher) -> None:
+        watch.run("gang", RoleWork(_LONG, workers=2))
+        watch.until_started("gang")
+        for worker in ("worker-0", "worker-1"):
+            watch.until_log("gang", "up", worker=worker)
+        watch.kit.kill_worker("gang", 1, 1)
+        exited = watch.end("gang")
+        assert exited.outcome is Outcome.LOST  # not the job's fault: it is started again
+        assert exited.reason is not None
+        assert "worker-1" in exited.reason.text
+        assert "SIGKILL" in exited.reason.text
+        watch.assert_nothing_left("gang")
+
+    # -- starting -------------------------------------------------------------------------------
+
+    def test_a_gang_starts_whole_or_not_at_all(self, watch: Watcher) -> None:
+        script = "print('up')\n" + _LONG
+        missing = RoleWork(program=("presage-no-such-program",))
+        watch.run("half", RoleWork(script, workers=2), missing)
+        watch.until(lambda: watch.of("half", ev.LaunchFailed), "refused")
+        (failed,) = watch.of("half", ev.LaunchFailed)
+        assert failed.reason.code is ReasonCode.LAUNCH_FAILED
+        assert "presage-no-such-program" in failed.reason.text
+        assert not watch.of("half", ev.JobStarted)
+        watch.assert_nothing_left("half")
+
+    def test_a_launch_sent_again_changes_nothing(self, watch: Watcher) -> None:
+        workers = watch.run("once", RoleWork("print('ran')"))
+        watch.executor.launch(ev.Launch("once", 1, workers))
+        watch.end("once")
+        watch.settle()
+        watch.executor.launch(ev.Launch("once", 1, workers))
+        watch.let_time_pass()
+        assert watch.kit.log("once", 1, "worker-0") == "ran\n"
+        watch.assert_nothing_left("once")
+
+    def test_a_launch_sent_again_after_a_restart_changes_nothing(self, watch: Watcher) -> None:
+        workers = watch.run("twice", RoleWork("print('ran')"))
+        watch.restart()
+        watch.executor.launch(ev.Launch("twice", 1, workers))
+        watch.end("twice")
+        watch.settle()
+        watch.restart()
+        watch.facts.clear()
+        watch.executor.launch(ev.Launch("twice", 1, workers))
+        watch.let_time_pass()
+        assert not watch.of("twice", ev.JobStarted)
+        assert watch.kit.log("twice", 1, "worker-0") == "ran\n"
+
+    def test_a_gang_may_be_launched_in_parts(self, watch: Watcher) -> None:
+        workers = watch.kit.add_job("parts", RoleWork("print('ran')", workers=2))
+        watch.executor.launch(ev.Launch("parts", 1, workers[:1]))
+        watch.settle()
+        assert not watch.facts
+        watch.executor.launch(ev.Launch("parts", 1, workers[1:]))
+        assert watch.end("parts").outcome is Outcome.SUCCEEDED
+        for worker in ("worker-0", "worker-1"):
+            assert watch.kit.log("parts", 1, worker) == "ran\n"
+
+    def test_a_worker_finds_its_place_in_the_environment(self, watch: Watcher) -> None:
+        script = "import json, os\nprint(json.dumps(dict(os.environ)))"
+        roles = (RoleWork(script, workers=2, gpus=2), RoleWork(script))
+        watch.run("env", *roles, env={"GREETING": "hello world"})
+        assert watch.end("env").outcome is Outcome.SUCCEEDED
+        names = ("worker-0", "worker-1", "ps-0")
+        found = [json.loads(watch.kit.log("env", 1, name)) for name in names]
+        for rank, env in enumerate(found):
+            assert env["PRESAGE_JOB_ID"] == "env"
+            assert env["PRESAGE_ATTEMPT"] == "1"
+            assert env["PRESAGE_RANK"] == str(rank)
+            assert env["PRESAGE_WORKERS"] == "3"
+            assert env["GREETING"] == "hello world"
+            assert {"PRESAGE_CHECKPOINT_DIR", "PRESAGE_DATA_DIR", "PRESAGE_RESULT_DIR"} <= set(env)
+        devices = [env["CUDA_VISIBLE_DEVICES"] for env in found]
+        assert devices[2] == ""
+        assert len({d for held in devices[:2] for d in held.split(",")}) == 4
+
+    def test_a_worker_that_serves_the_others_ends_with_them(self, watch: Watcher) -> None:
+        watch.run("served", RoleWork("print('trained')"), RoleWork(_LONG))
+        assert watch.end("served").outcome is Outcome.SUCCEEDED
+        watch.assert_nothing_left("served")
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def test_a_stop_leaves_time_for_a_checkpoint(self, watch: Watcher) -> None:
+        script = """
+            import os, pathlib, signal, sys, time
+            place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"]) / "state"
+            print("continues" if place.exists() else "begins")
+            if place.exists(): sys.exit()
+            def save(*_):
+                time.sleep(0.2)
+                place.write_text("half way")
+                sys.exit(143)
+            signal.signal(signal.SIGTERM, save)
+            print("up")
+            while True: time.sleep(0.01)
+        """
+        work = RoleWork(_dedent(script))
+        workers = watch.run("saver", work)
+        watch.until_log("saver", "up")
+        watch.stop("saver")
+        watch.stop("saver")
+        exited = watch.end("saver")
+        assert exited.outcome is Outcome.STOPPED
+        assert exited.reason == _ASKED
+        watch.assert_nothing_left("saver")
+        watch.executor.launch(ev.Launch("saver", 2, workers))
+        assert watch.end("saver", 2).outcome is Outcome.SUCCEEDED
+        assert watch.kit.log("saver", 2, "worker-0") == "continues\n"
+        assert len(watch.of("saver", ev.JobExited)) == 1
+
+    def test_a_job_that_will_not_stop_is_killed(self, watch: Watcher) -> None:
+        script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _LONG
+        watch.run("stubborn", RoleWork(script), grace_s=0.3)
+        watch.until_log("stubborn", "up")
+        watch.stop("stubborn")
+        assert watch.end("stubborn").outcome is Outcome.STOPPED
+        watch.assert_nothing_left("stubborn")
+
+    def test_a_stop_right_after_the_launch_is_heard(self, watch: Watcher) -> None:
+        watch.run("hasty", RoleWork(_LONG))
+        watch.stop("hasty")
+        assert watch.end("hasty").outcome is Outcome.STOPPED
+        watch.assert_nothing_left("hasty")
+
+    def test_a_stop_of_an_unknown_run_is_answered(self, watch: Watcher) -> None:
+        workers = watch.kit.add_job("unknown", RoleWork("print('ran')"))
+        watch.stop("unknown")
+        assert watch.end("unknown").outcome is Outcome.STOPPED
+        watch.executor.launch(ev.Launch("unknown", 1, workers))
+        watch.let_time_pass()
+        assert not watch.of("unknown", ev.JobStarted)
+        watch.assert_nothing_left("unknown")
+
+    def test_a_stop_of_an_older_run_leaves_the_present_one_alone(self, watch: Watcher) -> None:
+        workers = watch.kit.add_job("again", RoleWork(_LONG))
+        watch.executor.launch(ev.Launch("again", 2, workers))
+        watch.until_started("again", 2)
+        watch.stop("again", 1)
+        assert watch.end("again", 1).outcome is Outcome.STOPPED
+        assert not watch.of("again", ev.JobExited, 2)
+        watch.stop("again", 2)
+        assert watch.end("again", 2).outcome is Outcome.STOPPED
+
+    # -- when nobody watches --------------------------------------------------------------------
+
+    def test_a_run_outlives_the_executor(self, watch: Watcher) -> None:
+        watch.run("steady", RoleWork(_LONG))
+        watch.until_log("steady", "up")
+        watch.restart()
+        watch.settle()
+        assert not watch.of("steady", ev.JobExited)
+        watch.stop("steady")
+        assert watch.end("steady").outcome is Outcome.STOPPED
+        watch.assert_nothing_left("steady")
+
+    def test_an_end_that_nobody_saw_is_told_later(self, watch: Watcher) -> None:
+        watch.run("alone", RoleWork("print('done')\nraise SystemExit(5)"))
+        end = time.monotonic() + watch.kit.timeout_s
+        while "done" not in watch.kit.log("alone", 1, "worker-0") and time.monotonic() < end:
+            time.sleep(0.01)
+        watch.restart()
+        assert watch.end("alone").exit_code == 5
+        watch.assert_nothing_left("alone")
+
+    def test_an_end_is_told_again_until_it_was_written_down(self, watch: Watcher) -> None:
+        watch.run("heard", RoleWork("print('done')"))
+        first = watch.end("heard")
+        watch.restart()  # the server died before it wrote down what it had polled
+        watch.facts.clear()
+        assert watch.end("heard") == first
+        watch.settle()
+        watch.restart()
+        watch.facts.clear()
+        watch.settle()
+        assert not watch.facts
+
+    # -- what is kept, and what is not ----------------------------------------------------------
+
+    def test_logs_are_complete(self, watch: Watcher) -> None:
+        script = """
+            import os, sys
+            for n in range(5000):
+                print(os.environ["PRESAGE_RANK"], n, file=(sys.stdout, sys.stderr)[n % 2])
+            sys.stderr.write("the end, without a line break")
+        """
+        watch.run("chatty", RoleWork(_dedent(script), workers=2))
+        watch.end("chatty")
+        watch.assert_nothing_left("chatty")
+        for rank in (0, 1):
+            lines = watch.kit.log("chatty", 1, f"worker-{rank}").splitlines()
+            assert lines[:-1] == [f"{rank} {n}" for n in range(5000)]
+            assert lines[-1] == "the end, without a line break"
+
+    def test_progress_is_passed_on(self, watch: Watcher) -> None:
+        script = """
+            import json, os, pathlib
+            place = pathlib.Path(os.environ["PRESAGE_PROGRESS"])
+            new = place.with_name("new")
+            new.write_text(json.dumps({"step": 3, "steps": 4, "done": 0.75, "metrics": {"l": 2}}))
+            new.replace(place)
+        """
+        watch.run("moving", RoleWork(_dedent(script)))
+        watch.end("moving")
+        (progress,) = watch.of("moving", ev.Progress)
+        assert progress.done == 0.75
+        assert progress.detail == {"step": 3, "steps": 4, "l": 2}
+        assert watch.facts.index(progress) < watch.facts.index(watch.end("moving"))
+
+    def test_nothing_is_left_behind(self, watch: Watcher) -> None:
+        script = """
+            import os, subprocess, sys
+            sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+            subprocess.Popen(sleeper)
+            subprocess.Popen(sleeper, start_new_session=True)
+            open("scratch", "w").write("work")
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.execv(sys.executable, sleeper)
+        """
+        watch.run("messy", RoleWork(_dedent(script)))
+        assert watch.end("messy").outcome is Outcome.SUCCEEDED
+        watch.assert_nothing_left("messy")
+
+
+def _dedent(script: str) -> str:
+    lines: Sequence[str] = script.strip("\n").splitlines()
+    margin = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[margin:] for line in lines)
