@@ -38,6 +38,12 @@ def main() -> None:
     codes = np.unique(names, return_inverse=True)[1]
     named = np.c_[codes, known["batch_size"].to_numpy(), nhwc].astype(float)
     lines: list[dict[str, Any]] = []
+
+    def note(split: str, way: str, of: str, truth: Any, found: Any) -> None:
+        lines.append(_line(split, way, of, truth, found))
+        if not arguments.json:
+            _show(lines[-1])
+
     for split, place in (
         ("family-out", grouped_folds(families, FOLDS, 0)),
         ("random", np.random.default_rng(0).permutation(len(truth)) % FOLDS),
@@ -55,7 +61,7 @@ def main() -> None:
                 model = make().fit(rows[~test], truth[~test], families[~test])
                 found[test] = model.predict_interval(rows[test])
             for layout, here in (("nchw", ~nhwc), ("nhwc", nhwc), ("both", truth > 0)):
-                lines.append(_line(split, way, layout, truth[here], found[here]))
+                note(split, way, layout, truth[here], found[here])
     infer = infer_data(data).drop_nulls(["gmacs", "macts"])
     rows, times = totals(infer), infer["step_time"].to_numpy()
     device = infer["device"].to_numpy()
@@ -63,18 +69,18 @@ def main() -> None:
     for gpu in sorted(set(device)):
         test = device == gpu
         model = TotalsStepTimeEstimator(folds=3).fit(rows[~test], times[~test], families[~test])
-        lines.append(
-            _line("GPU left out", "totals", gpu, times[test], model.predict_interval(rows[test]))
-        )
+        note("GPU left out", "totals", gpu, times[test], model.predict_interval(rows[test]))
     if arguments.json:
         print(json.dumps(lines, indent=2))
-        return
-    for line in lines:
-        print(
-            f"{line['split']:<13}{line['from']:<12}{line['of']:<13}"
-            f"MAPE {100 * line['mape']:6.2f} %  RMSLE {line['rmsle']:.4f}  "
-            f"80 % interval holds {100 * line['holds']:.0f} %"
-        )
+
+
+def _show(line: dict[str, Any]) -> None:
+    print(
+        f"{line['split']:<13}{line['from']:<12}{line['of']:<13}"
+        f"MAPE {100 * line['mape']:6.2f} %  RMSLE {line['rmsle']:.4f}  "
+        f"80 % interval holds {100 * line['holds']:.0f} %",
+        flush=True,
+    )
 
 
 def _line(split: str, way: str, of: str, truth: Any, found: Any) -> dict[str, Any]:

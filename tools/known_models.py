@@ -24,6 +24,11 @@ from presage.foresee.steptime import Operators
 from presage.model.errors import UserError
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MISNAMED: dict[str, dict[str, Any]] = {
+    f"ig_resnext101_32x{width}d": {"model_name": "resnext101_32x32d", "base_width": width}
+    for width in (16, 32, 48)
+}
+"""Names that timm retired and now gives to a smaller model (resnext101_32x8d)."""
 OUT = Path(__file__).resolve().parent.parent / "src/presage/foresee/known_models.npz"
 
 
@@ -70,7 +75,7 @@ def main() -> None:
     for name in sorted({*timm.list_models(), *retired}):
         try:
             with torch.device("meta"):
-                model = timm.create_model(name)
+                model = timm.create_model(**MISNAMED.get(name, {"model_name": name}))
             size = tuple(model.pretrained_cfg["input_size"])
             graph = trace(model, (InputSpec(size),), name=name)
         except (UserError, RuntimeError, TypeError, KeyError) as error:
@@ -79,15 +84,15 @@ def main() -> None:
         rows = Operators.of(graph).rows().astype(np.float32)
         features = [memory_features(graph, batch) for batch in BATCHES]
         kept[name] = (rows, graph.params, size[-1], features)
-    rows, params, sizes, features = zip(*kept.values(), strict=True)
+    operators, params, sizes, memory = zip(*kept.values(), strict=True)
     np.savez_compressed(
         OUT,
         names=np.array(list(kept)),
-        operators=np.concatenate(rows),
-        offsets=np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        operators=np.concatenate(operators),
+        offsets=np.cumsum([0, *map(len, operators)]).astype(np.int32),
         params=np.array(params, np.int64),
         size=np.array(sizes, np.int32),
-        memory=np.array(features, np.float32),
+        memory=np.array(memory, np.float32),
         batches=np.array(BATCHES, np.int32),
     )
     print(f"{len(kept)} models written to {OUT}")

@@ -19,6 +19,7 @@ from presage.foresee.steptime import (
     Operators,
     StepTimeEstimator,
     TotalsStepTimeEstimator,
+    class_factors,
     step_feature_names,
     step_features,
     totals,
@@ -84,7 +85,7 @@ def test_every_feature_has_a_name(ops: Operators) -> None:
     found = dict(zip(names, row, strict=True))
     shares = [v for k, v in found.items() if k.endswith(" time")]
     assert sum(shares) == pytest.approx(1)
-    assert found["forward depthwise time"] == 0 < found["forward conv time"]
+    assert found["forward depthwise 3 time"] == 0 < found["forward conv plain time"]
 
 
 def test_the_roofline_of_one_product_by_hand() -> None:
@@ -124,7 +125,30 @@ def test_shares_do_not_move_with_a_faster_gpu(ops: Operators) -> None:
     assert two[shares] == pytest.approx(one[shares], abs=1e-3)
 
 
+def test_depthwise_convolutions_do_not_use_tensor_cores() -> None:
+    gpu = find("v100")
+    row = np.zeros((1, 14))
+    row[0, 0] = KINDS.index("depthwise")
+    row[0, 3], row[0, 6], row[0, 9] = 1e9, 1e6, 1e6
+    row[0, 11:] = [64, 56, 1]
+    one = Operators.from_rows(row, 1e3)
+    assert base(one, 16, gpu) == pytest.approx(2e9 * 16 / (0.1 * gpu.fp32_tflops * 1e12) * 1e3)
+
+
 # -- learned from graphs
+
+
+def test_the_factor_of_each_class_is_recovered() -> None:
+    random = np.random.default_rng(0)
+    shares = random.dirichlet(np.full(6, 0.5), 300)
+    truth = np.array([0.2, 0.4, 0.6, 0.8, 1.2, 2.0])
+    noise = random.normal(0, 0.02, 300)
+    noise[:6] = 3.0  # a few that went wrong do not spoil it
+    found = class_factors(shares, np.log(shares @ np.exp(truth)) + noise)
+    assert found == pytest.approx(truth, abs=0.1)
+    # A class that never occurs keeps the usual factor.
+    absent = class_factors(np.c_[shares, np.zeros(300)], np.log(shares @ np.exp(truth)))
+    assert absent[-1] == pytest.approx(0.6)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +188,7 @@ def test_a_gpu_nobody_measured(fitted: StepTimeEstimator, ops: Operators) -> Non
 def of_one_layout(rows: Floats) -> tuple[StepTimeEstimator, Floats]:
     """Four times as slow as the roofline where launches decide, and the rows it learned from."""
     only = rows[rows[:, -1] == 0]
-    bound = only[:, step_feature_names().index("launch bound")]
+    bound = only[:, step_feature_names().index("launches time")]
     truth = only[:, 0] * np.where(bound > 0.3, 4.0, 1.0)
     return StepTimeEstimator(iterations=150, forest=0, folds=2).fit(only, truth), only
 
@@ -180,7 +204,7 @@ def test_a_layout_nobody_measured_gets_the_other(
 
 def test_what_is_learned_is_explained(of_one_layout: tuple[StepTimeEstimator, Floats]) -> None:
     model, only = of_one_layout
-    bound = only[:, step_feature_names().index("launch bound")]
+    bound = only[:, step_feature_names().index("launches time")]
     slow, fast = only[bound.argmax()], only[bound.argmin()]
     factor = model.predict(np.array([slow, fast])) / [slow[0], fast[0]]
     assert factor == pytest.approx([4, 1], rel=0.2)

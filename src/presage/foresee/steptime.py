@@ -3,23 +3,25 @@
 Both start from a roofline: an operator cannot be faster than its arithmetic at the GPU's peak, its
 traffic at the GPU's bandwidth, or a launch. What is learned is by which factor the sum is off,
 from features that are shares of that sum; so the answer moves with the specifications to GPUs that
-were never measured.
+were never measured. From a graph it is learned twice: as one factor for each class of operators,
+which holds for unusual mixtures of them, and by trees that are told the outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from presage.foresee._operators import CLASSES, Operators
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.opgraph import KINDS, OpGraph
+from presage.foresee.graph.opgraph import KINDS
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
+from presage.learn.evaluate import grouped_folds
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
 
@@ -29,6 +31,7 @@ __all__ = [
     "Operators",
     "StepTimeEstimator",
     "TotalsStepTimeEstimator",
+    "class_factors",
     "step_feature_names",
     "step_features",
     "totals",
@@ -36,82 +39,32 @@ __all__ = [
 ]
 
 _LAUNCH_MS = 0.004
+_DIRECT = 0.1
+"""Share of the FP32 peak that is a depthwise convolution's: tensor cores are of no use to it, and
+it reads about as much from the caches as it computes."""
 _DENSE = ("conv", "pointwise", "depthwise", "grouped", "linear", "matmul", "attention")
 _PHASES = ("forward", "backward")
 _HALF = {"amp": 2, "amp_bf16": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Operators:
-    """The operators of a step, like ones counted; sizes are polynomials in the batch."""
-
-    kind: npt.NDArray[np.int64]
-    phase: npt.NDArray[np.int64]
-    count: Floats
-    macs: Floats
-    read: Floats
-    written: Floats
-    channels: Floats
-    """Of the output: the second dimension of an image, else the last one."""
-    side: Floats
-    """Width of the output if it is an image, else 0."""
-    params: float
-
-    @classmethod
-    def of(cls, graph: OpGraph) -> Operators:
-        """Those of a graph; casts are left out, since the precision is asked for elsewhere."""
-        kept = np.array([name != "_to_copy" for name in graph.operators], bool)
-        channels = [abs(s[1]) if len(s) == 4 else abs(s[-1]) if s else 1 for s in graph.shapes]
-        side = [abs(s[-1]) if len(s) == 4 else 0 for s in graph.shapes]
-        rows = np.c_[
-            graph.kind, graph.phase, graph.macs, graph.read, graph.written, channels, side
-        ]
-        unlike, count = np.unique(rows[kept], axis=0, return_counts=True)
-        return cls.from_rows(np.c_[unlike, count], float(graph.params))
-
-    @classmethod
-    def from_rows(cls, rows: Floats, params: float) -> Operators:
-        """From the columns that `rows` gives."""
-        return cls(
-            kind=rows[:, 0].astype(np.int64),
-            phase=rows[:, 1].astype(np.int64),
-            macs=rows[:, 2:5],
-            read=rows[:, 5:8],
-            written=rows[:, 8:11],
-            channels=rows[:, 11],
-            side=rows[:, 12],
-            count=rows[:, 13],
-            params=params,
-        )
-
-    def rows(self) -> Floats:
-        """All columns as one table."""
-        table: Floats = np.c_[
-            self.kind,
-            self.phase,
-            self.macs,
-            self.read,
-            self.written,
-            self.channels,
-            self.side,
-            self.count,
-        ]
-        return table
-
-
 def step_feature_names() -> tuple[str, ...]:
     """The columns of `step_features`."""
     names = ["base_ms"]
+    names += [f"{phase} {name} time" for phase in _PHASES for name in CLASSES]
+    names += ["update time", "launches time"]
     for phase in _PHASES:
         for kind in KINDS:
-            names += [f"{phase} {kind} {what}" for what in ("time", "traffic", "writes", "count")]
+            names += [f"{phase} {kind} {what}" for what in ("traffic", "writes", "count")]
         names += [f"{phase} {kind} arithmetic" for kind in _DENSE]
-    names += ["update time"]
     for kind in _DENSE:
         names += [
             f"{kind} {what}" for what in ("reduction", "channels", "widest", "aligned", "narrow")
         ]
-    return (*names, "scores", "reduction", "aligned", "few channels", "side", "launch bound")
+    return (*names, "scores", "reduction", "aligned", "few channels", "side")
+
+
+_TIMES = slice(1, 3 + len(_PHASES) * len(CLASSES))
+"""The columns of `step_features` that are shares of the base and add up to 1."""
 
 
 def step_features(ops: Operators, batch: float, gpu: Gpu, precision: str = "amp") -> Floats:
@@ -124,26 +77,25 @@ def step_features(ops: Operators, batch: float, gpu: Gpu, precision: str = "amp"
     macs, read, written = ops.macs @ powers, ops.read @ powers, ops.written @ powers
     peak, width = _peak(gpu, precision), _HALF.get(precision, 4)
     bandwidth = gpu.bandwidth_gbs * 1e9
-    compute = 2e3 * macs / peak
+    direct = min(peak, _DIRECT * gpu.fp32_tflops * 1e12)
+    compute = 2e3 * macs / np.where(ops.kind == KINDS.index("depthwise"), direct, peak)
     traffic = 1e3 * (read + written) * width / bandwidth
     writes = 1e3 * written * width / bandwidth
     each = np.maximum(np.maximum(compute, traffic), _LAUNCH_MS)
     time = each * ops.count
     base = time.sum()
-    out = [base]
+    out = [base, *_class_times(ops, each) / base]
     slot = ops.kind + len(KINDS) * ops.phase
     size = len(KINDS) * 3
     sums = [
-        np.bincount(slot, values, minlength=size)
-        for values in (time, traffic * ops.count, writes * ops.count, ops.count * _LAUNCH_MS)
+        np.bincount(slot, values * ops.count, minlength=size) / base
+        for values in (traffic, writes, np.full(len(slot), _LAUNCH_MS), compute)
     ]
-    arithmetic = np.bincount(slot, compute * ops.count, minlength=size)
     for phase in range(2):
         begin = phase * len(KINDS)
         for kind in range(len(KINDS)):
-            out += [column[begin + kind] / base for column in sums]
-        out += [arithmetic[begin + KINDS.index(kind)] / base for kind in _DENSE]
-    out.append(sums[0][2 * len(KINDS) :].sum() / base)
+            out += [column[begin + kind] for column in sums[:3]]
+        out += [sums[3][begin + KINDS.index(kind)] for kind in _DENSE]
     reduction = np.log(np.maximum(macs / np.maximum(written, 1), 1))
     forward = ops.phase == 0
     for name in _DENSE:
@@ -173,9 +125,16 @@ def step_features(ops: Operators, batch: float, gpu: Gpu, precision: str = "amp"
         (done * (ops.channels % 8 == 0)).sum() / all_macs,
         (done * (ops.channels < 64)).sum() / all_macs,
         (np.log1p(ops.side) * done).sum() / all_macs,
-        time[each <= 1.1 * _LAUNCH_MS].sum() / base,
     ]
     return np.array(out, np.float64)
+
+
+def _class_times(ops: Operators, each: Floats) -> Floats:
+    """Time of each class forward and backward, of the update, and of what is all launch."""
+    update, launches = len(_PHASES) * len(CLASSES), len(_PHASES) * len(CLASSES) + 1
+    slot = np.where(ops.phase < len(_PHASES), ops.classes() + ops.phase * len(CLASSES), update)
+    slot[each <= 1.1 * _LAUNCH_MS] = launches
+    return np.asarray(np.bincount(slot, each * ops.count, minlength=launches + 1), np.float64)
 
 
 def _peak(gpu: Gpu, precision: str) -> float:
@@ -186,11 +145,43 @@ def _peak(gpu: Gpu, precision: str) -> float:
     return gpu.tflops("fp32") * 1e12
 
 
+_USUAL, _SHRINK, _FAR = 0.6, 5e-5, 0.15
+"""Of `class_factors`: where a logarithm is drawn to and how hard, and the error from which on it
+counts as the error itself, not as its square."""
+
+
+def class_factors(shares: Floats, factor: Floats) -> Floats:
+    """Logarithms of what to multiply each class of operators with, so that their times add up to
+    the measured one: the rows of `shares` add up to `factor` (a logarithm too) then.
+
+    Gauss–Newton with Huber's loss.
+    """
+    found = np.full(shares.shape[1], _USUAL)
+    for _ in range(15):
+        parts = shares * np.exp(found)
+        total = parts.sum(axis=1, keepdims=True)
+        slope, error = parts / total, factor - np.log(total[:, 0])
+        weight = np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9)) / len(factor)
+        square = slope.T @ (slope * weight[:, None]) + _SHRINK * np.eye(len(found))
+        toward = slope.T @ (error * weight) - _SHRINK * (found - _USUAL)
+        step = np.clip(np.linalg.solve(square, toward), -0.7, 0.7)
+        found = np.clip(found + step, -2.0, 5.0)
+        if np.abs(step).max() < 1e-3:
+            break
+    return found
+
+
+def _with_sum(rows: Floats, factors: Floats) -> Floats:
+    """What the trees see: the features, and what the factors of the classes add up to."""
+    seen: Floats = np.c_[rows[:, 1:-1], np.log(rows[:, _TIMES] @ np.exp(factors))]
+    return seen
+
+
 class StepTimeEstimator(Estimator):
     """Milliseconds of a training step from `step_features` and a column that is 1 for nhwc."""
 
     def __init__(
-        self, iterations: int = 400, forest: int = 150, folds: int = 10, seed: int = 0
+        self, iterations: int = 300, forest: int = 100, folds: int = 10, seed: int = 0
     ) -> None:
         self.iterations = iterations
         self.forest = forest
@@ -201,24 +192,38 @@ class StepTimeEstimator(Estimator):
         """Learn from measured steps; each layout has a model of its own."""
         rows, truth = np.asarray(X, np.float64), np.asarray(y, np.float64)
         families = np.arange(len(truth)) if groups is None else np.asarray(groups)
-        self.residual_ = {}
+        self.factors_: dict[str, Floats] = {}
+        self.residual_: dict[str, LogResidual] = {}
         self.out_of_fold_ = np.empty(len(truth))
         for layout, here in _layouts(rows):
-            inside = _inside(rows[here])
+            mine, members = rows[here], families[here]
+            factor = np.log(truth[here] / mine[:, 0])
             model = LogResidual(
                 iterations=self.iterations,
-                learning_rate=0.04,
+                learning_rate=0.05,
                 leaves=8,
                 least=6,
                 share=0.3,
                 forest=self.forest,
                 folds=self.folds,
                 seed=self.seed,
-            ).fit(inside, truth[here], families[here], base=rows[here, 0])
+            ).fit(self._unseen(mine, factor, members), truth[here], members, base=mine[:, 0])
+            self.factors_[layout] = class_factors(mine[:, _TIMES], factor)
             self.residual_[layout] = model
             self.out_of_fold_[here] = model.out_of_fold_
-        self.typical_ = np.median(_inside(rows), axis=0)
+        self.typical_ = np.median(rows, axis=0)
         return self
+
+    def _unseen(self, rows: Floats, factor: Floats, families: npt.NDArray[Any]) -> Floats:
+        """What the trees learn from: sums that were made without the family of the row, so that
+        they are as good as those of a family nobody has seen."""
+        folds = min(self.folds, len(np.unique(families)))
+        fold = grouped_folds(families, folds, self.seed)
+        out = np.empty((len(rows), rows.shape[1] - 1))
+        for n in range(folds):
+            test = fold == n
+            out[test] = _with_sum(rows[test], class_factors(rows[~test, _TIMES], factor[~test]))
+        return out
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90."""
@@ -226,22 +231,27 @@ class StepTimeEstimator(Estimator):
         rows = np.asarray(X, np.float64)
         out = np.empty((len(rows), 3))
         for layout, here in _layouts(rows):
-            model = self.residual_.get(layout) or next(iter(self.residual_.values()))
-            out[here] = model.predict_interval(_inside(rows[here]), base=rows[here, 0])
+            known = layout if layout in self.residual_ else next(iter(self.residual_))
+            seen = _with_sum(rows[here], self.factors_[known])
+            out[here] = self.residual_[known].predict_interval(seen, base=rows[here, 0])
         return out
 
     def explain(self, row: Floats) -> dict[str, float]:
         """The features that moved the answer most away from the roofline, as factors."""
-        names = step_feature_names()[1:]
-        layout = "nhwc" if row[-1] else "nchw"
-        model = self.residual_.get(layout) or next(iter(self.residual_.values()))
-        return model.mattered(_inside(row[None, :])[0], self.typical_, names)
+        names = step_feature_names()
+        columns = 1 + np.flatnonzero(row[1:-1] != self.typical_[1:-1])
+        changed = np.repeat(row[None, :], len(columns) + 1, axis=0)
+        changed[np.arange(len(columns)) + 1, columns] = self.typical_[columns]
+        answers = np.log(self.predict_interval(changed)[:, 1])
+        moved = answers[0] - answers[1:]
+        order = np.argsort(-np.abs(moved))[:5]
+        return {names[columns[i]]: float(np.exp(moved[i])) for i in order if moved[i]}
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
         arrays: dict[str, npt.NDArray[Any]] = {"typical": self.typical_}
         for layout, model in self.residual_.items():
-            arrays |= prefixed(layout, model.to_arrays())
+            arrays |= prefixed(layout, {"factors": self.factors_[layout], **model.to_arrays()})
         return arrays
 
     @classmethod
@@ -249,10 +259,10 @@ class StepTimeEstimator(Estimator):
         """The estimator in these arrays."""
         made = cls()
         made.typical_ = arrays["typical"]
+        parts = {layout: under(layout, arrays) for layout in ("nchw", "nhwc")}
+        made.factors_ = {layout: part["factors"] for layout, part in parts.items() if part}
         made.residual_ = {
-            layout: LogResidual.from_arrays(under(layout, arrays))
-            for layout in ("nchw", "nhwc")
-            if under(layout, arrays)
+            layout: LogResidual.from_arrays(part) for layout, part in parts.items() if part
         }
         return made
 
@@ -260,10 +270,6 @@ class StepTimeEstimator(Estimator):
 def _layouts(rows: Floats) -> list[tuple[str, npt.NDArray[np.bool_]]]:
     last = rows[:, -1] > 0.5
     return [(name, mask) for name, mask in (("nchw", ~last), ("nhwc", last)) if mask.any()]
-
-
-def _inside(rows: Floats) -> Floats:
-    return rows[:, 1:-1]
 
 
 TOTALS = ("gmacs", "macts", "param_count", "img_size", "batch_size")
