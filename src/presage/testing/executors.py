@@ -285,8 +285,13 @@ class ExecutorSuite:
             assert watch.kit.log("parts", 1, worker) == "ran\n"
 
     def test_a_worker_finds_its_place_in_the_environment(self, watch: Watcher) -> None:
-        script = "import json, os\nprint(json.dumps(dict(os.environ)))"
-        roles = (RoleWork(script, workers=2, gpus=2), RoleWork(script))
+        script = "import json, os, time\nprint(json.dumps(dict(os.environ)), flush=True)\n"
+        script += "mark = os.environ['PRESAGE_CHECKPOINT_DIR'] + '/served'\n"
+        # The one that serves is ended with the others: they wait until it has spoken.
+        works = RoleWork(
+            f"{script}while not os.path.exists(mark): time.sleep(0.02)", workers=2, gpus=2
+        )
+        roles = (works, RoleWork(f"{script}open(mark, 'w').close()"))
         watch.run("env", *roles, env={"GREETING": "hello world"})
         assert watch.end("env").outcome is Outcome.SUCCEEDED
         names = ("worker-0", "worker-1", "ps-0")
