@@ -5,7 +5,9 @@ variance of the scaled windows that phases explain (1 − SSW ÷ SST), the cohes
 all (it is what k-means on windows optimises); next: the same for the row that follows, which no
 method has seen. Silhouette: in the space of the windows. Stability: the mean
 adjusted Rand index between the test phases of the model and those of models fitted on bootstrap
-samples of the training pods (of blocks, where there is one pod). Needs the shared data.
+samples of the training pods (of blocks, where there is one pod). Given: allocation ÷ use (mean
+over resources) that the policies `phase` and `forecast` make of the phases, and the share of
+samples that fits into it, with margins for 95 % on the training. Needs the shared data.
 
     python -m benchmarks.phases_quality [--k N] [--json]
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -27,9 +29,9 @@ from presage.observe.phases import PhaseModel
 from presage.observe.phases.clusters import adjusted_rand, silhouette
 from presage.observe.phases.model import Method
 from presage.observe.telemetry.series import Series
+from presage.provision.rightsize import rightsize
 
 Floats = npt.NDArray[np.float64]
-AllocationOf = Callable[[PhaseModel, Sequence[Series]], float]
 MOST_PODS, BOOTSTRAPS = 500, 3
 
 
@@ -38,11 +40,11 @@ def measured(
     test: Sequence[Series],
     method: Method,
     k: int,
-    allocation_of: AllocationOf | None = None,
+    window_s: float,
 ) -> dict[str, float]:
-    """The scores of one method; `allocation_of` adds what provisioning makes of its phases."""
+    """The scores of one method."""
     started = time.perf_counter()
-    model = PhaseModel.fit(train, k=k, method=method, forecast=False)
+    model = PhaseModel.fit(train, k=k, method=method)
     fit_s = time.perf_counter() - started
     seen = model.followed(test)
     labels = seen.situations.phase
@@ -57,14 +59,25 @@ def measured(
             drawn, k=k, method=method, every=model.every, seed=turn + 1, forecast=False
         )
         agreement.append(adjusted_rand(labels, other.followed(test).situations.phase))
-    scores = {
+    return {
         "explained": _explained(windows, labels),
         "next": _explained(after, labels[follows]),
         "silhouette": silhouette(windows, labels),
         "stability": float(np.mean(agreement)),
         "fit_s": fit_s,
+        **_allocation(model, test, window_s),
     }
-    return scores if allocation_of is None else scores | {"allocation": allocation_of(model, test)}
+
+
+def _allocation(model: PhaseModel, test: Sequence[Series], window_s: float) -> dict[str, float]:
+    """What provisioning makes of the phases."""
+    outcome = rightsize(test, ["phase", "forecast"], window_s, model=model, target_pct=95.0)
+    found = {}
+    for policy, by_resource in outcome.to_json().items():
+        rows = [row for row in by_resource.values() if row["alloc_over_use"] is not None]
+        found[f"{policy} given"] = float(np.mean([row["alloc_over_use"] for row in rows]))
+        found[f"{policy} met"] = float(np.mean([row["fulfilment_pct"] for row in rows]))
+    return found
 
 
 def _explained(rows: Floats, labels: npt.NDArray[np.int64]) -> float:
@@ -101,13 +114,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         "scout by workload": (
             [train[at] for at in random.permutation(len(train))[:MOST_PODS]],
             [test[at] for at in random.permutation(len(test))[:MOST_PODS]],
+            60.0,
         ),
-        "VR by time": vr_by_time(),
-        "GenAI gpu_duty_cycle by pod": genai_by_pod("gpu_duty_cycle"),
+        "VR by time": (*vr_by_time(), 120.0),
+        "GenAI gpu_duty_cycle by pod": (*genai_by_pod("gpu_duty_cycle"), 600.0),
     }
     found: dict[str, dict[str, Any]] = {
-        title: {kind: measured(*split, kind, options.k) for kind in get_args(Method)}
-        for title, split in sets.items()
+        title: {
+            kind: measured(train, test, kind, options.k, window_s) for kind in get_args(Method)
+        }
+        for title, (train, test, window_s) in sets.items()
     }
     if options.json:
         print(json.dumps(found, indent=2))
@@ -115,9 +131,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for title, rows in found.items():
         print(f"\n{title}, {options.k} phases")
         columns = list(next(iter(rows.values())))
-        print(f"  {'method':14}" + "".join(f"{name:>11}" for name in columns))
+        print(f"  {'method':14}" + "".join(f"{name:>15}" for name in columns))
         for kind, row in rows.items():
-            print(f"  {kind:14}" + "".join(f"{row[name]:11.3f}" for name in columns))
+            print(f"  {kind:14}" + "".join(f"{row[name]:15.3f}" for name in columns))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "sample.npz"
     save_bundle(path, ARRAYS, CARD)
     arrays, card = load_bundle(path)
+    assert card.pop("digest")
     assert card == {**CARD, "format": bundle.FORMAT}
     assert arrays.keys() == ARRAYS.keys()
     assert np.array_equal(arrays["weights"], ARRAYS["weights"])
@@ -91,11 +92,22 @@ def test_files_that_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BundleError, match="damaged"):
         load_bundle(path)
     save_bundle(path, ARRAYS, CARD)
-    monkeypatch.setattr(bundle, "FORMAT", 2)
-    with pytest.raises(BundleError, match="has format 1; this program reads format 2"):
+    monkeypatch.setattr(bundle, "FORMAT", 3)
+    with pytest.raises(BundleError, match="has format 2; this program reads format 3"):
         load_bundle(path)
     monkeypatch.setattr(bundle, "_MOST_BYTES", 100)
     with pytest.raises(BundleError, match="unpacks to more than"):
+        load_bundle(path)
+
+
+def test_numbers_that_were_changed_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "sample.npz"
+    save_bundle(path, ARRAYS, CARD)
+    with np.load(path, allow_pickle=False) as file:
+        inside = {name: file[name] for name in file.files}
+    inside["weights"] = inside["weights"] + 1
+    np.savez(path, **inside)
+    with pytest.raises(BundleError, match="was changed after it was written"):
         load_bundle(path)
 
 

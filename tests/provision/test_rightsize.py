@@ -105,10 +105,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_too_little_training_for_a_forecast_is_refused() -> None:
+def test_with_too_little_training_for_a_forecast_phases_decide() -> None:
     model = TwoPhases(fleet(1, samples=30))
-    with pytest.raises(ProvisionError, match="windows of cpu to learn a forecast from"):
-        rightsize(fleet(3), ["forecast"], 120.0, model=model)
+    found = rightsize(fleet(3), ["forecast", "phase"], 120.0, model=model, target_pct=90.0)
+    forecast, phase = (found.sized[policy]["cpu"] for policy in ("forecast", "phase"))
+    assert np.array_equal(forecast.allocation, phase.allocation, equal_nan=True)
 
 
 def test_one_pod_is_enough_training_if_it_is_long() -> None:

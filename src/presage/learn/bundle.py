@@ -6,6 +6,7 @@ checked when it is read, for it may come from anywhere.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zipfile
@@ -21,7 +22,7 @@ from presage.model.errors import UserError
 
 __all__ = ["FORMAT", "BundleError", "load_bundle", "prefixed", "save_bundle", "under"]
 
-FORMAT = 1
+FORMAT = 2
 """The version of the file's layout; a reader refuses one that it does not know."""
 
 _CARD = "card"
@@ -40,7 +41,7 @@ class BundleError(UserError):
 def save_bundle(
     path: Path, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]
 ) -> None:
-    """Write the arrays and the card; `format` is added to the card.
+    """Write the arrays and the card; `format` and a digest of the arrays are added to the card.
 
     The card tells at least name, version, date, data, licence, features, splits and errors.
     """
@@ -50,7 +51,8 @@ def save_bundle(
         raise BundleError(f"no array of {path} may be named '{_CARD}'")
     if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
         raise BundleError(f"{path}: array '{objects[0]}' holds Python objects; store numbers")
-    text = json.dumps({**card, "format": FORMAT}, allow_nan=False, sort_keys=True)
+    seal = {"format": FORMAT, "digest": _digest(arrays)}
+    text = json.dumps({**card, **seal}, allow_nan=False, sort_keys=True)
     inside: Arrays = {_CARD: np.frombuffer(text.encode(), dtype=np.uint8)}
     inside |= {name: np.asarray(array) for name, array in arrays.items()}
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -92,7 +94,19 @@ def load_bundle(path: Path) -> tuple[Arrays, dict[str, Any]]:
         raise BundleError(
             f"{path} has format {card.get('format')}; this program reads format {FORMAT}"
         )
+    if card.get("digest") != _digest(arrays):
+        raise BundleError(f"{path} was changed after it was written; fit or fetch it again")
     return arrays, card
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over the names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {arrays[name].shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def prefixed(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:

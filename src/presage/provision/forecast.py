@@ -27,7 +27,7 @@ import numpy as np
 from presage.learn import sklearn_ensemble
 from presage.provision.allocate import Wish
 from presage.provision.policies import Outlook, PhaseTable
-from presage.provision.usage import MEMORY, Floats, Ints, ProvisionError, Usage
+from presage.provision.usage import MEMORY, Floats, Ints, Usage
 
 __all__ = ["Forecaster"]
 
@@ -67,17 +67,17 @@ class Forecaster:
     own: Floats
     """Per training window: the allocation by the forest that has not seen it."""
 
+    @staticmethod
+    def can_learn(usage: Usage) -> bool:
+        """Whether there are enough windows to learn from."""
+        return int((~usage.first).sum()) >= _LEAST_WINDOWS
+
     @classmethod
     def fit(
         cls, usage: Usage, now: Outlook, table: PhaseTable, target_pct: float, seed: int = 0
     ) -> Forecaster:
         """Learn from all windows but the first of each pod."""
         rows = np.flatnonzero(~usage.first)
-        if len(rows) < _LEAST_WINDOWS:
-            raise ProvisionError(
-                f"the bundle's telemetry has {len(rows)} windows of {usage.resource} to learn a "
-                f"forecast from; {_LEAST_WINDOWS} are needed: fit on more, or shorten --window"
-            )
         make = sklearn_ensemble("the forecast policy").RandomForestRegressor
         small = max(_SMALL * float(np.mean(usage.use)), float(np.finfo(np.float64).tiny))
         is_memory = usage.resource in MEMORY

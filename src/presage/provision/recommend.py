@@ -77,7 +77,7 @@ def kubernetes_patch(found: Sequence[Recommendation], pod: str, container: str) 
         elif one.resource == "memory" and one.unit in _BYTES:
             sizes["memory"] = f"{_mib(one)}Mi"
     _refuse_nothing(sizes, found, pod)
-    resources = {"requests": sizes, "limits": sizes}
+    resources = {"requests": sizes, "limits": dict(sizes)}
     return {"spec": {"containers": [{"name": container, "resources": resources}]}}
 
 

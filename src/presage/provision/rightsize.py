@@ -174,6 +174,11 @@ class _Bench:
             use, phase = use[outside], phase[outside]
         return PhaseTable.measured(use, phase, self.trained_outlook.share.shape[1], self.value)
 
+    @property
+    def foresees(self) -> bool:
+        """Whether the training has enough windows for a forecast; without, phases alone decide."""
+        return self.training is not None and Forecaster.can_learn(self.training)
+
     @cached_property
     def forecaster(self) -> Forecaster:
         """Fitted on the training."""
@@ -183,9 +188,9 @@ class _Bench:
 
     def wish(self, policy: str) -> Wish:
         """What a policy wants for the telemetry asked about."""
-        if policy == "forecast":
+        if policy == "forecast" and self.foresees:
             return self.forecaster.wish(self.usage, self.now)
-        if policy == "phase":
+        if policy in ("phase", "forecast"):
             return known.by_phase(self.usage, self.value, self.now, [self.table()])
         return self._plain(policy, self.usage)
 
@@ -193,10 +198,11 @@ class _Bench:
         """The smallest margin with which a policy fulfils the target on the training."""
         assert self.training is not None
         assert self.target_pct is not None
-        if policy == "forecast":  # its price has been set for the target, with some caution
+        if policy == "forecast" and self.foresees:
+            # Its price has been set for the target, with some caution.
             own = self.forecaster.own_wish()
             return margin_for(self.training, own, rules, self.target_pct, least=0.0)
-        if policy == "phase":
+        if policy in ("phase", "forecast"):
             folds = [self.table(fold) for fold in range(_FOLDS)]
             each = [folds[pod % _FOLDS] for pod in range(len(self.training.pods))]
             wish = known.by_phase(self.training, self.value, self.trained_now, each)

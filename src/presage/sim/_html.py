@@ -6,7 +6,6 @@ trace, a cluster or a configuration is escaped. It writes nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -15,6 +14,7 @@ from string import Template
 import polars as pl
 
 from presage.model.cluster import Node
+from presage.page import asset, embedded, plotly
 from presage.sim._charts import charts, gantts
 from presage.sim._compare import FIGURES, best, scaled
 from presage.sim.clusters import describe
@@ -40,8 +40,10 @@ def page(results: Sequence[SimResult], trace: Trace, nodes: Sequence[Node]) -> s
         table=_table(results),
         gantt=_gantt(list(drawn)),
         rejected=_rejected(results),
-        plotlyjs=_plotly(),
-        figures=_embedded(data),
+        style=asset("_page.css"),
+        plotlyjs=plotly(),
+        figures=embedded(data),
+        script=asset("_page.js"),
     )
 
 
@@ -106,14 +108,3 @@ def _rejected(results: Sequence[SimResult]) -> str:
         items += f"<li>… and {more:,} more</li>" if more else ""
         parts.append(f"<p>{escape(result.policy[:60])}</p><ul>{items}</ul>")
     return f"<section><h2>Rejected jobs</h2>{''.join(parts)}</section>" if parts else ""
-
-
-def _plotly() -> str:
-    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
-
-
-def _embedded(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

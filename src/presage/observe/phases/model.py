@@ -129,7 +129,7 @@ class PhaseModel:
         every: float | None = None,
         max_gap: float | None = None,
         k: int | None = None,
-        method: Method = "crbm",
+        method: Method = "changepoints",
         history: int = 3,
         hidden: int = 10,
         seed: int = 0,
