@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test soak bench lint format clean
+.PHONY: help up demo test soak bench lint format clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,10 @@ CLUSTER := 32x4:32c:128g
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-up: $(READY)  ## set up, simulate a sample trace under several policies, write build/report.html
+up: $(READY)  ## set up, start the control plane, run three sample trainings on it
+	@$(BIN)/python tools/up.py
+
+demo: $(READY)  ## set up, simulate a sample trace under several policies, write build/report.html
 	@mkdir -p build
 	$(BIN)/presage trace make --kind dlaas --jobs 1000 --seed 0 --cluster $(CLUSTER) --load 0.95 \
 		--out build/sample.parquet

@@ -9,6 +9,8 @@ script. The info string can add:
     exit=2    the block ends with this exit code
     no-run    not run; an HTML comment just before the block gives the reason
 
+A server that a document starts in the background writes to a file, not to the output of its block.
+
 `make` is not run here, because the tests are a part of it: its target must exist. Neither is the
 `git clone` of the README, nor the `cd` into that clone.
 """
@@ -23,10 +25,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 from markdown_it import MarkdownIt
@@ -120,10 +124,20 @@ def runnable(commands: str, *, readme: bool) -> str:
     return "\n".join(kept)
 
 
+@pytest.fixture
+def document(tmp_path: Path) -> Iterator[str]:
+    """A mark in the environment of commands: what a document left running is ended by it."""
+    yield str(tmp_path)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PRESAGE_DOCUMENT") == str(tmp_path):
+                process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_a_document_run(
-    path: Path, tmp_path: Path, request: pytest.FixtureRequest
+    path: Path, tmp_path: Path, document: str, request: pytest.FixtureRequest
 ) -> None:
     text = path.read_text(encoding="utf-8")
     wanted = [block for block in blocks(text) if "no-run" not in block.words]
@@ -137,6 +151,7 @@ def test_commands_of_a_document_run(
         "COLUMNS": "100",
         "NO_COLOR": "1",
         "TERM": "dumb",
+        "PRESAGE_DOCUMENT": document,
     }
     if any(re.search(r"shared/data|PRESAGE_DATA", block.commands) for block in wanted):
         data: Path = request.getfixturevalue("shared_data")

@@ -12,10 +12,16 @@ import typer
 from typer.core import TyperGroup
 
 from presage import __version__
+from presage.cli import cluster, jobs
 from presage.cli.gpus import gpus
 from presage.cli.graph import graph
+from presage.cli.manifest import init, lint
+from presage.cli.phases import phases
 from presage.cli.predict import fit, predict
 from presage.cli.profile import profile
+from presage.cli.rightsize import rightsize
+from presage.cli.scale import scale
+from presage.cli.serve import serve
 from presage.cli.simulate import simulate
 from presage.cli.trace import trace
 from presage.model.errors import PresageError
@@ -54,6 +60,29 @@ app.command()(fit)
 app.command()(simulate)
 app.command()(graph)
 app.add_typer(trace, name="trace")
+app.add_typer(phases, name="phases")
+app.command()(rightsize)
+app.command()(serve)
+app.command()(init)
+app.command()(lint)
+for command in (
+    jobs.submit,
+    jobs.ps,
+    jobs.status,
+    jobs.wait,
+    jobs.logs,
+    jobs.explain,
+    jobs.stop,
+    jobs.halt,
+    jobs.resume,
+    scale,
+    cluster.nodes,
+    cluster.drain,
+    cluster.undrain,
+    cluster.queues,
+):
+    app.command()(command)
+app.add_typer(cluster.users, name="users")
 
 
 def main() -> None:

@@ -1,0 +1,127 @@
+"""Commands about the cluster: nodes, drain, undrain, queues, users."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from presage.cli._output import print_json, say
+from presage.client import Client
+
+__all__ = ["drain", "nodes", "queues", "undrain", "users"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node.")]
+
+
+def nodes(json: Json = False) -> None:
+    """List nodes, what is free on them, and who is there."""
+    with Client() as client:
+        body = client.nodes()
+    if json:
+        print_json(body)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("NODE", "STATE", "GPUS FREE", "TYPE", "JOBS"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for node in body["nodes"]:
+        free = f"{node['free_gpus']:g} of {node['gpus']}"
+        jobs = ", ".join(node["jobs"])
+        table.add_row(node["name"], node["state"], free, ", ".join(node["gpu_types"]), jobs)
+    Console().print(table)
+
+
+def drain(node: NodeName, json: Json = False) -> None:
+    """Give a node no new work, and move what runs there."""
+    _turn(node, False, json)
+
+
+def undrain(node: NodeName, json: Json = False) -> None:
+    """Let a node take work again."""
+    _turn(node, True, json)
+
+
+def _turn(node: str, back: bool, json: bool) -> None:
+    with Client() as client:
+        body = client.drain(node, back=back)
+    if json:
+        print_json(body)
+    else:
+        typer.echo(f"{body['name']} {body['state']}")
+
+
+def queues(json: Json = False) -> None:
+    """List queues: what each may have, and what it has."""
+    with Client() as client:
+        body = client.queues()
+    if json:
+        print_json(body)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("QUEUE", "GPUS", "QUOTA", "LIMIT", "WEIGHT", "WAIT", "RUN"):
+        table.add_column(name)
+    for queue in body["queues"]:
+        bounds = [queue["quota_gpus"], queue["limit_gpus"], queue["weight"]]
+        table.add_row(
+            queue["name"],
+            f"{queue['used_gpus']:g}",
+            *("" if bound is None else f"{bound:g}" for bound in bounds),
+            str(queue["pending"]),
+            str(queue["running"]),
+        )
+    Console().print(table)
+
+
+users = typer.Typer(help="Who may use the server.", invoke_without_command=True)
+
+
+@users.callback()
+def list_users(context: typer.Context, json: Json = False) -> None:
+    """Who may use the server: a list, or `add` and `remove`."""
+    if context.invoked_subcommand is not None:
+        return
+    with Client() as client:
+        body = client.users()
+    if json:
+        print_json(body)
+        return
+    if not body["users"]:
+        say("no users: whoever reaches the loopback address may do everything")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("USER", "ROLE", "TEAM"):
+        table.add_column(name)
+    for user in body["users"]:
+        table.add_row(user["name"], user["role"], user["team"])
+    Console().print(table)
+
+
+@users.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Lower case letters, digits, dots and dashes.")],
+    role: Annotated[str, typer.Option(help="viewer, user, operator or admin.")] = "user",
+    team: Annotated[str, typer.Option(help="Users see the jobs of their team.")] = "",
+    json: Json = False,
+) -> None:
+    """Let somebody in, or give a new token; it is printed this once."""
+    with Client() as client:
+        body = client.add_user(name, role, team)
+    if json:
+        print_json(body)
+        return
+    typer.echo(body["token"])
+    say(f"{name} is a {role}; this token is not shown again (PRESAGE_TOKEN)")
+
+
+@users.command()
+def remove(name: Annotated[str, typer.Argument(help="A user.")], json: Json = False) -> None:
+    """Take somebody's access away; the jobs stay."""
+    with Client() as client:
+        body = client.remove_user(name)
+    if json:
+        print_json(body)
+    else:
+        typer.echo(f"{body['name']} removed")

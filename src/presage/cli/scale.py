@@ -1,0 +1,26 @@
+"""`presage scale`: how many workers an elastic job is to have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from presage.cli._output import print_json
+from presage.client import Client
+
+__all__ = ["scale"]
+
+
+def scale(
+    id: Annotated[str, typer.Argument(metavar="ID", help="A job.")],
+    workers: Annotated[int, typer.Argument(metavar="N", help="Workers of its first role.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Give an elastic job N workers, within the range of its manifest, after a checkpoint."""
+    with Client() as client:
+        body = client.scale(id, workers)
+    if json:
+        print_json(body)
+    else:
+        typer.echo(f"{body['id']} {body['status']}: {body['workers']} workers as there is room")

@@ -1,0 +1,1 @@
+"""The control plane: the scheduling core as a service. `app.py` puts the parts together."""

@@ -1,0 +1,481 @@
+"""The deciding loop in real time: one thread that alone changes the state, under a lease.
+
+A turn takes every request that waits and every fact of the executor, decides, writes all of it in
+one commit, answers the requests, and only then acts. Whatever goes wrong in between, the loop
+forgets what it knows and starts again from the journal. Other threads hand over requests
+(`submit`) and questions (`ask`); they never touch the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from presage.core.engine import Engine
+from presage.core.loop import act, fold, step
+from presage.core.ports import Executor, Policy, Predictor
+from presage.core.state import State
+from presage.model import event as ev
+from presage.model.cluster import Node
+from presage.model.errors import PresageError, StaleLease
+from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
+from presage.server.board import changes_of
+from presage.server.seat import Seat
+from presage.store.database import StoreUnavailable
+from presage.store.records import AuditEntry, JobChange, JobRow, Message
+from presage.store.sql import SqlStore
+
+__all__ = ["Answers", "Live", "LiveExecutor", "NotLeading"]
+
+log = logging.getLogger("presage.live")
+
+_MOST_REQUESTS = 500
+"""Requests of one turn, so that a flood of them does not hold up what runs."""
+_PATIENCE_S = 3.0
+"""How long a turn tries to write before its requests are told no."""
+
+
+class NotLeading(PresageError):
+    """This server does not decide now; another does, or nobody can."""
+
+    code = "not_leading"
+
+
+class LiveExecutor(Executor, Protocol):
+    """An executor that can wake the loop and be put away."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there may be something to poll, `wake` is called, or the time has
+        passed."""
+        ...
+
+    def wake(self) -> None:
+        """End a `wait`; may be called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Leave everything running and let go."""
+        ...
+
+
+class Ticket(Protocol):
+    """Whose request it is; the loop only looks whether anybody still waits."""
+
+    def done(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        ...
+
+
+Answers: TypeAlias = list[tuple[Ticket, Exception | None]]
+"""Of each request: None once it is on disk, or why it is not."""
+
+
+@dataclass(slots=True)
+class _Request:
+    fact: ev.Fact
+    row: JobRow | None
+    audit: AuditEntry | None
+    ticket: Ticket
+
+
+@dataclass(slots=True)
+class _Question:
+    ask: Callable[[Engine], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+class Live:
+    """A cluster's scheduler in real time. `policy` and `executor` make new ones: a loop that
+    starts again must not meet what an earlier one left in them."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        executor: Callable[[], LiveExecutor],
+        policy: Callable[[], Policy],
+        predict: Predictor,
+        *,
+        seat: Seat,
+        url: str,
+        lease_s: float = 5.0,
+        snapshot_every: int = 5000,
+        answer: Callable[[Answers], None],
+        committed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.seat, self.url = seat, url
+        self.leading = threading.Event()
+        self.turns: deque[float] = deque(maxlen=1000)
+        """Seconds that the latest turns took."""
+        self.decided = 0
+        self._make_executor, self._make_policy, self._predict = executor, policy, predict
+        self._lease_s, self._snapshot_every = lease_s, snapshot_every
+        self._answer, self._committed, self._clock = answer, committed, clock
+        self._requests: deque[_Request] = deque()
+        self._questions: deque[_Question] = deque()
+        self._lock = threading.Lock()
+        self._executor: LiveExecutor | None = None
+        self._state = State()
+        self._stopping = threading.Event()
+        self._lease = 0
+        self._renewed = 0.0
+        self._webhooks: dict[str, tuple[str, ...]] = {}
+        self._returning: dict[str, Node] = {}
+        self._thread = threading.Thread(target=self._work, name="presage-live", daemon=True)
+
+    # -- for other threads ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to decide as soon as the lease is free."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the present turn; what runs goes on."""
+        self._stopping.set()
+        self._ring()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def submit(
+        self, ticket: Ticket, fact: ev.Fact, row: JobRow | None, audit: AuditEntry | None
+    ) -> None:
+        """Hand over a request; it is answered when it is on disk."""
+        request = _Request(fact, row, audit, ticket)
+        with self._lock:
+            if not self.leading.is_set():
+                raise NotLeading("this server does not decide at the moment; try again")
+            first = not self._requests
+            self._requests.append(request)
+        if first:  # else the loop was rung for the one before, and takes all of them
+            self._ring()
+
+    def ask(self, question: Callable[[Engine], Any]) -> Future[Any]:
+        """Have something read from the state between two turns; it must not change anything."""
+        asked = _Question(question)
+        with self._lock:
+            if not self.leading.is_set():
+                raise NotLeading("this server does not decide at the moment; try again")
+            self._questions.append(asked)
+        self._ring()
+        return asked.done
+
+    def waiting(self) -> int:
+        """Requests that no turn has taken yet."""
+        return len(self._requests)
+
+    def _ring(self) -> None:
+        executor = self._executor
+        if executor is not None:
+            with suppress(OSError, ValueError):  # it was closed this moment
+                executor.wake()
+
+    def spec(self, job_id: str) -> JobSpec:
+        """A job as it stands now, its memory raised since it was submitted; for the executor, on
+        the thread that decides."""
+        return self._state.jobs[job_id].spec
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                number = self.store.lease.acquire(self.seat.take(), self.url, self._lease_s)
+                if number is None:
+                    self._stopping.wait(self._lease_s / 5)
+                    continue
+                self._lease, self._renewed = number, time.monotonic()
+                self._lead()
+            except (StaleLease, StoreUnavailable) as error:
+                log.warning("no longer deciding: %s", error)
+                self._stopping.wait(0.5)
+            except Exception:
+                log.exception("the deciding loop failed; it starts again from the journal")
+                self._stopping.wait(1.0)
+            finally:
+                self._refuse(NotLeading("the server stopped deciding before this was on disk"))
+        if self._lease:
+            with suppress(PresageError):
+                self.store.lease.release(self._lease)
+        self.seat.leave()
+
+    def _lead(self) -> None:
+        """Decide until the lease is lost or the server stops."""
+        engine, position = self._recover()
+        self._state = engine.state
+        self._executor = executor = self._make_executor()
+        try:
+            journal = _Journal(self, engine, position)
+            self._first_turn(engine, executor, journal)
+            with self._lock:
+                self.leading.set()
+            log.info("deciding as %s, lease %d", self.seat.name, self._lease)
+            while not self._stopping.is_set():
+                self._wait(executor, engine.state)
+                self._turn(engine, executor, journal)
+                if journal.since_snapshot >= max(self._snapshot_every, 2 * len(engine.state.jobs)):
+                    journal.snapshot()
+            journal.snapshot()
+        finally:
+            with self._lock:
+                self.leading.clear()
+                self._executor = None
+            executor.close()
+
+    def _recover(self) -> tuple[Engine, int]:
+        """The state that the journal leads to."""
+        found = self.store.load_snapshot()
+        since = 0
+        state = State()
+        if found is not None:
+            since, body = found
+            state = State.restore(body)
+        events = 0
+
+        def counted() -> Iterable[tuple[float, ev.Event]]:
+            nonlocal events
+            for item in self.store.read(since):
+                events += 1
+                yield item
+
+        fold(counted(), state)
+        state.moves = []
+        self._webhooks = {}
+        for job in state.jobs.values():
+            if "presage/webhooks" in job.spec.labels:
+                row = self.store.jobs.get(job.id)
+                self._remember_webhooks(row)
+        return Engine(self._make_policy(), self._predict, state), since + events
+
+    def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
+        """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
+        state = engine.state
+        unconfirmed = list(_unconfirmed(state))
+        there = {node.name: node for node in executor.nodes()}
+        known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
+        facts: list[ev.Fact] = [ev.NodeDown(name) for name in known if name not in there]
+        for name, node in there.items():
+            i = known.get(name)
+            if i is None or (state.capacity.nodes[i] == node and name in state.down):
+                facts.append(ev.NodeUp(node))
+            elif state.capacity.nodes[i] != node:
+                self._returning[name] = node
+                facts.append(ev.NodeDown(name))
+        act(executor, unconfirmed)
+        step(engine, executor, journal, self._now(state), facts, lease=self._lease)
+
+    def _returned(self, state: State) -> list[ev.Fact]:
+        """Nodes that came back with other hardware: up, now that nothing runs there any more."""
+        idle = [
+            name
+            for name in self._returning
+            if name not in state.capacity.index or state.capacity.idle(state.capacity.index[name])
+        ]
+        return [ev.NodeUp(self._returning.pop(name)) for name in idle]
+
+    def _wait(self, executor: LiveExecutor, state: State) -> None:
+        """Until a request, news of a run, the time a policy asked for, or the next renewal."""
+        if self._requests or self._questions:
+            return
+        timeout = self._lease_s / 4
+        if state.wake_at is not None:
+            timeout = min(timeout, max(0.0, state.wake_at - self._clock()))
+        executor.wait(timeout)
+
+    def _turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
+        began = time.perf_counter()
+        self._keep_lease()
+        with self._lock:
+            taken = [
+                self._requests.popleft() for _ in range(min(len(self._requests), _MOST_REQUESTS))
+            ]
+            questions = list(self._questions)
+            self._questions.clear()
+        batch = self._worth_doing(taken, engine.state)
+        journal.batch = batch
+        try:
+            now = self._now(engine.state)
+            facts = [request.fact for request in batch]
+            if self._returning:
+                facts += self._returned(engine.state)
+            decisions = step(engine, executor, journal, now, facts, lease=self._lease)
+        except BaseException as error:
+            self._answer([(request.ticket, _refusal(error)) for request in journal.batch])
+            journal.batch = ()
+            for question in questions:
+                if question.done.set_running_or_notify_cancel():
+                    question.done.set_exception(_refusal(error))
+            raise
+        self.decided += len(decisions)
+        for question in questions:
+            if question.done.set_running_or_notify_cancel():
+                try:
+                    question.done.set_result(question.ask(engine))
+                except Exception as error:
+                    question.done.set_exception(error)
+        self.turns.append(time.perf_counter() - began)
+
+    def _worth_doing(self, taken: Iterable[_Request], state: State) -> list[_Request]:
+        """Requests that somebody still waits for; a job that is there already is not submitted
+        once more, and one that comes twice in a turn is refused the second time."""
+        batch: list[_Request] = []
+        answers: Answers = []
+        submitted: set[str] = set()
+        for request in taken:
+            if request.ticket.done():
+                continue
+            if isinstance(request.fact, ev.JobSubmitted):
+                job_id = request.fact.spec.id
+                if job_id in submitted:
+                    error = NotLeading(f"job {job_id} is just being submitted; ask again")
+                    answers.append((request.ticket, error))
+                    continue
+                if job_id in state.jobs:
+                    answers.append((request.ticket, None))
+                    continue
+                submitted.add(job_id)
+            batch.append(request)
+        if answers:
+            self._answer(answers)
+        return batch
+
+    def _keep_lease(self) -> None:
+        if time.monotonic() - self._renewed < self._lease_s / 3:
+            return
+        if not self.store.lease.renew(self._lease, self._lease_s):
+            raise StaleLease(f"lease {self._lease} ran out")
+        self._renewed = time.monotonic()
+
+    def _now(self, state: State) -> float:
+        """The time, which never goes back, whatever the clock does."""
+        return max(self._clock(), state.now)
+
+    def _refuse(self, error: PresageError) -> None:
+        with self._lock:
+            self.leading.clear()
+            requests, questions = list(self._requests), list(self._questions)
+            self._requests.clear()
+            self._questions.clear()
+        if requests:
+            self._answer([(request.ticket, error) for request in requests])
+        for question in questions:
+            if question.done.set_running_or_notify_cancel():
+                question.done.set_exception(error)
+
+    # -- webhooks -------------------------------------------------------------------------------
+
+    def _remember_webhooks(self, row: JobRow | None) -> None:
+        urls = (row.manifest or {}).get("webhooks") if row is not None else None
+        if row is not None and urls:
+            self._webhooks[row.id] = tuple(urls)
+
+    def messages(self, changes: Sequence[JobChange]) -> list[Message]:
+        """What webhooks are to be told of these changes."""
+        found = []
+        for change in changes:
+            if change.status is None or change.job not in self._webhooks:
+                continue
+            body = {
+                "job": change.job,
+                "status": change.status,
+                "at": change.at,
+                "reason": {"code": change.reason_code or "ok", "text": change.reason_text or ""},
+            }
+            found += [Message(change.job, url, body) for url in self._webhooks[change.job]]
+            if change.ended_at is not None:
+                del self._webhooks[change.job]
+        return found
+
+
+class _Journal:
+    """The store as a step sees it: an append carries the rows that users see."""
+
+    def __init__(self, live: Live, engine: Engine, position: int) -> None:
+        self.batch: Sequence[_Request] = ()
+        self.since_snapshot = 0
+        self._live, self._engine = live, engine
+        self._position = position
+
+    def append(
+        self,
+        now: float,
+        facts: Sequence[ev.Fact],
+        decisions: Sequence[ev.Decision],
+        *,
+        lease: int = 0,
+    ) -> None:
+        """Write a turn; when this returns, it is on disk and its requests are answered."""
+        live, batch = self._live, self.batch
+        rows = [request.row for request in batch if request.row is not None]
+        audit = [request.audit for request in batch if request.audit is not None]
+        for row in rows:
+            live._remember_webhooks(row)
+        changes = changes_of(now, self._engine.state, facts, decisions)
+        first = [JobChange(job=row.id, at=row.submitted_at, status=row.status) for row in rows]
+        messages = live.messages([*first, *changes])
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                live.store.append(
+                    now,
+                    facts,
+                    decisions,
+                    lease=lease,
+                    jobs=rows,
+                    changes=changes,
+                    outbox=messages,
+                    audit=audit,
+                )
+                break
+            except StoreUnavailable:
+                if time.monotonic() > until or live._stopping.is_set():
+                    raise
+                time.sleep(0.1)
+        events = len(facts) + len(decisions)
+        self._position += events
+        self.since_snapshot += events
+        if batch:
+            live._answer([(request.ticket, None) for request in batch])
+            self.batch = ()
+        live._committed()
+
+    def read(self, since: int = 0) -> Iterable[tuple[float, ev.Event]]:
+        """The journal."""
+        return self._live.store.read(since)
+
+    def snapshot(self) -> None:
+        """Keep the present state, so that a start need not fold what led to it."""
+        if not self.since_snapshot:
+            return
+        state = self._engine.state
+        self._live.store.save_snapshot(
+            self._position, state.now, state.snapshot(), lease=self._live._lease
+        )
+        self.since_snapshot = 0
+
+
+def _unconfirmed(state: State) -> Iterable[ev.Decision]:
+    """Decisions that the world may not have heard of: sending them again does no harm."""
+    for job in state.active.values():
+        if job.state is JobState.STOPPING:
+            reason = job.reason or Reason(ReasonCode.REQUESTED, "stopped")
+            yield ev.Stop(job.id, job.attempt, job.intent or StopIntent.REQUEUE, reason)
+        else:
+            yield ev.Launch(job.id, job.attempt, job.allocation)
+            if job.resizing is not None:
+                yield ev.Resize(job.id, job.attempt, job.resizing)
+
+
+def _refusal(error: BaseException) -> Exception:
+    if isinstance(error, StaleLease):
+        return NotLeading("another server decides now; nothing was accepted")
+    if isinstance(error, PresageError):
+        return error
+    return NotLeading("the server met a problem and starts again; nothing was accepted")

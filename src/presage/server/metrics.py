@@ -1,0 +1,100 @@
+"""Figures of the server in Prometheus's text format."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from presage.core.engine import Engine
+from presage.model.cluster import WHOLE_GPU
+from presage.model.errors import PresageError
+from presage.server.board import STATUSES
+from presage.server.service import Service
+
+__all__ = ["exposition"]
+
+
+async def exposition(service: Service) -> str:
+    """Everything, as it is now."""
+    live = service.live
+    page = _Page()
+    counts = await asyncio.to_thread(service.store.jobs.count_by_status)
+    page.add(
+        "presage_jobs",
+        "gauge",
+        "Jobs by status",
+        [({"status": status}, counts.get(status, 0)) for status in STATUSES],
+    )
+    page.add(
+        "presage_leading", "gauge", "1 on the server that decides", int(live.leading.is_set())
+    )
+    page.add("presage_requests_waiting", "gauge", "Requests no turn has taken yet", live.waiting())
+    page.add("presage_decisions_total", "counter", "Decisions since the start", live.decided)
+    turns = sorted(live.turns)
+    if turns:
+        spots = {q: turns[min(len(turns) - 1, int(q * len(turns)))] for q in (0.5, 0.9, 0.99)}
+        page.add(
+            "presage_turn_seconds",
+            "gauge",
+            "Time of a turn of the deciding loop, of the latest 1,000",
+            [({"quantile": str(q)}, value) for q, value in spots.items()],
+        )
+    try:
+        await _cluster(service, page)
+    except PresageError:
+        page.note("this server does not decide, so it does not know the cluster")
+    return page.text()
+
+
+async def _cluster(service: Service, page: _Page) -> None:
+    def question(engine: Engine) -> dict[str, Any]:
+        state, capacity = engine.state, engine.state.capacity
+        total = sum(len(node.devices) for node in capacity.nodes if node.name in capacity.index)
+        return {
+            "gpus": total,
+            "free": capacity.free_milli / WHOLE_GPU,
+            "pending": len(state.pending),
+            "active": len(state.active),
+            "queues": {name: milli / WHOLE_GPU for name, milli in state.usage.items()},
+            "nodes": {
+                "up": len(capacity.index) - len(state.down) - len(state.draining),
+                "draining": len(state.draining),
+                "down": len(state.down),
+            },
+        }
+
+    found = await service.ask(question)
+    page.add("presage_gpus", "gauge", "GPUs of the cluster", found["gpus"])
+    page.add("presage_gpus_free", "gauge", "GPUs nobody holds", found["free"])
+    page.add("presage_pending", "gauge", "Jobs that wait", found["pending"])
+    page.add("presage_active", "gauge", "Jobs that hold something", found["active"])
+    nodes = [({"state": state}, count) for state, count in found["nodes"].items()]
+    page.add("presage_nodes", "gauge", "Nodes by state", nodes)
+    queues = [({"queue": queue}, gpus) for queue, gpus in sorted(found["queues"].items())]
+    page.add("presage_queue_gpus", "gauge", "GPUs held by each queue", queues)
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(
+        self, name: str, kind: str, about: str, values: float | list[tuple[dict[str, str], Any]]
+    ) -> None:
+        rows = values if isinstance(values, list) else [({}, values)]
+        if not rows:
+            return
+        self._lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        for labels, value in rows:
+            inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            self._lines.append(f"{name}{{{inside}}} {value}" if inside else f"{name} {value}")
+
+    def note(self, text: str) -> None:
+        self._lines.append(f"# {text}")
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,347 @@
+"""What pages draw: the cluster device by device, and how it and its jobs were over time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from presage.core.engine import Engine
+from presage.model.cluster import UNLIMITED, WHOLE_GPU
+from presage.model.errors import UserError
+from presage.server.auth import Role, may_see
+from presage.server.history import History, spread_lines
+from presage.server.routes.common import Me, Parts
+from presage.server.service import Service
+from presage.server.views import ReasonView
+from presage.store.records import JobRow, User
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["charts"])
+
+_MEASURED = ("cpu_cores", "rss_mib", "threads", "read_bytes", "write_bytes")
+_MOST_WORKERS = 64
+_HOLDS = ("DOWNLOADING", "PROCESSING", "STORING")
+
+
+async def _kept(request: Request) -> History:
+    history: History = request.app.state.history
+    return history
+
+
+Kept = Annotated[History, Depends(_kept)]
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MapJob(_View):
+    """A job that holds something; its number never changes."""
+
+    number: int
+    id: str
+    owner: str
+    queue: str
+
+
+class MapNode(_View):
+    """A node. Each device has the share that is held and the numbers of the jobs on it; -1 is a
+    job that you may not know of."""
+
+    name: str
+    state: str
+    gpu_type: str
+    devices: list[tuple[float, list[int]]]
+    cpus_held: float | None
+    """Share of the cores that is held; null when they are not counted."""
+    jobs: list[int]
+
+
+class ClusterMap(_View):
+    """Who is where."""
+
+    jobs: list[MapJob]
+    nodes: list[MapNode]
+
+
+class Utilization(_View):
+    """The cluster over time: one value of each list is one moment."""
+
+    at: list[float]
+    nodes: list[float]
+    gpus: list[float]
+    gpus_held: list[float]
+    pending: list[float]
+    running: list[float]
+    cpus_asked: list[float]
+    cpus_used: list[float]
+    memory_asked_mib: list[float]
+    memory_used_mib: list[float]
+
+
+class WorkerSeries(_View):
+    """What one worker of one attempt used."""
+
+    attempt: int
+    worker: str
+    at: list[float]
+    cpu_cores: list[float]
+    rss_mib: list[float]
+    threads: list[float]
+    read_bytes: list[float]
+    write_bytes: list[float]
+
+
+class Telemetry(_View):
+    """What the workers of a job used; `left_out` more workers are not in the list."""
+
+    series: list[WorkerSeries]
+    left_out: int
+
+
+class ProgressSeries(_View):
+    """A job over time: how many workers it had and what it reported."""
+
+    at: list[float]
+    attempt: list[int]
+    workers: list[int]
+    metrics: dict[str, list[float | None]]
+
+
+class Waiting(_View):
+    """A job that waits."""
+
+    id: str
+    reason: ReasonView
+    ahead: int
+    """Jobs of its queue that were submitted before it and still wait."""
+
+
+class WaitingList(_View):
+    """Those of the jobs asked for that wait."""
+
+    waiting: list[Waiting]
+
+
+class LogFile(_View):
+    """The output of a worker."""
+
+    attempt: int
+    worker: str
+    bytes: int
+
+
+class LogFiles(_View):
+    """The outputs of a job, the newest attempt first."""
+
+    files: list[LogFile]
+
+
+@router.get("/cluster-map", response_model=ClusterMap)
+async def cluster_map(service: Parts, me: Me) -> JSONResponse:
+    """Every device of every node and who is on it; whose jobs you may not see stay unnamed."""
+    found = await service.ask(_map)
+    if me.role == Role.USER:
+        known = await asyncio.to_thread(_known, service, me)
+        _hide(found, known)
+    return JSONResponse(found)
+
+
+@router.get("/utilization", response_model=Utilization)
+async def utilization(
+    history: Kept,
+    me: Me,
+    hours: Annotated[float, Query(gt=0, le=24 * 60)] = 24.0,
+    points: Annotated[int, Query(ge=2, le=2000)] = 300,
+) -> JSONResponse:
+    """The cluster over the last hours: what there is, what is held, what is used of it."""
+    since = time.time() - hours * 3600
+    return JSONResponse(await asyncio.to_thread(history.since, since, points))
+
+
+@router.get("/jobs/{job_id}/telemetry", response_model=Telemetry)
+def telemetry(
+    job_id: str,
+    service: Parts,
+    me: Me,
+    attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+    points: Annotated[int, Query(ge=2, le=2000)] = 300,
+) -> JSONResponse:
+    """What the workers of a job used over time; without an attempt, of all of them."""
+    row = _seen(service, job_id, me)
+    home = service.settings.data / "jobs" / row.id / "telemetry"
+    numbers = sorted(int(p.stem) for p in home.glob("*.jsonl") if p.stem.isdigit())
+    wanted = [number for number in numbers if attempt in (None, number)][-16:]
+    series: list[dict[str, Any]] = []
+    for number in wanted:
+        series += _series(number, home / f"{number}.jsonl", points)
+    shown = series[-_MOST_WORKERS:]
+    return JSONResponse({"series": shown, "left_out": len(series) - len(shown)})
+
+
+@router.get("/jobs/{job_id}/progress", response_model=ProgressSeries)
+def progress(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """What a job reported and how many workers it had, over time."""
+    row = _seen(service, job_id, me)
+    path = service.settings.data / "jobs" / row.id / "progress.jsonl"
+    lines = [line for line in spread_lines(path, 4 << 20) if "at" in line]
+    reports = [line.get("progress") or {} for line in lines]
+    names = list(dict.fromkeys(name for report in reports for name in report))
+    return JSONResponse(
+        {
+            "at": [line["at"] for line in lines],
+            "attempt": [line["attempt"] for line in lines],
+            "workers": [line["workers"] for line in lines],
+            "metrics": {name: [_number(report.get(name)) for report in reports] for name in names},
+        }
+    )
+
+
+@router.get("/jobs/{job_id}/log-files", response_model=LogFiles)
+def log_files(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Whose output is there, and how long it is."""
+    row = _seen(service, job_id, me)
+    home = service.settings.data / "jobs" / row.id / "logs"
+    found = []
+    for path in home.glob("*/*.log"):
+        if path.parent.name.isdigit():
+            found.append((int(path.parent.name), path.stem, path.stat().st_size))
+    found.sort(key=lambda item: (-item[0], _worker_order(item[1])))
+    files = [{"attempt": a, "worker": w, "bytes": size} for a, w, size in found]
+    return JSONResponse({"files": files})
+
+
+@router.get("/waiting", response_model=WaitingList)
+async def waiting(
+    service: Parts, me: Me, job: Annotated[list[str], Query(min_length=1, max_length=100)]
+) -> JSONResponse:
+    """What each of these jobs waits for at this moment; jobs that do not wait are left out."""
+    wanted = dict.fromkeys(item for item in job if "\0" not in item)
+    if me.role == Role.USER:
+        rows = await asyncio.to_thread(lambda: [service.store.jobs.get(name) for name in wanted])
+        wanted = dict.fromkeys(row.id for row in rows if row is not None and may_see(me, row))
+
+    def question(engine: Engine) -> list[dict[str, Any]]:
+        pending = engine.state.pending
+        before: dict[str, list[int]] = {}
+        for other in pending.values():
+            before.setdefault(other.spec.queue, []).append(other.seq)
+        found = []
+        for name in wanted:
+            mine = pending.get(name)
+            reason = engine.explain(name) if mine is not None else None
+            if mine is not None and reason is not None:
+                ahead = sum(seq < mine.seq for seq in before[mine.spec.queue])
+                why = {"code": reason.code, "text": reason.text}
+                found.append({"id": name, "reason": why, "ahead": ahead})
+        return found
+
+    return JSONResponse({"waiting": await service.ask(question)})
+
+
+# -- the map --------------------------------------------------------------------------------------
+
+
+def _map(engine: Engine) -> dict[str, Any]:
+    state, capacity = engine.state, engine.state.capacity
+    jobs, on = [], dict[str, list[tuple[int, tuple[int, ...]]]]()
+    for job in state.active.values():
+        spec = job.spec
+        jobs.append({"number": job.seq, "id": job.id, "owner": spec.owner, "queue": spec.queue})
+        for worker in job.allocation + (job.resizing or ()):
+            on.setdefault(worker.node, []).append((job.seq, worker.devices))
+    nodes = []
+    for name, i in capacity.index.items():
+        node = capacity.nodes[i]
+        here = on.get(name, ())
+        held = [1 - max(0, free) / WHOLE_GPU for free in capacity.free_gpu[i]]
+        devices: list[list[Any]] = [[round(share, 3), []] for share in held]
+        for number, used in here:
+            for device in used:
+                if number not in devices[device][1]:
+                    devices[device][1].append(number)
+        limited = 0 < node.cpu_milli < UNLIMITED
+        cpus = round(1 - max(0, capacity.free_cpu[i]) / node.cpu_milli, 3) if limited else None
+        where = "down" if name in state.down else "draining" if name in state.draining else "up"
+        nodes.append(
+            {
+                "name": name,
+                "state": where,
+                "gpu_type": ", ".join(sorted({device.type for device in node.devices})),
+                "devices": devices,
+                "cpus_held": cpus,
+                "jobs": list(dict.fromkeys(number for number, _ in here)),
+            }
+        )
+    return {"jobs": jobs, "nodes": nodes}
+
+
+def _known(service: Service, me: User) -> set[str]:
+    """Jobs that hold something and that a user may know of."""
+    whose = {"team": me.team} if me.team else {"owner": me.name}
+    known: set[str] = set()
+    after = None
+    while True:
+        rows = service.store.jobs.list(statuses=_HOLDS, limit=1000, after=after, **whose)
+        known |= {row.id for row in rows}
+        if len(rows) < 1000:
+            return known
+        after = rows[-1].seq
+
+
+def _hide(found: dict[str, Any], known: set[str]) -> None:
+    """Leave out the jobs that are not known; where they are, they become -1."""
+    found["jobs"] = [job for job in found["jobs"] if job["id"] in known]
+    numbers = {job["number"] for job in found["jobs"]}
+    for node in found["nodes"]:
+        node["jobs"] = _known_ones(node["jobs"], numbers)
+        for device in node["devices"]:
+            device[1] = _known_ones(device[1], numbers)
+
+
+def _known_ones(here: Iterable[int], numbers: set[int]) -> list[int]:
+    return list(dict.fromkeys(number if number in numbers else -1 for number in here))
+
+
+# -- series ---------------------------------------------------------------------------------------
+
+
+def _seen(service: Service, job_id: str, me: User) -> JobRow:
+    if "\0" in job_id:
+        raise UserError("a name has no NUL characters")
+    return service.seen(job_id, me)
+
+
+def _series(attempt: int, path: Path, points: int) -> list[dict[str, Any]]:
+    """One series a worker, of at most so many points."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in spread_lines(path):
+        if isinstance(line.get("worker"), str) and "at" in line:
+            lines.setdefault(line["worker"], []).append(line)
+    found = []
+    for worker in sorted(lines, key=_worker_order):
+        own = lines[worker]
+        chosen = np.unique(np.linspace(0, len(own) - 1, min(points, len(own))).astype(int))
+        few = [own[k] for k in chosen]
+        columns = {name: [float(item.get(name, 0.0)) for item in few] for name in _MEASURED}
+        at = [float(item["at"]) for item in few]
+        found.append({"attempt": attempt, "worker": worker, "at": at, **columns})
+    return found
+
+
+def _worker_order(name: str) -> tuple[str, int]:
+    role, _, number = name.rpartition("-")
+    return (role, int(number)) if number.isdigit() else (name, 0)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

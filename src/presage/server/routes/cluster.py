@@ -1,0 +1,110 @@
+"""Nodes and queues: what there is, and who has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from presage.core.engine import Engine
+from presage.model import event as ev
+from presage.model.cluster import UNLIMITED, WHOLE_GPU
+from presage.policy.config import QueueConfig
+from presage.server.auth import Role, require
+from presage.server.problems import Conflict, NotFound
+from presage.server.routes.common import Me, Parts
+from presage.server.service import nodes_of
+from presage.server.views import NodeList, NodeView, QueueList
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["cluster"])
+
+
+@router.get("/nodes", response_model=NodeList)
+async def nodes(service: Parts, me: Me) -> JSONResponse:
+    """The nodes, what is free on them, and which jobs run there."""
+    found = await service.ask(nodes_of)
+    hidden = me.role == Role.USER
+    return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in found]})
+
+
+@router.post("/nodes/{name}/drain", status_code=202, response_model=NodeView)
+async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
+    """Give a node no new work, and move what runs there."""
+    require(me, Role.OPERATOR)
+    node, where, free = await _find(service, name)
+    if where == "down":
+        raise Conflict(f"node {node.name} is down")
+    await service.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
+    return JSONResponse(_node(node, "draining", free, hidden=False), 202)
+
+
+@router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeView)
+async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
+    """Let a node take work again."""
+    require(me, Role.OPERATOR)
+    node, where, free = await _find(service, name)
+    if where == "down":
+        raise Conflict(f"node {node.name} is down")
+    await service.request(ev.NodeUp(node), me, "undrain", node=node.name)
+    return JSONResponse(_node(node, "up", free, hidden=False), 202)
+
+
+@router.get("/queues", response_model=QueueList)
+async def queues(service: Parts, me: Me) -> JSONResponse:
+    """The queues: what each may have, and what it has."""
+    known = dict(service.settings.queues)
+
+    def question(engine: Engine) -> dict[str, Any]:
+        state = engine.state
+        counts: dict[str, list[int]] = {}
+        for job in state.jobs.values():
+            pending = job.id in state.pending
+            counts.setdefault(job.spec.queue, [0, 0])[0 if pending else 1] += 1
+        return {"used": dict(state.usage), "counts": counts}
+
+    found = await service.ask(question)
+    names = sorted({*known, "default", *found["used"], *found["counts"]})
+    free = QueueConfig()
+    return JSONResponse(
+        {
+            "queues": [
+                {
+                    "name": name,
+                    "quota_gpus": known.get(name, free).quota_gpus,
+                    "limit_gpus": known.get(name, free).limit_gpus,
+                    "weight": known.get(name, free).weight,
+                    "used_gpus": found["used"].get(name, 0) / WHOLE_GPU,
+                    "pending": found["counts"].get(name, [0, 0])[0],
+                    "running": found["counts"].get(name, [0, 0])[1],
+                }
+                for name in names
+            ]
+        }
+    )
+
+
+async def _find(service: Any, name: str) -> Any:
+    for item in await service.ask(nodes_of):
+        if item[0].name == name:
+            return item
+    raise NotFound(f"there is no node {name[:80]}")
+
+
+def _node(node: Any, where: str, free: Any, *, hidden: bool) -> dict[str, Any]:
+    limited_cpu, limited_memory = node.cpu_milli < UNLIMITED, node.memory_mib < UNLIMITED
+    return {
+        "name": node.name,
+        "state": where,
+        "gpus": len(node.devices),
+        "gpu_types": sorted({device.type for device in node.devices}),
+        "free_gpus": free["gpu_milli"] / WHOLE_GPU,
+        "cpus": node.cpu_milli / 1000 if limited_cpu else None,
+        "free_cpus": max(0, free["cpu_milli"]) / 1000 if limited_cpu else None,
+        "memory_mib": node.memory_mib if limited_memory else None,
+        "free_memory_mib": max(0, free["memory_mib"]) if limited_memory else None,
+        "jobs": [] if hidden else free["jobs"],
+        "labels": dict(node.labels),
+    }

@@ -1,0 +1,41 @@
+"""What routes share: the service, and who asks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+
+from presage.server.service import Service
+from presage.store.records import User
+
+__all__ = ["Me", "Parts", "user_of"]
+
+# For OpenAPI alone: the header is read by Accounts, which also knows when none is needed.
+_bearer = HTTPBearer(auto_error=False, description="Not needed on loopback without users")
+
+
+# Both are coroutines: plain functions would each be handed to a thread, for every request.
+async def _parts(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def user_of(request: Request) -> User:
+    """Who asks; raises Unauthorized."""
+    accounts = request.app.state.service.accounts
+    header = request.headers.get("authorization")
+    if accounts.remembers(header):
+        user: User = accounts.whose(header)
+        return user
+    return await asyncio.to_thread(accounts.whose, header)
+
+
+async def _me(request: Request, _: Annotated[object, Depends(_bearer)]) -> User:
+    return await user_of(request)
+
+
+Parts = Annotated[Service, Depends(_parts)]
+Me = Annotated[User, Depends(_me)]

@@ -1,0 +1,62 @@
+"""Whether the server lives, whether it decides, and figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+
+from presage.model.errors import PresageError
+from presage.server.metrics import exposition
+from presage.server.problems import problem
+from presage.server.routes.common import Me, Parts
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """How the server is."""
+
+    status: str
+    leading: bool
+    leader: str | None
+
+
+@router.get("/healthz", response_model=Health)
+def healthz(service: Parts) -> JSONResponse:
+    """The process lives and answers."""
+    leading = service.live.leading.is_set()
+    return JSONResponse(
+        {"status": "ok", "leading": leading, "leader": service.settings.url if leading else None}
+    )
+
+
+@router.get("/readyz", response_model=Health)
+async def readyz(service: Parts) -> JSONResponse:
+    """Somebody decides: this server, or the one that is named."""
+    if service.live.leading.is_set():
+        url = service.settings.url
+        return JSONResponse({"status": "ok", "leading": True, "leader": url})
+    try:
+        leader = await asyncio.to_thread(service.store.lease.leader)
+    except PresageError as error:
+        return problem(503, error.code, str(error))
+    if leader is None or leader.holder == service.live.seat.name:
+        return problem(503, "not_leading", "no server decides at the moment")
+    return JSONResponse({"status": "ok", "leading": False, "leader": leader.url})
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus exposition"}},
+)
+async def metrics(service: Parts, me: Me) -> PlainTextResponse:
+    """Figures for Prometheus; with users, any token will do."""
+    text: Any = await exposition(service)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,205 @@
+"""Jobs: submit, list, look at, explain, stop, halt, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
+
+from presage.core.engine import Engine
+from presage.manifest import Manifest, parse_manifest
+from presage.model import event as ev
+from presage.model.errors import PresageError, UserError
+from presage.server.auth import Role, require
+from presage.server.board import STATUSES
+from presage.server.problems import BadRequest, Conflict
+from presage.server.routes.common import Me, Parts, user_of
+from presage.server.service import Service
+from presage.server.views import (
+    Accepted,
+    Explanation,
+    JobList,
+    JobStatus,
+    status_view,
+    summary_view,
+)
+from presage.store.records import JobRow
+
+__all__ = ["router", "submissions"]
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+
+_FOLDER = re.compile(r"[0-9a-f]{64}")
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": Manifest.model_json_schema()},
+            "application/yaml": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+class _Submission(APIRoute):
+    """Submissions come by the hundreds a second: they are answered without the framework's work
+    of finding out what a function wants, which costs more than the rest."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Accept a job; anything but a POST is answered as usual."""
+        if scope["method"] != "POST":
+            await super().handle(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        service: Service = request.app.state.service
+        me = await user_of(request)
+        require(me, Role.USER)
+        folder = request.query_params.get("folder")
+        if folder is not None and not _FOLDER.fullmatch(folder):
+            raise BadRequest("folder is the SHA-256 of a folder that was uploaded")
+        key = request.headers.get("idempotency-key")
+        if key is not None and not 0 < len(key) <= 200:
+            raise BadRequest("an Idempotency-Key has 1 to 200 characters")
+        kind = request.headers.get("content-type", "application/yaml")
+        manifest = parse_manifest(await request.body(), kind)
+        row = await service.submit(manifest, me, folder, key)
+        answer = JSONResponse({"id": row.id, "status": row.status}, 201)
+        await answer(scope, receive, send)
+
+
+submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_Submission)
+
+
+@submissions.post("/jobs", status_code=201, response_model=Accepted, openapi_extra=_BODY)
+async def submit(
+    me: Me,
+    folder: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> None:
+    """Submit a manifest, as JSON or YAML. When this answers, the job is on disk.
+
+    With an `Idempotency-Key`, sending the same again gives the same job.
+    """  # says what OpenAPI says; the work is done by _Submission
+
+
+@router.get("/jobs", response_model=JobList)
+def list_jobs(
+    service: Parts,
+    me: Me,
+    status: Annotated[list[str] | None, Query()] = None,
+    owner: Annotated[str | None, Query(max_length=200)] = None,
+    queue: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+) -> JSONResponse:
+    """Jobs that you may see, newest first."""
+    wanted = [item.upper() for item in status or ()]
+    if unknown := [item for item in wanted if item not in STATUSES]:
+        raise UserError(
+            f"status {unknown[0][:40]!r} is not known; there are {', '.join(STATUSES)}"
+        )
+    _no_nul(owner, queue)
+    team = None
+    if me.role == Role.USER and owner != me.name:
+        if me.team:
+            team = me.team
+        elif owner is None:
+            owner = me.name
+        else:
+            return JSONResponse({"jobs": [], "next": None})
+    rows = service.store.jobs.list(
+        owner=owner, team=team, queue=queue, statuses=wanted, limit=limit, after=after
+    )
+    last = rows[-1].seq if len(rows) == limit else None
+    return JSONResponse({"jobs": [summary_view(row) for row in rows], "next": last})
+
+
+@router.get("/jobs/{job_id}", response_model=JobStatus)
+async def get_job(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Everything about one job; of one that waits, what it waits for."""
+    row = await asyncio.to_thread(service.seen, _clean(job_id), me)
+    history = await asyncio.to_thread(service.store.jobs.transitions, row.id)
+    reason = (await _why(service, row))["reason"] if row.status == "QUEUED" else None
+    return JSONResponse(status_view(row, history, reason))
+
+
+@router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
+def get_manifest(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """What was submitted; secrets are references."""
+    return JSONResponse(dict(service.seen(_clean(job_id), me).manifest or {}))
+
+
+@router.get("/jobs/{job_id}/explain", response_model=Explanation)
+async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Why a job is where it is, in words."""
+    row = await asyncio.to_thread(service.seen, _clean(job_id), me)
+    why = await _why(service, row)
+    return JSONResponse({"id": row.id, "status": row.status, **why})
+
+
+@router.post("/jobs/{job_id}/stop", status_code=202, response_model=Accepted)
+async def stop(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """End a job, after a checkpoint where it can take one."""
+    return await _tell(service, me, job_id, "stop", ev.CancelRequested)
+
+
+@router.post("/jobs/{job_id}/halt", status_code=202, response_model=Accepted)
+async def halt(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Stop a job with a checkpoint, to go on later."""
+    return await _tell(service, me, job_id, "halt", ev.HaltRequested)
+
+
+@router.post("/jobs/{job_id}/resume", status_code=202, response_model=Accepted)
+async def resume(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Have a halted job go on from its checkpoint."""
+    row = await asyncio.to_thread(service.changeable, _clean(job_id), me)
+    if row.status != "HALTED":
+        raise Conflict(f"job {row.id} is not halted: {row.status}")
+    return await _tell(service, me, job_id, "resume", ev.ResumeRequested)
+
+
+async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSONResponse:
+    row = await asyncio.to_thread(service.changeable, _clean(job_id), me)
+    await service.request(fact(row.id), me, what, row.id)
+    after = await asyncio.to_thread(service.store.jobs.get, row.id)
+    return JSONResponse({"id": row.id, "status": after.status}, 202)
+
+
+async def _why(service: Any, row: JobRow) -> dict[str, Any]:
+    """The reason from the state of this moment; what is stored when nobody decides."""
+
+    def question(engine: Engine) -> Any:
+        job = engine.state.jobs.get(row.id)
+        if job is None:
+            return None
+        ahead = sum(
+            other.seq < job.seq and other.spec.queue == job.spec.queue
+            for other in engine.state.pending.values()
+        )
+        return engine.explain(row.id), ahead if row.status == "QUEUED" else None
+
+    stored = {"code": row.reason_code, "text": row.reason_text}
+    try:
+        found = await service.ask(question)
+    except PresageError:
+        found = None
+    if found is None or found[0] is None:
+        return {"reason": stored, "ahead": None}
+    reason, ahead = found
+    return {"reason": {"code": reason.code, "text": reason.text}, "ahead": ahead}
+
+
+def _clean(job_id: str) -> str:
+    _no_nul(job_id)
+    return job_id
+
+
+def _no_nul(*texts: str | None) -> None:
+    """PostgreSQL cannot hold them, and no name has them."""
+    if any(text and "\0" in text for text in texts):
+        raise UserError("a name has no NUL characters")

@@ -1,0 +1,318 @@
+"""The parts of a running server, in one value that routes are given."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from presage.core.engine import Engine
+from presage.executors.local import LocalExecutor
+from presage.manifest import Manifest, to_spec
+from presage.model import event as ev
+from presage.model.cluster import Node
+from presage.model.errors import UserError
+from presage.model.estimate import Estimate
+from presage.model.job import Job
+from presage.policy import registry
+from presage.server.auth import Accounts, Denied, may_change, may_see
+from presage.server.board import ENDED
+from presage.server.live import Answers, Live, NotLeading
+from presage.server.plans import ElasticPlans
+from presage.server.problems import Conflict, NotFound
+from presage.server.seat import Seat
+from presage.server.settings import Settings
+from presage.store import open_store
+from presage.store.records import AuditEntry, JobRow, User
+
+__all__ = ["Declared", "Service"]
+
+_ANSWER_S = 15.0
+"""How long a request waits for the disk before it is told to ask again."""
+
+
+class Declared:
+    """Foresees only what people declared: a run takes its time limit, or a day."""
+
+    version = "declared-1"
+
+    def runtime(self, job: Job, workers: Sequence[Any] = ()) -> Estimate:
+        """The time limit."""
+        return Estimate.exact(job.spec.time_limit_s or 86_400.0, "s", "time limit")
+
+    def utilization(self, job: Job) -> Estimate:
+        """Nothing is known: a whole device."""
+        return Estimate.exact(1.0, "share", "not known")
+
+    def memory(self, job: Job) -> Estimate:
+        """What was asked for."""
+        asked = max((role.resources.gpu_memory_mib for role in job.spec.roles), default=0)
+        return Estimate.exact(float(asked), "MiB", "asked for")
+
+    def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
+        """Fair shares."""
+        return Estimate.exact(1.0 + len(neighbours), "times", "fair shares")
+
+
+class _Prepared(LocalExecutor):
+    """The local executor; before a launch, what it needs of a job is put where it looks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._plans = ElasticPlans(service.store.jobs.get)
+        super().__init__(service.settings.data, service.settings.nodes)
+
+    def launch(self, decision: ev.Launch) -> None:
+        """Write the job's file from its row, then start it."""
+        self._service.write_job_file(decision.job)
+        super().launch(decision)
+
+    def poll(self, now: float) -> list[ev.Fact]:
+        """What happened, and what plans of manifests ask for because of it."""
+        facts = super().poll(now)
+        return facts + self._plans.requests(facts)
+
+
+class Service:
+    """A server's parts. Everything here may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        settings.prepare()
+        self.settings = settings
+        self.store = open_store(settings.database)
+        self.accounts = Accounts(self.store.users)
+        if settings.first_token and self.accounts.open():
+            self.accounts.add("admin", "admin", "", settings.first_token)
+        self._waiting: list[asyncio.Future[None]] = []
+        self._submitting: dict[str, asyncio.Task[JobRow]] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.live = Live(
+            self.store,
+            lambda: _Prepared(self),
+            lambda: registry.build(settings.policy),
+            Declared(),
+            seat=Seat(settings.data),
+            url=settings.url,
+            lease_s=settings.lease_s,
+            answer=self._answer,
+            committed=self._tell,
+        )
+
+    def close(self) -> None:
+        """Stop deciding and let go of the database; jobs go on."""
+        self.live.stop()
+        self.store.close()
+
+    # -- news -----------------------------------------------------------------------------------
+
+    def _answer(self, answers: Answers) -> None:
+        """Pass on answers of the deciding loop, all of them in one go; called by that loop."""
+        self._soon(_deliver, answers)
+
+    def _tell(self) -> None:
+        """Wake whoever waits for news; called by the deciding loop."""
+        if self._waiting:
+            self._soon(self._wake)
+
+    def _soon(self, do: Callable[..., None], *arguments: Any) -> None:
+        if self.loop is not None:
+            with suppress(RuntimeError):  # it is closed: the server ends, and nobody waits
+                self.loop.call_soon_threadsafe(do, *arguments)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def news(self, timeout: float) -> None:
+        """Wait until something was committed, or for so long."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await asyncio.wait([future], timeout=timeout)
+        future.cancel()
+        if future in self._waiting:
+            self._waiting.remove(future)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    async def submit(
+        self, manifest: Manifest, user: User, folder: str | None, key: str | None
+    ) -> JobRow:
+        """Accept a job: when this returns, it is on disk. The same key gives the same job."""
+        if key is None:
+            job_id = f"{manifest.name}-{secrets.token_hex(5)}"
+            return await self._accept(job_id, manifest, user, folder)
+        same = hashlib.sha256(f"{user.name}\0{key}".encode()).hexdigest()
+        job_id = f"{manifest.name}-{same[:16]}"
+        task = self._submitting.get(job_id)
+        if task is None:
+            task = asyncio.ensure_future(self._accept_once(job_id, manifest, user, folder))
+            self._submitting[job_id] = task
+            task.add_done_callback(lambda _: self._submitting.pop(job_id, None))
+        return await asyncio.shield(task)
+
+    async def _accept_once(
+        self, job_id: str, manifest: Manifest, user: User, folder: str | None
+    ) -> JobRow:
+        known = await asyncio.to_thread(self.store.jobs.get, job_id)
+        return known or await self._accept(job_id, manifest, user, folder)
+
+    async def _accept(
+        self, job_id: str, manifest: Manifest, user: User, folder: str | None
+    ) -> JobRow:
+        self._check_queue(manifest.queue)
+        if folder is not None and not self.folder(folder).is_file():
+            raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        spec = to_spec(manifest, job_id, user.name)
+        if manifest.webhooks:
+            spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
+        now = time.time()
+        row = JobRow(
+            id=job_id,
+            name=manifest.name,
+            owner=user.name,
+            team=user.team,
+            queue=manifest.queue,
+            submitted_at=now,
+            manifest=manifest.to_json(),
+            folder=folder,
+        )
+        audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
+        await self._decide(ev.JobSubmitted(spec), row, audit)
+        return row
+
+    async def request(
+        self, fact: ev.Fact, user: User, what: str, job: str = "", **detail: Any
+    ) -> None:
+        """Have the loop take in a fact, with a line in the audit log."""
+        await self._decide(fact, None, AuditEntry(time.time(), user.name, what, job, detail))
+
+    async def _decide(self, fact: ev.Fact, row: JobRow | None, audit: AuditEntry) -> None:
+        """Hand something to the deciding loop, and wait until it is on disk."""
+        loop = asyncio.get_running_loop()
+        ticket: asyncio.Future[None] = loop.create_future()
+        self.live.submit(ticket, fact, row, audit)
+        late = loop.call_later(_ANSWER_S, _give_up, ticket)
+        try:
+            await ticket
+        finally:
+            late.cancel()
+
+    async def ask(self, question: Any) -> Any:
+        """Read something from the state between two turns."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self.live.ask(question)), _ANSWER_S)
+        except TimeoutError:
+            raise _no_answer() from None
+
+    def seen(self, job_id: str, user: User) -> JobRow:
+        """A job that a user may know of."""
+        row = self.store.jobs.get(job_id)
+        if row is None or not may_see(user, row):
+            raise NotFound(f"there is no job {job_id[:80]}")
+        return row
+
+    def changeable(self, job_id: str, user: User) -> JobRow:
+        """A job that a user may change and that is not over."""
+        row = self.seen(job_id, user)
+        if not may_change(user, row):
+            raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
+        if row.status in ENDED:
+            raise Conflict(f"job {row.id} is over: {row.status}")
+        return row
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def folder(self, digest: str) -> Path:
+        """Where an uploaded work folder is kept."""
+        return self.settings.data / "folders" / f"{digest}.tar.gz"
+
+    def log_file(self, row: JobRow, attempt: int, worker: str) -> Path:
+        """Where a worker's output is kept."""
+        return self.settings.data / "jobs" / row.id / "logs" / str(attempt) / f"{worker}.log"
+
+    def secrets(self, row: JobRow) -> list[bytes]:
+        """What the secrets of a job hold, longest first: it must not be shown to anybody."""
+        names = set(((row.manifest or {}).get("secrets") or {}).values())
+        found = []
+        for name in names:
+            with suppress(OSError):
+                found.append((self.settings.data / "secrets" / name).read_bytes().rstrip(b"\n"))
+        return sorted(filter(None, found), key=len, reverse=True)
+
+    def write_job_file(self, job_id: str) -> None:
+        """What the executor needs of a job, whole or not at all."""
+        row = self.store.jobs.get(job_id)
+        if row is None:
+            return
+        home = self.settings.data / "jobs" / job_id
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        body = {
+            "manifest": row.manifest,
+            "folder": row.folder,
+            "owner": row.owner,
+            "memory_mib": {
+                role.name: role.resources.memory_mib for role in self.live.spec(job_id).roles
+            },
+        }
+        draft = home / f".job.json.{os.getpid()}"
+        draft.write_text(json.dumps(body), encoding="utf-8")
+        draft.replace(home / "job.json")
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _check_queue(self, queue: str) -> None:
+        known = self.settings.queues
+        if known and queue not in known and queue != "default":
+            raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
+
+
+def _deliver(answers: list[tuple[Any, Exception | None]]) -> None:
+    """Answer requests, on the thread that they wait on."""
+    for ticket, error in answers:
+        if ticket.done():
+            continue
+        if error is None:
+            ticket.set_result(None)
+        else:
+            ticket.set_exception(error)
+
+
+def _give_up(ticket: asyncio.Future[None]) -> None:
+    if not ticket.done():
+        ticket.set_exception(_no_answer())
+
+
+def _no_answer() -> NotLeading:
+    return NotLeading("no answer in time; ask whether it was done before trying again")
+
+
+def nodes_of(engine: Engine) -> list[tuple[Node, str, dict[str, Any]]]:
+    """Every node, its state, and what is free and who is on it."""
+    state = engine.state
+    capacity = state.capacity
+    on: dict[str, dict[str, None]] = {}
+    for job in state.active.values():
+        for worker in job.allocation + (job.resizing or ()):
+            on.setdefault(worker.node, {})[job.id] = None
+    found = []
+    for name, i in capacity.index.items():
+        node = capacity.nodes[i]
+        where = "down" if name in state.down else "draining" if name in state.draining else "up"
+        free = {
+            "gpu_milli": sum(max(0, milli) for milli in capacity.free_gpu[i]),
+            "cpu_milli": capacity.free_cpu[i],
+            "memory_mib": capacity.free_memory[i],
+            "jobs": list(on.get(name, ())),
+        }
+        found.append((node, where, free))
+    return found

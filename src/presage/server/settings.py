@@ -1,0 +1,75 @@
+"""What a server is started with, checked before anything is opened."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from presage.model.cluster import Node
+from presage.model.errors import UserError
+from presage.policy.config import PolicyConfig, QueueConfig
+
+__all__ = ["Settings", "default_data", "is_loopback"]
+
+
+def default_data() -> Path:
+    """`$PRESAGE_HOME/server`; without the variable, below `~/.local/share/presage`."""
+    home = os.environ.get("PRESAGE_HOME") or "~/.local/share/presage"
+    return Path(home).expanduser() / "server"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One server."""
+
+    data: Path
+    nodes: tuple[Node, ...]
+    policy: PolicyConfig
+    host: str = "127.0.0.1"
+    port: int = 8265
+    db: str = ""
+    """URL of the database; empty: SQLite in the data directory."""
+    executor: str = "local"
+    queues: Mapping[str, QueueConfig] = field(default_factory=dict)
+    lease_s: float = 5.0
+    most_body: int = 1 << 20
+    """Bytes of a request, uploads of folders aside."""
+    most_folder: int = 256 << 20
+    """Bytes of an uploaded work folder."""
+    first_token: str = ""
+    """Token of the admin that is made when there are no users yet."""
+
+    @property
+    def database(self) -> str:
+        """The URL of the database."""
+        return self.db or f"sqlite:///{self.data / 'presage.db'}"
+
+    @property
+    def url(self) -> str:
+        """Where this server answers."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def prepare(self) -> None:
+        """Make the data directory, for its owner alone; refuse one that cannot be written to."""
+        try:
+            self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in ("folders", "jobs", "runs", "secrets"):
+                (self.data / name).mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"--data {self.data} cannot be used: {error.strerror or error}"
+            ) from None
+        if not os.access(self.data, os.W_OK | os.X_OK):
+            raise UserError(f"--data {self.data} cannot be written to")

@@ -1,0 +1,315 @@
+"""Servers and commands as real processes, and how to wait for what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from presage.client import Client
+from presage.executors._processes import all_pids, environment
+from tests.server import zygote
+
+__all__ = ["Done", "Server", "Zygote", "eventually", "free_port"]
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+_T = TypeVar("_T")
+
+
+def eventually(ask: Callable[[], _T], timeout_s: float = 20.0, pause_s: float = 0.02) -> _T:
+    """The first answer that is true; AssertionError with the last one when time is up."""
+    end = time.monotonic() + timeout_s
+    while True:
+        found = ask()
+        if found:
+            return found
+        assert time.monotonic() < end, f"not within {timeout_s} s: {found!r}"
+        time.sleep(pause_s)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, as JSON."""
+        return json.loads(self.out)
+
+
+class Zygote:
+    """Starts `presage` commands without the second that imports take (see `zygote.py`)."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._numbers = count()
+        one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", zygote.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **one_core},
+            text=True,
+        )
+        assert self._read() == "ready"
+
+    def start(
+        self, *argv: str, env: Mapping[str, str] = {}, cwd: Path | None = None
+    ) -> tuple[int, Path]:
+        """Start a command: its PID, and where its output goes."""
+        out = self._home / f"{next(self._numbers)}.out"
+        wanted = {
+            "argv": argv,
+            "env": {**_clean_environment(), **env},
+            "cwd": str(cwd or self._home),
+            "out": str(out),
+            "err": f"{out}.err",
+        }
+        assert self._process.stdin is not None
+        print(json.dumps(wanted), file=self._process.stdin, flush=True)
+        return int(self._read()), out
+
+    def run(
+        self,
+        *argv: str,
+        env: Mapping[str, str] = {},
+        cwd: Path | None = None,
+        timeout_s: float = 60.0,
+    ) -> Done:
+        """Run a command to its end."""
+        pid, out = self.start(*argv, env=env, cwd=cwd)
+        assert gone(pid, timeout_s), f"presage {' '.join(argv)} hangs: {out.read_text()}"
+        code = int(Path(f"{out}.code").read_text())
+        return Done(code, out.read_text(), Path(f"{out}.err").read_text())
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, "the process that forks commands died"
+        return line
+
+
+def _clean_environment() -> dict[str, str]:
+    """Without what would point a command at another server."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRESAGE_")}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def gone(pid: int, timeout_s: float) -> bool:
+    """Wait until a process ended."""
+    try:
+        file = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([file], [], [], timeout_s)[0])
+    finally:
+        os.close(file)
+
+
+class Server:
+    """`presage serve` on a data directory; can be killed and started again."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        data: Path,
+        *options: str,
+        nodes: str = "2x4",
+        env: Mapping[str, str] = {},
+        token: str | None = None,
+    ) -> None:
+        self.data = data
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.token = token
+        self.pid = 0
+        self._zygote, self._env = zygote, dict(env)
+        self._options = ("--nodes", nodes, *options)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=30.0)
+        self._out: Path | None = None
+
+    # -- its life -------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True) -> Server:
+        """Start it, and wait until somebody decides."""
+        argv = ("serve", "--port", str(self.port), "--data", str(self.data), *self._options)
+        self.pid, self._out = self._zygote.start(*argv, env=self._env)
+        if ready:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Until it decides, or knows who does."""
+        try:
+            eventually(self.is_ready, timeout_s)
+        except AssertionError:
+            raise AssertionError(f"no server: {self.log()}") from None
+
+    def is_ready(self) -> bool:
+        """Whether it says so."""
+        with suppress(httpx.TransportError):
+            return self.http.get("/readyz", timeout=2.0).status_code == 200
+        return False
+
+    def leads(self) -> bool:
+        """Whether it decides."""
+        with suppress(httpx.TransportError):
+            return bool(self.http.get("/healthz", timeout=2.0).json()["leading"])
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is dead."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, as a service manager does."""
+        self._end(signal.SIGTERM)
+
+    def log(self) -> str:
+        """What it wrote."""
+        if self._out is None:
+            return ""
+        return self._out.read_text() + Path(f"{self._out}.err").read_text()
+
+    def close(self) -> None:
+        """End it and everything that it runs."""
+        self.kill()
+        self.http.close()
+        mark = f"PRESAGE_RUN={self.data}/".encode()
+        for pid in all_pids():
+            if mark in environment(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+            if not gone(self.pid, 20):
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError(f"the server ignores {number.name}: {self.log()}")
+            self.pid = 0
+
+    # -- what one asks of it --------------------------------------------------------------------
+
+    def client(self, token: str | None = None) -> Client:
+        """The client that scripts and the command line use."""
+        return Client(self.url, token or self.token)
+
+    def presage(self, *argv: str, token: str | None = None, cwd: Path | None = None) -> Done:
+        """Run a command against it."""
+        env = {"PRESAGE_URL": self.url}
+        if token or self.token:
+            env["PRESAGE_TOKEN"] = token or self.token or ""
+        return self._zygote.run(*argv, env=env, cwd=cwd)
+
+    def submit(self, command: str | Sequence[str] = "true", **manifest: Any) -> str:
+        """Submit a job; its id."""
+        body = {"name": "job", "command": command, **manifest}
+        answer = self.http.post("/api/v1/jobs", json=body)
+        assert answer.status_code == 201, answer.text
+        found: str = answer.json()["id"]
+        return found
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Everything about a job."""
+        answer = self.http.get(f"/api/v1/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def tell(self, job_id: str, what: str) -> httpx.Response:
+        """`stop`, `halt` or `resume`."""
+        return self.http.post(f"/api/v1/jobs/{job_id}/{what}")
+
+    def wait(self, job_id: str, *statuses: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Until a job has one of these statuses; without any, until it is over."""
+        wanted = statuses or ENDED
+        latest: dict[str, Any] = {}
+
+        def reached() -> bool:
+            latest.update(self.job(job_id))
+            return latest["status"] in wanted
+
+        try:
+            eventually(reached, timeout_s)
+        except AssertionError:
+            raise AssertionError(f"not {wanted}: {latest}\n{self.log()}") from None
+        return latest
+
+    def stop_everything(self) -> None:
+        """End every job that is not over."""
+        left = [job["id"] for job in self.alive()]
+        for job_id in left:
+            self.tell(job_id, "stop")
+        for job_id in left:
+            self.wait(job_id)
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Jobs that are not over."""
+        wanted = ["QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED"]
+        answer = self.http.get("/api/v1/jobs", params={"status": wanted, "limit": 1000})
+        found: list[dict[str, Any]] = answer.json()["jobs"]
+        return found
+
+    def processes(self, job_id: str) -> list[int]:
+        """The processes of a job's workers."""
+        mark = f"PRESAGE_JOB_ID={job_id}".encode()
+        return [pid for pid in all_pids() if mark in environment(pid).split(b"\0")]
+
+    def logs(self, job_id: str, **query: Any) -> str:
+        """What a worker wrote."""
+        answer = self.http.get(f"/api/v1/jobs/{job_id}/logs", params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def metric(self, name: str) -> float:
+        """One figure of /metrics."""
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        raise AssertionError(f"no {name}")
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """A server for as long as the block."""
+    try:
+        yield server.start()
+    finally:
+        server.close()

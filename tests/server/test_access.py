@@ -1,0 +1,195 @@
+"""Who may do what: roles, tokens and what is shown to whom."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.kit import Server, Zygote, free_port
+
+ROOT_TOKEN = "presage_root-of-the-tests"
+PEOPLE = {
+    "victor": ("viewer", ""),
+    "ada": ("user", "red"),
+    "bob": ("user", "red"),
+    "eve": ("user", "blue"),
+    "olga": ("operator", ""),
+    "root": ("admin", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with users."""
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    server = Server(zygote, data, env={"PRESAGE_TOKEN": ROOT_TOKEN}, token=ROOT_TOKEN)
+    yield server.start()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def tokens(guarded: Server) -> dict[str, str]:
+    """A token of each person."""
+    with guarded.client() as client:
+        return {name: client.add_user(name, *about)["token"] for name, about in PEOPLE.items()}
+
+
+def ask(guarded: Server, token: str, method: str, path: str, **rest: object) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.request(method, guarded.url + path, headers=headers, **rest)  # type: ignore[arg-type]
+
+
+MANIFEST = {"name": "mine", "command": "sleep 60"}
+EVERYBODY = set(PEOPLE)
+TABLE: list[tuple[str, str, set[str]]] = [
+    ("GET", "/api/v1/me", EVERYBODY),
+    ("GET", "/api/v1/jobs", EVERYBODY),
+    ("GET", "/api/v1/nodes", EVERYBODY),
+    ("GET", "/api/v1/queues", EVERYBODY),
+    ("GET", "/metrics", EVERYBODY),
+    ("POST", "/api/v1/jobs", EVERYBODY - {"victor"}),
+    ("GET", "/api/v1/jobs/ADAS", EVERYBODY - {"eve"}),
+    ("GET", "/api/v1/jobs/ADAS/manifest", EVERYBODY - {"eve"}),
+    ("GET", "/api/v1/jobs/ADAS/explain", EVERYBODY - {"eve"}),
+    ("GET", "/api/v1/jobs/ADAS/logs", EVERYBODY - {"eve"}),
+    ("POST", "/api/v1/jobs/ADAS/halt", {"ada", "olga", "root"}),
+    ("POST", "/api/v1/jobs/ADAS/resume", {"ada", "olga", "root"}),
+    ("POST", "/api/v1/jobs/ADAS/stop", {"ada", "olga", "root"}),
+    ("POST", "/api/v1/nodes/none/drain", {"olga", "root"}),
+    ("POST", "/api/v1/nodes/none/undrain", {"olga", "root"}),
+    ("GET", "/api/v1/users", {"root"}),
+    ("POST", "/api/v1/users", {"root"}),
+    ("DELETE", "/api/v1/users/nobody", {"root"}),
+    ("GET", "/api/v1/audit", {"root"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), TABLE)
+def test_a_role_allows_what_it_should(
+    guarded: Server, tokens: dict[str, str], method: str, path: str, allowed: set[str]
+) -> None:
+    found = set()
+    numbers = count()
+    for name, token in tokens.items():
+        if name == "root":
+            continue  # every other answer is checked against it below
+        found |= {name} if _allowed(guarded, tokens, token, method, path, next(numbers)) else set()
+    if _allowed(guarded, tokens, ROOT_TOKEN, method, path, next(numbers)):
+        found.add("root")
+    assert found == allowed
+
+
+def _allowed(
+    guarded: Server, tokens: dict[str, str], token: str, method: str, path: str, number: int
+) -> bool:
+    body = None
+    if path == "/api/v1/jobs" and method == "POST":
+        body = MANIFEST
+    if path == "/api/v1/users" and method == "POST":
+        body = {"name": f"new-{number}", "role": "viewer"}
+    if "ADAS" in path:
+        job = ask(guarded, tokens["ada"], "POST", "/api/v1/jobs", json=MANIFEST).json()["id"]
+        if path.endswith("resume"):
+            ask(guarded, tokens["ada"], "POST", f"/api/v1/jobs/{job}/halt")
+            guarded.wait(job, "HALTED")
+        path = path.replace("ADAS", job)
+    answer = ask(guarded, token, method, path, json=body)
+    if "/none/" in path or path.endswith("/nobody"):
+        assert answer.status_code in (403, 404), answer.text
+        return answer.status_code == 404  # asked far enough to see that there is none
+    assert answer.status_code in (200, 201, 202, 403, 404), answer.text
+    return answer.is_success
+
+
+@pytest.fixture(autouse=True)
+def calm(guarded: Server) -> Iterator[None]:
+    """Nothing goes on running between the tests."""
+    yield
+    guarded.stop_everything()
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer nonsense", "Basic a"])
+def test_without_a_known_token_nothing_is_told(guarded: Server, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for path in ("/api/v1/jobs", "/api/v1/nodes", "/api/v1/me", "/metrics", "/api/v1/events"):
+        answer = httpx.get(guarded.url + path, headers=headers)
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["code"] == "unauthorized"
+    assert httpx.get(guarded.url + "/healthz").status_code == 200
+
+
+def test_a_user_sees_the_teams_jobs_and_no_others(guarded: Server, tokens: dict[str, str]) -> None:
+    made = {
+        name: ask(guarded, tokens[name], "POST", "/api/v1/jobs", json=MANIFEST).json()["id"]
+        for name in ("ada", "bob", "eve")
+    }
+
+    def listed(name: str, query: str = "") -> set[str]:
+        answer = ask(guarded, tokens[name], "GET", f"/api/v1/jobs?status=PROCESSING{query}")
+        return {job["id"] for job in answer.json()["jobs"]}
+
+    for job in made.values():
+        guarded.wait(job, "PROCESSING")
+    assert listed("ada") == listed("bob") == {made["ada"], made["bob"]}
+    assert listed("eve") == {made["eve"]}
+    assert listed("victor") == set(made.values())
+    assert listed("ada", "&owner=bob") == {made["bob"]}
+    assert listed("eve", "&owner=bob") == set()
+    nodes = ask(guarded, tokens["eve"], "GET", "/api/v1/nodes").json()["nodes"]
+    assert all(node["jobs"] == [] for node in nodes)
+
+
+def test_a_new_token_ends_the_old_one_and_a_removed_user_is_out(guarded: Server) -> None:
+    with guarded.client() as client:
+        first = client.add_user("tom", "viewer")["token"]
+        assert ask(guarded, first, "GET", "/api/v1/me").json()["name"] == "tom"
+        second = client.add_user("tom", "operator")["token"]
+        assert ask(guarded, first, "GET", "/api/v1/me").status_code == 401
+        assert ask(guarded, second, "GET", "/api/v1/me").json()["role"] == "operator"
+        client.remove_user("tom")
+    assert ask(guarded, second, "GET", "/api/v1/me").status_code == 401
+
+
+def test_the_last_admin_stays(serve: Callable[..., Server]) -> None:
+    server = serve(env={"PRESAGE_TOKEN": "t" * 30}, token="t" * 30).start()
+    with server.client() as client:
+        client.add_user("vic", "viewer")
+    answer = server.http.delete("/api/v1/users/admin")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "user_error")
+
+
+def test_tokens_are_hashed_at_rest(guarded: Server, tokens: dict[str, str]) -> None:
+    database = sqlite3.connect(guarded.data / "presage.db")
+    try:
+        dump = "\n".join(database.iterdump())
+    finally:
+        database.close()
+    assert "ada" in dump
+    for token in (*tokens.values(), ROOT_TOKEN):
+        assert token not in dump
+        assert token not in guarded.log()
+
+
+def test_a_server_that_others_can_reach_wants_a_token(zygote: Zygote, tmp_path: Path) -> None:
+    argv = ("serve", "--host", "0.0.0.0", "--port", str(free_port()), "--data", str(tmp_path))
+    done = zygote.run(*argv)
+    assert done.code == 2
+    assert "set PRESAGE_TOKEN" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_used_address_is_told_in_one_line(
+    guarded: Server, zygote: Zygote, tmp_path: Path
+) -> None:
+    argv = ("serve", "--port", str(guarded.port), "--data", str(tmp_path))
+    started = time.monotonic()
+    done = zygote.run(*argv)
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
+    assert time.monotonic() - started < 10
