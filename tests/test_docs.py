@@ -261,7 +261,8 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
     """Each command with its long options; Typer gives a command the attributes of click's."""
     words = [word for param in command.params for word in (*param.opts, *param.secondary_opts)]
     options = [word for word in words if word.startswith("--") and "-completion" not in word]
-    children = getattr(command, "commands", {})
+    names = command.list_commands(None) if hasattr(command, "list_commands") else []
+    children = {child: command.get_command(None, child) for child in names}
     if options or not children:
         yield name, options
     for child, inner in sorted(children.items()):

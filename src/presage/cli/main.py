@@ -6,24 +6,13 @@ a bug here.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from presage import __version__
-from presage.cli import cluster, jobs
-from presage.cli.gpus import gpus
-from presage.cli.graph import graph
-from presage.cli.manifest import init, lint
-from presage.cli.phases import phases
-from presage.cli.predict import fit, predict
-from presage.cli.profile import profile
-from presage.cli.rightsize import rightsize
-from presage.cli.scale import scale
-from presage.cli.serve import serve
-from presage.cli.simulate import simulate
-from presage.cli.trace import trace
 from presage.model.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -31,8 +20,65 @@ __all__ = ["app", "main"]
 _INTERRUPTED = 130
 
 
+# A command's module is imported when the command is used: `presage predict` need not wait for the
+# parts of `presage serve`.
+_COMMANDS = {
+    "predict": "predict:predict",
+    "fit": "predict:fit",
+    "graph": "graph:graph",
+    "gpus": "gpus:gpus",
+    "profile": "profile:profile",
+    "phases": "phases:phases",
+    "rightsize": "rightsize:rightsize",
+    "simulate": "simulate:simulate",
+    "trace": "trace:trace",
+    "serve": "serve:serve",
+    "init": "manifest:init",
+    "lint": "manifest:lint",
+    "submit": "jobs:submit",
+    "ps": "jobs:ps",
+    "status": "jobs:status",
+    "wait": "jobs:wait",
+    "logs": "jobs:logs",
+    "explain": "jobs:explain",
+    "stop": "jobs:stop",
+    "halt": "jobs:halt",
+    "resume": "jobs:resume",
+    "scale": "scale:scale",
+    "nodes": "cluster:nodes",
+    "drain": "cluster:drain",
+    "undrain": "cluster:undrain",
+    "queues": "cluster:queues",
+    "users": "cluster:users",
+}
+"""Command -> where it is in `presage.cli`."""
+_HELP = {"help_option_names": ["-h", "--help"]}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    # What stands after the command's name is the command's own, options included.
+    "profile": {"allow_interspersed_args": False},
+}
+
+
 class _Commands(TyperGroup):
     """Runs a command; what Presage says on purpose ends as one line on stderr and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(f"presage.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            command = typer.main.get_command(found)
+        else:
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}
+            alone.command(cmd_name, context_settings=settings)(found)
+            command = typer.main.get_command(alone)
+        command.name = cmd_name
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -48,41 +94,9 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
 )
-app.command()(gpus)
-# What stands after the command's name is the command's own, options included.
-app.command(context_settings={"allow_interspersed_args": False})(profile)
-app.command()(predict)
-app.command()(fit)
-app.command()(simulate)
-app.command()(graph)
-app.add_typer(trace, name="trace")
-app.add_typer(phases, name="phases")
-app.command()(rightsize)
-app.command()(serve)
-app.command()(init)
-app.command()(lint)
-for command in (
-    jobs.submit,
-    jobs.ps,
-    jobs.status,
-    jobs.wait,
-    jobs.logs,
-    jobs.explain,
-    jobs.stop,
-    jobs.halt,
-    jobs.resume,
-    scale,
-    cluster.nodes,
-    cluster.drain,
-    cluster.undrain,
-    cluster.queues,
-):
-    app.command()(command)
-app.add_typer(cluster.users, name="users")
 
 
 def main() -> None:
