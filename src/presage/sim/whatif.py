@@ -1,0 +1,350 @@
+"""What would another policy have done? A journal's facts, decided again.
+
+Two questions, two answers. `replay` gives the recorded facts to a fresh engine and compares what
+it decides with what was decided: the audit of a journal. `what_if` turns the journal into a trace
+of jobs with the run times they turned out to have (`export_trace`) and simulates it under other
+policies, since facts that another policy would have caused were never recorded.
+
+A run time is the time a job held its workers, over all its runs:
+
+- stopped or lost and started again: all its runs together, for it goes on from a checkpoint; only
+  the last run when it takes none;
+- failed, cancelled, or over its time limit: as long as it ran; it counts as a job of that length;
+- still running when the journal ends: as long as it ran so far;
+- never ran (rejected, cancelled or still waiting before its first run): left out and counted;
+- resized: the time it took with the number of workers it had on average;
+- alive at `since`: submitted at that moment, with what it still ran after it.
+
+Halts, and who asked for a resize, are not in a trace; nodes that went away are (`Export.rules`).
+Reads steps and returns values; it never writes a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from presage.core.engine import Engine
+from presage.core.ports import Policy, Predictor
+from presage.core.state import State
+from presage.model.cluster import Node
+from presage.model.errors import UserError
+from presage.model.event import Decision, Fact, JobSubmitted, Launch, NodeDown, NodeUp
+from presage.model.job import Job, JobSpec, JobState
+from presage.sim.result import SimResult
+from presage.sim.run import simulate
+from presage.sim.traces import COLUMNS, Trace
+from presage.sim.world import Outage, WorldRules
+
+__all__ = [
+    "Difference",
+    "Export",
+    "JournalError",
+    "Replay",
+    "Step",
+    "export_trace",
+    "fairness",
+    "figures",
+    "replay",
+    "what_if",
+]
+
+Step: TypeAlias = tuple[float, Sequence[Fact], Sequence[Decision]]
+"""When, the facts, and the decisions that followed from them together."""
+
+Figures: TypeAlias = dict[str, float | int | None]
+
+
+class JournalError(UserError):
+    """A journal holds nothing that could be simulated."""
+
+    code = "bad_journal"
+
+
+# -- the same policy ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step that was decided otherwise."""
+
+    step: int
+    now: float
+    recorded: tuple[Decision, ...]
+    replayed: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How a journal compares with its replay."""
+
+    steps: int
+    """Steps that were decided again, up to the first difference."""
+    decisions: int
+    """Decisions that came out the same."""
+    difference: Difference | None
+
+
+def replay(
+    steps: Iterable[Step], policy: Policy, predict: Predictor, state: State | None = None
+) -> Replay:
+    """Decide a journal again from its facts; `state` is where it begins, if not at nothing.
+
+    It ends at the first difference: what comes after it would answer other decisions.
+    """
+    engine = Engine(policy, predict, state)
+    count = same = 0
+    for now, facts, decisions in steps:
+        made = engine.handle(now, list(facts))
+        count += 1
+        if made != list(decisions):
+            difference = Difference(count - 1, now, tuple(decisions), tuple(made))
+            return Replay(count, same, difference)
+        same += len(made)
+    return Replay(count, same, None)
+
+
+# -- another policy -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A journal as something to simulate."""
+
+    trace: Trace
+    nodes: tuple[Node, ...]
+    """Every node that was ever there; `rules` says when it was not."""
+    rules: WorldRules
+    """The nodes' absences; everything else is as a simulated world is by default."""
+    since: float
+    """The journal's time of the trace's 0."""
+    notes: tuple[str, ...]
+    """What was left out or assumed, one sentence each."""
+
+
+def what_if(
+    export: Export,
+    policies: Mapping[str, Callable[[], Policy]],
+    *,
+    rules: WorldRules | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, SimResult]:
+    """The trace of a journal under each of these policies; `figures` sums each result up."""
+    rules = export.rules if rules is None else rules
+    return {
+        name: simulate(
+            export.trace, export.nodes, make(), name=name, rules=rules, progress=progress
+        )
+        for name, make in policies.items()
+    }
+
+
+def figures(result: SimResult, trace: Trace) -> Figures:
+    """The figures of the JSON report, and `fairness`."""
+    return {**result.summary(), "fairness": fairness(result, trace)}
+
+
+def fairness(result: SimResult, trace: Trace) -> float | None:
+    """Jain's index over owners (over queues where nobody has a name) of their mean slowdown.
+
+    1: every owner's jobs are held up alike; 1/n: one of n bears it all. The slowdown of a job is
+    its completion time ÷ its run time, runs below 10 s counted as 10 s. None if nothing finished.
+    """
+    by = "owner" if trace.jobs["owner"].n_unique() > 1 else "queue"
+    jobs = result.jobs.select("job_id", "jct_s", "status").join(
+        trace.jobs.select("job_id", by, "duration_s"), on="job_id"
+    )
+    slowdown = (pl.col("jct_s") / pl.col("duration_s").clip(10.0)).clip(1.0).alias("slowdown")
+    done = jobs.filter(pl.col("status") == "finished").select(by, slowdown)
+    means = done.group_by(by).mean()["slowdown"].to_numpy()
+    if not means.size:
+        return None
+    return float(means.sum() ** 2 / (means.size * np.sum(means**2)))
+
+
+def export_trace(steps: Iterable[Step], *, since: float = -inf, name: str = "journal") -> Export:
+    """The jobs of a journal with the run times they turned out to have."""
+    reader = _Reader(since)
+    for now, facts, decisions in steps:
+        reader.read(now, facts, decisions)
+    return reader.export(name)
+
+
+@dataclass(slots=True)
+class _Story:
+    """One job, as far as the journal has been read."""
+
+    spec: JobSpec
+    submitted_at: float
+    held_s: float = 0.0
+    """Time it held workers: in all, or in its last run if it takes no checkpoints."""
+    worker_s: float = 0.0
+    marked_at: float = 0.0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Absence:
+    node: str
+    at: float
+    until: float = inf
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Folds a journal and adds up what every job held."""
+
+    since: float
+    state: State = field(default_factory=State)
+    stories: dict[str, _Story] = field(default_factory=dict)
+    """In the order of submission."""
+    nodes: dict[str, Node] = field(default_factory=dict)
+    joined: dict[str, float] = field(default_factory=dict)
+    absences: list[_Absence] = field(default_factory=list)
+    began: bool = False
+
+    def read(self, now: float, facts: Sequence[Fact], decisions: Sequence[Decision]) -> None:
+        if not self.began and now >= self.since:
+            self._begin(now)
+        jobs = self.state.jobs
+        for event in (*facts, *decisions):
+            job = jobs.get(getattr(event, "job", ""))
+            if job is not None:
+                self._mark(now, job)
+            starts = isinstance(event, Launch) and job is not None and job.state is _PENDING
+            self._node(now, event)
+            self.state.apply(now, event)
+            if starts and job is not None:
+                self._start(now, job)
+            if isinstance(event, JobSubmitted) and event.spec.id in jobs:
+                self.stories.setdefault(event.spec.id, _Story(event.spec, now))
+        for job in self.state.ended:
+            self.stories[job.id].ended = True
+        self.state.ended.clear()
+        self.state.queued.clear()
+
+    def _begin(self, now: float) -> None:
+        """What went before is over: only those who are still there count, from here on."""
+        self.began = True
+        self.since = since = now if self.since == -inf else self.since
+        self.stories = {
+            job.id: _Story(job.spec, since, marked_at=since) for job in self.state.jobs.values()
+        }
+        self.absences = [absence for absence in self.absences if absence.until > since]
+        self.joined = dict.fromkeys(self.joined, since)
+
+    def _mark(self, now: float, job: Job) -> None:
+        """Add up what a job held since it was last looked at."""
+        if job.allocation:
+            story = self.stories[job.id]
+            elapsed = now - story.marked_at
+            story.held_s += elapsed
+            story.worker_s += elapsed * len(job.allocation)
+            story.marked_at = now
+
+    def _start(self, now: float, job: Job) -> None:
+        """A new run; what an earlier one did is lost without a checkpoint."""
+        story = self.stories[job.id]
+        story.marked_at = now
+        if not job.spec.checkpointable:
+            story.held_s = story.worker_s = 0.0
+
+    def _node(self, now: float, event: Any) -> None:
+        if isinstance(event, NodeUp):
+            node = event.node
+            self.nodes[node.name] = node
+            self.joined.setdefault(node.name, now)
+            for absence in self.absences:
+                if absence.node == node.name and absence.until == inf:
+                    absence.until = now
+        elif isinstance(event, NodeDown) and event.node in self.nodes.keys() - self.state.down:
+            self.absences.append(_Absence(event.node, now))
+
+    def export(self, name: str) -> Export:
+        """Everything that was read as a trace, its cluster and its notes."""
+        for job in self.state.jobs.values():
+            self._mark(self.state.now, job)
+        told = [(job_id, story) for job_id, story in self.stories.items() if story.held_s > 0]
+        if not told or not self.began:
+            raise JournalError(f"{name}: no job ran in that time; nothing can be compared")
+        first = min(story.submitted_at for _, story in told)
+        rows = [_row(job_id, story, first) for job_id, story in told]
+        jobs = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort(
+            "submit_s", maintain_order=True
+        )
+        notes = self._notes(told)
+        trace = Trace(name, "native", jobs, notes=notes)
+        rules = WorldRules(outages=tuple(self._outages(first)))
+        return Export(trace, tuple(self.nodes.values()), rules, first, notes)
+
+    def _notes(self, told: Sequence[tuple[str, _Story]]) -> tuple[str, ...]:
+        never = len(self.stories) - len(told)
+        running = sum(not story.ended for _, story in told)
+        mixed = sum(_gpu_roles(story.spec) > 1 for _, story in told)
+        counted = [
+            (never, "that never ran: left out"),
+            (running, "that had not ended: taken to end where the journal does"),
+            (mixed, "with several roles that use GPUs: taken to be all like the first role"),
+        ]
+        return tuple(
+            f"{count} job{'s' if count != 1 else ''} {what}" for count, what in counted if count
+        )
+
+    def _outages(self, first: float) -> Iterable[Outage]:
+        """Absences as the simulator takes them; it has every node from 0 on."""
+        for name, at in self.joined.items():
+            if at > first:
+                yield Outage(name, _SOON_S, at - first - _SOON_S)
+        for absence in self.absences:
+            begin = max(absence.at - first, _SOON_S)
+            length = (_FOR_GOOD_S if absence.until == inf else absence.until - first) - begin
+            if length > 0:
+                yield Outage(absence.node, begin, length)
+
+
+_PENDING = JobState.PENDING
+_SOON_S = 1e-3
+"""A simulated node has to be there before it can go away."""
+_FOR_GOOD_S = 1e9
+
+
+def _gpu_roles(spec: JobSpec) -> int:
+    return sum(role.resources.gpu_milli > 0 for role in spec.roles)
+
+
+def _row(job_id: str, story: _Story, first: float) -> tuple[Any, ...]:
+    """A job in the columns of a trace, in their order."""
+    spec = story.spec
+    role, others = spec.roles[0], spec.roles[1:]
+    servers = [other for other in others if not other.resources.gpu_milli]
+    helpers = sum(other.min for other in servers)
+    extra = sum(other.min for other in others if other.resources.gpu_milli)
+    mean = story.worker_s / story.held_s - helpers
+    workers = max(role.min + extra, min(role.max + extra, round(mean)))
+    ask = role.resources
+    elastic = role.min < role.max
+    row: dict[str, Any] = {
+        "job_id": job_id,
+        "submit_s": story.submitted_at - first,
+        "duration_s": story.held_s,
+        "workers": workers,
+        "gpu_milli": ask.gpu_milli,
+        "cpu_milli": ask.cpu_milli,
+        "memory_mib": ask.memory_mib,
+        "gpu_memory_mib": ask.gpu_memory_mib,
+        "min_workers": role.min + extra if elastic else None,
+        "max_workers": role.max + extra if elastic else None,
+        "gpu_types": "|".join(role.gpu_types),
+        "queue": spec.queue,
+        "owner": spec.owner,
+        "priority": spec.priority,
+        "ps_workers": helpers,
+        "ps_cpu_milli": max((other.resources.cpu_milli for other in servers), default=0),
+        "ps_memory_mib": max((other.resources.memory_mib for other in servers), default=0),
+    }
+    return tuple(row.get(column) for column in COLUMNS)
