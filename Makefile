@@ -25,11 +25,11 @@ demo: $(READY)  ## set up, simulate a sample trace under several policies, write
 
 test: lint  ## set up, then every check and test (under 12 minutes on 2 cores)
 	@tools/system-packages
-	$(BIN)/pytest -n 2 -m "not soak"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not soak"
 
 soak: $(READY)  ## the long runs: soak tests, and ten times as many random examples
 	@tools/system-packages
-	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -n 2 -m "soak or hypothesis"
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -n 2 --dist loadgroup -m "soak or hypothesis"
 
 bench: $(READY)  ## the measurements behind the figures in the docs
 	@set -e; for script in benchmarks/[!_]*.py; do name=$$(basename "$$script" .py); \

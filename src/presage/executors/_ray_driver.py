@@ -1,0 +1,387 @@
+"""The process that talks to Ray. A driver of Ray ends with the node it is connected to, or with
+the cluster, and takes its process along; so it is not the server's process but a child of it.
+
+It hears on standard input which data directories to serve and which runs to look at, and says on
+standard output which nodes there are. All else is in files (`_ray_run`). It ends when its input
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from presage.executors._plan import Places
+from presage.executors._ray_agent import NodeAgent
+from presage.executors._ray_place import RayNode, name_nodes
+from presage.executors._ray_run import AgentGone, AgentSilent, AgentUnusable, GangRun
+from presage.model.codec import encode
+
+__all__ = ["main"]
+
+PROTOCOL = 1
+"""Part of an agent's name: a version of Presage that talks differently uses agents of its own."""
+_NAMESPACE = "presage"
+_NODES_S = 0.5
+_NEWS_S = 5.0
+_SLACK_S = 20.0
+_START_S = 60.0
+_RETRY_S = 0.3
+_AT_ONCE = 32
+"""Calls that an agent answers at the same time."""
+
+
+class Driver:
+    """The connection to a cluster, and the data directories that it serves."""
+
+    def __init__(self, root: str | None) -> None:
+        self.nodes: dict[str, RayNode] = {}
+        self._root = root
+        self._said: Any = None
+        self._agents: dict[str, Any] = {}
+        self._keepers: dict[str, Keeper] = {}
+
+    # -- what a run needs -----------------------------------------------------------------------
+
+    async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """Ask the agent on a node (by id); raises AgentGone or AgentSilent."""
+        agent = await self._agent(node)
+        try:
+            return await asyncio.wait_for(getattr(agent, method).remote(*arguments), timeout_s)
+        except ActorDiedError as error:
+            raise await self._bury(node, error) from None
+        except (RayActorError, GetTimeoutError, TimeoutError):
+            raise AgentSilent(f"node {self._name(node)} does not answer") from None
+
+    async def reserve(
+        self, name: str, asked: list[tuple[str, dict[str, float]]], timeout_s: float
+    ) -> bool:
+        """Reserve (node id, resources) all at once; False if that took too long. Raises AgentGone
+        when a node goes away meanwhile."""
+        by_id = {node.id: node for node in self.nodes.values()}
+        # A bundle must not be empty; every node has a little of the resource with its name.
+        bundles = [{f"node:{by_id[id].address}": 0.001, **want} for id, want in asked]
+        group = await asyncio.to_thread(
+            placement_group,
+            bundles,
+            strategy="STRICT_SPREAD",
+            name=name,
+            lifetime="detached",
+            bundle_label_selector=[{"ray.io/node-id": id} for id, _ in asked],
+        )
+        end = time.monotonic() + timeout_s
+        while not await asyncio.to_thread(group.wait, 1):
+            alive = {node.id for node in self.nodes.values()}
+            if gone := [by_id[id].name for id, _ in asked if id not in alive]:
+                raise AgentGone(f"node {gone[0]} went away")
+            if time.monotonic() >= end:
+                return False
+        return True
+
+    async def release(self, name: str) -> None:
+        """Give a reservation back, if there is one."""
+        with suppress(ValueError):
+            remove_placement_group(await asyncio.to_thread(get_placement_group, name))
+
+    # -- agents ---------------------------------------------------------------------------------
+
+    async def _bury(self, node: str, error: ActorDiedError) -> AgentGone:
+        """An agent died. If its node lives, another one clears up what it left."""
+        name = self._name(node)
+        self._agents.pop(node, None)
+        await self.look()  # whoever hears of the agent first must know of the node too
+        if all(alive.id != node for alive in self.nodes.values()):
+            return AgentGone(f"node {name} went away")
+        self._agents[node] = asyncio.create_task(self._start_agent(node))
+        return AgentGone(f"the agent on node {name} died: {_last_line(error)}")
+
+    async def _agent(self, node: str) -> Any:
+        """The agent on a node; it is started if there is none."""
+        if node not in self._agents:
+            self._agents[node] = asyncio.create_task(self._start_agent(node))
+        try:
+            return await asyncio.shield(self._agents[node])
+        except (AgentGone, AgentSilent):
+            self._agents.pop(node, None)
+            raise
+
+    async def _start_agent(self, node: str) -> Any:
+        actor = ray.remote(NodeAgent).options(
+            name=_agent_name(node),
+            namespace=_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        name = self._name(node)
+        try:
+            handle: Any = await asyncio.to_thread(actor.remote, self._root, node)
+            await asyncio.wait_for(handle.hello.remote(), _START_S)
+        except TimeoutError:
+            raise AgentSilent(f"the agent on node {name} is not up after {_START_S:g} s") from None
+        except RayError as error:
+            if "No module named 'presage'" in str(error):
+                raise AgentUnusable(
+                    f"node {name} has no Presage: install the same version there, in the Python "
+                    "that Ray runs in"
+                ) from None
+            raise AgentGone(f"the agent on node {name} died: {_last_line(error)}") from None
+        return handle
+
+    async def existing_agents(self) -> list[str]:
+        """The nodes (by id) that have an agent."""
+        return [
+            node.id for node in self.nodes.values() if await asyncio.to_thread(_has_agent, node)
+        ]
+
+    def _name(self, id: str) -> str:
+        return next((node.name for node in self.nodes.values() if node.id == id), id[:8])
+
+    # -- the world ------------------------------------------------------------------------------
+
+    async def watch_nodes(self) -> None:
+        """Look again and again which nodes are alive."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_NODES_S)
+
+    async def look(self) -> None:
+        """See which nodes are alive, and say so if that has changed."""
+        known = {node.id: node.name for node in self.nodes.values()}
+        nodes = name_nodes(await asyncio.to_thread(ray.nodes), known)
+        self.nodes = {node.name: node for node in nodes}
+        alive = {node.id for node in nodes}
+        for id in known.keys() - alive:
+            self._agents.pop(id, None)
+            for keeper in self._keepers.values():
+                keeper.lose(id, f"node {known[id]} went away")
+        working = [node for node in nodes if node.works]
+        now = [[node.id, encode(node.as_node())] for node in working]
+        if now != self._said:
+            self._said = now
+            say({"nodes": now})
+
+    def serve(self, data: str) -> None:
+        """Keep the runs of a data directory from now on."""
+        if data not in self._keepers:
+            self._keepers[data] = Keeper(Path(data), self)
+
+    def look_at(self, data: str) -> None:
+        """There is something new in a data directory."""
+        if data in self._keepers:
+            self._keepers[data].look()
+
+
+class Keeper:
+    """The runs of one data directory."""
+
+    def __init__(self, data: Path, driver: Driver) -> None:
+        self._places = Places(data)
+        self._driver = driver
+        self._runs: dict[str, GangRun] = {}
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owner = _owner(data)
+        self.look()
+        self._do(self._clear_up())
+
+    def look(self) -> None:
+        """Take up runs that are new, and have the others look for word."""
+        for directory in _run_directories(self._places.runs):
+            key = f"{self._owner}/{directory.parent.name}/{directory.name}"
+            if key in self._runs:
+                self._runs[key].poke()
+                continue
+            try:
+                run = GangRun(self._places, self._owner, directory, self._driver, self._listen_on)
+            except (OSError, ValueError):
+                continue  # it was just removed
+            if not run.over:
+                self._runs[key] = run
+                self._do(self._keep(run))
+
+    def lose(self, id: str, why: str) -> None:
+        """A node is gone."""
+        for run in self._runs.values():
+            run.lose(id, why)
+
+    async def _keep(self, run: GangRun) -> None:
+        """A run, to its end."""
+        await run.live()
+        del self._runs[run.key]
+
+    def _listen_on(self, id: str) -> None:
+        """Have somebody listen on a node."""
+        if id not in self._listening or self._listening[id].done():
+            self._listening[id] = self._do(self._listen(id))
+
+    async def _listen(self, id: str) -> None:
+        """Pass on the news of a node to the runs that are on it."""
+        while here := [run for run in self._runs.values() if id in run.parts]:
+            cursors = {run.key: run.first_cursor(run.parts[id]) for run in here}
+            try:
+                wait_s = _NEWS_S + _SLACK_S
+                news = await self._driver.call(
+                    id, "news", self._owner, cursors, _NEWS_S, timeout_s=wait_s
+                )
+            except AgentSilent:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except AgentGone as gone:
+                for run in here:
+                    run.lose(id, str(gone))
+                return
+            for key, new in news.items():
+                if key in self._runs:
+                    self._runs[key].take(id, new)
+                elif new is not None:
+                    await self._drop(id, key)
+
+    async def _clear_up(self) -> None:
+        """Give back what belongs to this data directory and to no run of it."""
+        prefix = f"presage/{self._owner}/"
+        groups = await asyncio.to_thread(placement_group_table)
+        wanted = {run.reservation for run in self._runs.values()}
+        for group in groups.values():
+            name = group["name"]
+            if name.startswith(prefix) and group["state"] != "REMOVED" and name not in wanted:
+                await self._driver.release(name)
+        for id in await self._driver.existing_agents():
+            with suppress(AgentGone, AgentSilent):
+                runs = await self._driver.call(id, "runs", self._owner, timeout_s=_SLACK_S)
+                for key in set(runs) - self._runs.keys():
+                    await self._drop(id, key)
+
+    async def _drop(self, id: str, key: str) -> None:
+        with suppress(AgentGone, AgentSilent):
+            await self._driver.call(id, "drop", key, timeout_s=_SLACK_S)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _give_up(error)
+
+
+def _run_directories(runs: Path) -> Iterator[Path]:
+    """The directories of runs; any of them may be removed at this moment."""
+    for job in runs.iterdir():
+        if not job.name.startswith("."):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                yield from [path for path in job.iterdir() if path.name.isdecimal()]
+
+
+def _owner(data: Path) -> str:
+    """What tells the runs of this data directory from those of others on the same cluster."""
+    path = data / "ray-owner"
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(8))
+    return path.read_text()
+
+
+def _agent_name(node: str) -> str:
+    return f"agent-{PROTOCOL}-{node}"
+
+
+def _has_agent(node: RayNode) -> bool:
+    try:
+        ray.get_actor(_agent_name(node.id), namespace=_NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def _last_line(error: BaseException) -> str:
+    lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
+    return next((line for line in reversed(list(lines)) if line), type(error).__name__)[:300]
+
+
+def _give_up(error: BaseException | None) -> None:
+    """End at once. Nothing here is remembered only in memory: the next process goes on."""
+    traceback.print_exception(error, file=sys.stderr)
+    os._exit(1)
+
+
+def say(message: dict[str, Any]) -> None:
+    """Say something to the server."""
+    os.write(_OUT, json.dumps(message).encode() + b"\n")
+
+
+_OUT = 1
+
+
+async def _run(root: str | None) -> None:
+    driver = Driver(root)
+    await driver.look()
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    watching = asyncio.create_task(driver.watch_nodes())
+    hearing = asyncio.create_task(_hear(reader, driver))
+    await asyncio.wait({watching, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    if watching.done():
+        _give_up(watching.exception())
+    if error := hearing.exception():
+        _give_up(error)
+    os._exit(0)
+
+
+async def _hear(reader: asyncio.StreamReader, driver: Driver) -> None:
+    while line := await reader.readline():
+        message = json.loads(line)
+        if "serve" in message:
+            driver.serve(message["serve"])
+        if "look" in message:
+            driver.look_at(message["look"])
+
+
+def main() -> None:
+    """Connect to the address that is the first argument, and serve."""
+    global _OUT
+    address, root = sys.argv[1], sys.argv[2] or None
+    _OUT = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints does not talk to the server
+    try:
+        ray.init(
+            address=address,
+            namespace=_NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    except Exception as error:
+        say({"error": _last_line(error)})
+        os._exit(1)
+    asyncio.run(_run(root))
+
+
+if __name__ == "__main__":
+    main()

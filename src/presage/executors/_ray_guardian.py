@@ -1,0 +1,130 @@
+"""The guardian of a run's workers on one node of a Ray cluster.
+
+It is the local guardian with three differences: it starts nothing before every node of the gang is
+ready, its secrets come through a pipe, and it ends with the agent that holds the other end of that
+pipe. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from presage.executors._guardian import Guardian, Verdict
+from presage.executors._limits import become_subreaper
+from presage.executors._processes import descendants
+
+__all__ = ["NodeGuardian", "main"]
+
+_AGENT = 0
+"""Standard input: a line of secrets, then nothing until the agent is gone."""
+_TICK_S = 1.0
+
+
+class NodeGuardian(Guardian):
+    """The life of a run on one of its nodes."""
+
+    def __init__(self, run: Path, secrets: dict[str, str]) -> None:
+        super().__init__(run)
+        self._secrets = secrets
+        os.set_blocking(_AGENT, False)
+        self._poll.register(_AGENT, select.POLLIN)
+
+    def _read_secrets(self) -> str | None:
+        return None  # they are here already
+
+    def _start(self) -> str | None:
+        """Say that this node is ready, and start when all are."""
+        for worker in self.plan["workers"]:
+            missing = self._missing(worker)
+            if missing:
+                return f"{worker['name']}: {missing}"
+        self.report.event("Ready", port=_free_port())
+        go = self.run / "go.json"
+        while not (go.exists() or self._stop_asked()):
+            self._wait(_TICK_S)
+        if self.plan["torchrun"] and go.exists():
+            meet = json.loads(go.read_bytes())
+            for worker in self.plan["workers"]:
+                worker["env"] |= {"MASTER_ADDR": meet["address"], "MASTER_PORT": str(meet["port"])}
+            self.plan["torchrun"] = False  # the port was chosen on the first node
+        return super()._start()
+
+    def _missing(self, worker: dict[str, Any]) -> str | None:
+        """What is wrong with the program of a worker, before any other node starts its own."""
+        program = worker["argv"][0]
+        path = {**os.environ, **worker["env"]}.get("PATH", os.defpath)
+        where = str(self.work / program) if "/" in program else program
+        if shutil.which(where, path=path):
+            return None
+        if "/" in program and Path(where).exists():
+            return f"{program!r} is not executable"
+        return f"there is no program {program!r}; check the command and its PATH"
+
+    def _ask_all_to_stop(self) -> float:
+        with suppress(OSError, ValueError, KeyError):
+            asked = json.loads((self.run / "stop.json").read_bytes())
+            self.plan["grace_s"] = min(self.plan["grace_s"], asked["grace_s"])
+        return super()._ask_all_to_stop()
+
+    def _stopped(self) -> Verdict:
+        if self._terminated:
+            return Verdict("lost", "node_lost", "the node is shutting down")
+        return super()._stopped()
+
+    def _wait(self, timeout_s: float) -> None:
+        super()._wait(timeout_s)
+        agent = select.poll()
+        agent.register(_AGENT, select.POLLIN)
+        if any(event & select.POLLHUP for _, event in agent.poll(0)):
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """The agent is gone, and with it whoever could hear of this run: end it at once, since the
+        job may already be starting somewhere else."""
+        while found := descendants(os.getpid()):
+            for pid in found:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+            super()._wait(0.01)
+        os._exit(1)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _read_line(fd: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(fd, 1)
+        if not part:
+            break
+        line += part
+    return line
+
+
+def main() -> None:
+    """Guard the run whose directory is the first argument."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.umask(0o077)
+    become_subreaper()
+    guardian = NodeGuardian(Path(sys.argv[1]), json.loads(_read_line(_AGENT)))
+    try:
+        guardian.live()
+    except Exception as error:
+        guardian.fail(error)
+        raise

@@ -1,0 +1,117 @@
+"""What Ray says of nodes, and what Presage asks of Ray: pure functions, Ray is not imported here.
+
+The core has chosen a node for each worker. So a gang asks Ray for one bundle for each of its
+nodes, pinned by the node's id, all of them at once and each on a node of its own: packed or spread
+exactly as decided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from presage.executors._runspec import RunSpec
+from presage.model.cluster import ANY_GPU, UNLIMITED, Device, Node, Worker, gpu_count
+
+__all__ = ["RayNode", "bundles", "gpus_asked", "name_nodes", "what_is_missing"]
+
+_MIB = 1 << 20
+_TYPE_LABEL = "ray.io/accelerator-type"
+_TYPE_RESOURCE = "accelerator_type:"
+_GPU_MEMORY_LABEL = "presage.gpu-memory-mib"
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A node that is alive, as Ray describes it."""
+
+    id: str
+    name: str
+    address: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    @property
+    def works(self) -> bool:
+        """Whether it takes jobs; a head without CPUs and GPUs does not."""
+        return self.resources.get("CPU", 0) > 0 or self.resources.get("GPU", 0) > 0
+
+    def as_node(self) -> Node:
+        """The node as the core sees it."""
+        kind = self.labels.get(_TYPE_LABEL) or next(
+            (name[len(_TYPE_RESOURCE) :] for name in self.resources if _TYPE_RESOURCE in name),
+            ANY_GPU,
+        )
+        memory = self.labels.get(_GPU_MEMORY_LABEL, "")
+        device = Device(kind.lower(), int(memory) if memory.isdecimal() else UNLIMITED)
+        return Node(
+            self.name,
+            (device,) * int(self.resources.get("GPU", 0)),
+            round(self.resources.get("CPU", 0) * 1000),
+            int(self.resources.get("memory", 0)) // _MIB or UNLIMITED,
+            {k: v for k, v in self.labels.items() if not k.startswith("ray.io/")},
+        )
+
+
+def name_nodes(rows: Iterable[Mapping[str, Any]], known: Mapping[str, str]) -> list[RayNode]:
+    """The nodes that are alive, each with a name of its own: the one Ray has for it, with a part
+    of its id where several have the same. A node that is `known` (name by id) keeps its name."""
+    alive = [row for row in rows if row["Alive"]]
+    same = Counter(row["NodeName"] for row in alive)
+    nodes = []
+    for row in alive:
+        plain, number = row["NodeName"], row["NodeID"]
+        name = known.get(number) or (plain if same[plain] == 1 else f"{plain}-{number[:6]}")
+        labels = dict(row.get("Labels") or {})
+        nodes.append(RayNode(number, name, row["NodeManagerAddress"], row["Resources"], labels))
+    return sorted(nodes, key=lambda node: node.name)
+
+
+def bundles(
+    spec: RunSpec, gpus: Mapping[str, float], workers: Iterable[Worker]
+) -> dict[str, dict[str, float]]:
+    """What the workers ask of Ray, by node; `gpus` is what each role asks for."""
+    asked: dict[str, dict[str, float]] = {}
+    for worker in workers:
+        role = spec.roles[worker.role]
+        share = gpus.get(role.name, 0.0)
+        amounts = {
+            "CPU": role.cpus,
+            "GPU": share if 0 < share < 1 else float(len(worker.devices)),
+            "memory": float(role.memory_mib * _MIB),
+        }
+        bundle = asked.setdefault(worker.node, {})
+        for name, amount in amounts.items():
+            if amount:
+                bundle[name] = round(bundle.get(name, 0.0) + amount, 4)
+    return asked
+
+
+def gpus_asked(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """GPUs that a worker of each role asks for."""
+    roles = manifest.get("roles") or {"worker": {}}
+    return {
+        name: float((role.get("resources") or manifest.get("resources") or {}).get("gpus") or 0)
+        for name, role in roles.items()
+    }
+
+
+def what_is_missing(
+    asked: Mapping[str, Mapping[str, float]], nodes: Mapping[str, RayNode]
+) -> str | None:
+    """Why no state of these nodes can hold what is asked, or None. Ray itself would wait for
+    ever."""
+    for name, bundle in asked.items():
+        for what, amount in bundle.items():
+            have = nodes[name].resources.get(what, 0.0)
+            if amount > have:
+                return f"node {name} has {_amount(what, have)}; {_amount(what, amount)} are needed"
+    return None
+
+
+def _amount(what: str, amount: float) -> str:
+    if what == "memory":
+        return f"{amount / _MIB:.0f} MiB of memory"
+    return f"{gpu_count(round(amount * 1000))} {what}s"

@@ -1,0 +1,196 @@
+"""The kit that runs the conformance suite on the executor `ray`, and a cluster to run it on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from presage.core.engine import Engine
+from presage.core.loop import step
+from presage.core.ports import Executor
+from presage.executors._processes import all_pids, environment, read_stat
+from presage.executors.ray import RayExecutor, RayLink
+from presage.model import event as ev
+from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.job import JobSpec, Placement, Role
+from presage.policy import registry
+from presage.store.memory import MemoryStore
+from presage.testing.executors import RoleWork
+from presage.testing.machine import StablePredictor
+from tests.executors.kit import LocalKit
+
+NODES = 4
+GPUS = 4
+
+HEALTH = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+    "health_check_timeout_ms": 1000,
+}
+
+
+class RayCluster:
+    """A head that takes no jobs unless it has CPUs, and nodes of four GPUs: all on one machine."""
+
+    def __init__(self, nodes: int = NODES, head_cpus: int = 0, port: int | None = None) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.root = Path(tempfile.mkdtemp(prefix="presage-ray-"))
+        head: dict[str, Any] = {"num_cpus": head_cpus, "num_gpus": 0, "node_name": "head"}
+        head |= {"include_dashboard": False, "gcs_server_port": port}
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={**head, "_system_config": HEALTH}
+        )
+        self.nodes: dict[str, Any] = {}
+        for n in range(nodes):
+            self.add(f"n{n}")
+        self._cluster.wait_for_nodes()
+
+    @property
+    def address(self) -> str:
+        """Where it answers."""
+        address: str = self._cluster.address
+        return address
+
+    def add(self, name: str) -> None:
+        """Start a node."""
+        options = {"num_cpus": 4, "num_gpus": GPUS, "labels": {"rack": f"r-{name}"}}
+        self.nodes[name] = self._cluster.add_node(
+            node_name=name, wait=False, object_store_memory=80 << 20, **options
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill a node as a power cut would: its raylet at once, and what it ran with it."""
+        raylet = self.nodes.pop(name).all_processes["raylet"][0].process
+        raylet.kill()
+        raylet.wait()  # its workers look whether it is there, and would take a zombie for it
+
+    def close(self) -> None:
+        """End all of it."""
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def run_gangs(kit: RayKit, gangs: int) -> dict[str, Any]:
+    """Gangs of two or three workers, submitted at once, through the deciding loop: how long it
+    took, and what was decided and told."""
+    role = Resources(gpu_milli=WHOLE_GPU, cpu_milli=500)
+    specs = []
+    for n in range(gangs):
+        workers = 2 + n % 2
+        resources = {"gpus": 1, "cpus": 0.5}
+        kit.write_job(f"gang-{n}", command="true", workers=workers, resources=resources)
+        spread = Placement.SPREAD if n % 3 else Placement.PACK
+        roles = (Role("worker", role, workers, workers),)
+        specs.append(JobSpec(f"gang-{n}", roles, placement=spread))
+    executor, store = kit.executor(), MemoryStore()
+    engine = Engine(registry.build("fifo"), StablePredictor(), check_every=1)
+    facts: list[ev.Fact] = [ev.NodeUp(node) for node in executor.nodes()]
+    facts += [ev.JobSubmitted(spec) for spec in specs]
+    began = time.monotonic()
+    most = 0
+    while facts or engine.state.active or engine.state.pending:
+        assert time.monotonic() - began < 120, "the gangs got stuck"
+        step(engine, executor, store, time.time(), facts)
+        most = max(most, len(engine.state.active))
+        facts = []
+        executor.wait(0.05)
+    seconds = time.monotonic() - began
+    executor.poll(time.time())  # what was told is written down
+    told = Counter(
+        type(fact).__name__ if not isinstance(fact, ev.JobExited) else str(fact.outcome)
+        for _, facts, _ in store.steps()
+        for fact in facts
+    )
+    return {"seconds": seconds, "at_once": most, "told": told}
+
+
+class RayKit(LocalKit):
+    """Jobs are files under the data directory; workers are processes below the nodes' agents."""
+
+    timeout_s = 30.0
+
+    def __init__(self, data: Path, cluster: RayCluster, link: RayLink, **options: Any) -> None:
+        super().__init__(data)
+        self._cluster = cluster
+        self.link = link
+        self._ray_options = options
+        self._ray_executors: list[RayExecutor] = []
+
+    def executor(self) -> RayExecutor:  # type: ignore[override]  # another kind of executor
+        """A new executor; one before it just stops being used."""
+        executor = RayExecutor(self.data, self.link, **self._ray_options)
+        self._ray_executors.append(executor)
+        return executor
+
+    def add_job(self, job: str, *roles: RoleWork, **options: Any) -> tuple[Worker, ...]:
+        """Write the file of a job; its workers are spread over the nodes."""
+        super().add_job(job, *roles, **options)
+        workers: list[Worker] = []
+        names = list(self._cluster.nodes)
+        used = 0
+        for number, role in enumerate(roles):
+            for index in range(role.workers):
+                node = names[len(workers) % len(names)]
+                workers.append(Worker(number, index, node, tuple(range(used, used + role.gpus))))
+                used += role.gpus
+        return tuple(workers)
+
+    def wait(self, executor: Executor, timeout_s: float) -> None:
+        """Until the driver calls."""
+        assert isinstance(executor, RayExecutor)
+        executor.wait(timeout_s)
+
+    def worker_pids(self, job: str, attempt: int = 1) -> list[int]:
+        """The first processes of the workers, by rank."""
+        marks = f"PRESAGE_JOB_ID={job}".encode(), f"PRESAGE_ATTEMPT={attempt}".encode()
+        ranks: dict[int, int] = {}
+        for pid in self.processes(job):
+            found = environment(pid).split(b"\0")
+            stat = read_stat(pid)
+            if all(mark in found for mark in marks) and stat and stat.session == pid:
+                rank = next(e for e in found if e.startswith(b"PRESAGE_RANK=")).partition(b"=")[2]
+                ranks[int(rank)] = pid
+        return [ranks[rank] for rank in sorted(ranks)]
+
+    def processes(self, job: str) -> list[int]:
+        """Everything that runs for a job, the guardians included."""
+        found = []
+        for pid in all_pids():
+            mark = environment(pid).partition(b"\0PRESAGE_RUN=")[2].partition(b"\0")[0].decode()
+            if mark.startswith(str(self._cluster.root)) and f"/runs/{job}/" in mark:
+                stat = read_stat(pid)
+                if stat and stat.state != "Z":
+                    found.append(pid)
+        return found
+
+    def leftovers(self, job: str) -> list[str]:
+        """Processes and files, on the server and on the nodes."""
+        runs = self.data / "runs"
+        files = [str(path) for path in runs.glob("*") if path.name == job or path.name[0] == "."]
+        files += map(str, self._cluster.root.glob(f"*/{self.owner}/{job}/*"))
+        return [*map(str, self.processes(job)), *files]
+
+    @property
+    def owner(self) -> str:
+        """The name under which nodes keep the runs of this data directory."""
+        with suppress(FileNotFoundError):
+            return (self.data / "ray-owner").read_text()
+        return ""
+
+    def close(self) -> None:
+        """Let go of every executor, and end what a failed test left running."""
+        for executor in self._ray_executors:
+            executor.close()
+        for job in (self.data / "runs").glob("*"):
+            for pid in self.processes(job.name):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,525 @@
+"""The executor `ray`: what every executor must keep, then what only a cluster can do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from presage.executors._processes import environment, read_stat
+from presage.executors._ray_place import bundles, name_nodes, what_is_missing
+from presage.executors._runspec import RoleSpec, RunSpec
+from presage.executors.ray import RayLink, RayUnreachable
+from presage.model import event as ev
+from presage.model.cluster import Device, Node, Worker
+from presage.model.event import Outcome
+from presage.model.job import ReasonCode
+from presage.testing.executors import ExecutorKit, ExecutorSuite, RoleWork, Watcher
+from tests.executors.ray_kit import RayCluster, RayKit, run_gangs
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+LONG = "import time\nprint('up')\ntime.sleep(600)"
+SAVING = """
+import os, pathlib, sys, time
+place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"])
+saved = sorted(place.glob("step-*"))
+step = int(saved[-1].name[5:]) if saved else 0
+print("from", step, flush=True)
+while step < int(os.environ.get("STEPS", "100000")):
+    step += 1
+    time.sleep(0.05)
+    new = place / ".saving"
+    new.mkdir()
+    (new / "state").write_text(str(step) * 1000)
+    new.rename(place / f"step-{step:06}")
+    for old in sorted(place.glob("step-*"))[:-2]:
+        old.rename(place / ".saving-old")
+        (place / ".saving-old" / "state").unlink()
+        (place / ".saving-old").rmdir()
+    print("step", step, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """One cluster for all of this: it takes a quarter of a minute to start."""
+    if find_spec("ray") is None:
+        reason = "ray is not installed: pip install 'presage[ray]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (CI=true: nothing is skipped)", pytrace=False)
+        pytest.skip(reason)
+    cluster = RayCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def link(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLink]:
+    """A driver; a server would have one of its own."""
+    log = tmp_path_factory.mktemp("driver") / "log"
+    link = RayLink(cluster.address, root=str(cluster.root), log=log)
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def kit(tmp_path: Path, cluster: RayCluster, link: RayLink) -> Iterator[RayKit]:
+    """An executor's kit on an empty data directory."""
+    kit = RayKit(tmp_path / "server", cluster, link)
+    yield kit
+    kit.close()
+
+
+@pytest.fixture
+def watch(kit: RayKit) -> Watcher:
+    """An executor with nothing to do."""
+    return Watcher(kit)
+
+
+class TestRay(ExecutorSuite):
+    @pytest.fixture
+    def kit(self, tmp_path: Path, cluster: RayCluster, link: RayLink) -> Iterator[ExecutorKit]:
+        kit = RayKit(tmp_path / "server", cluster, link, shared=tmp_path / "shared")
+        yield kit
+        kit.close()
+
+
+# -- where things run --------------------------------------------------------------------------
+
+
+def test_nodes_are_those_of_the_cluster_that_take_jobs(kit: RayKit) -> None:
+    nodes = {node.name: node for node in kit.executor().nodes()}
+    assert set(nodes) == {"n0", "n1", "n2", "n3"}
+    assert nodes["n1"].devices == (Device(),) * 4
+    assert nodes["n1"].cpu_milli == 4000
+    assert nodes["n1"].labels == {"rack": "r-n1"}
+    assert 0 < nodes["n1"].memory_mib < 1 << 40
+
+
+def test_workers_run_where_they_were_put_and_ray_knows_what_they_hold(
+    kit: RayKit, watch: Watcher, cluster: RayCluster
+) -> None:
+    kit.write_job("half", command=["sleep", "600"], resources={"gpus": 0.5, "cpus": 1})
+    kit.write_job("gang", command=["sleep", "600"], workers=3, resources={"gpus": 1})
+    gang = (Worker(0, 0, "n2", (1,)), Worker(0, 1, "n2", (3,)), Worker(0, 2, "n0", (0,)))
+    watch.executor.launch(ev.Launch("half", 1, (Worker(0, 0, "n2", (2,)),)))
+    watch.executor.launch(ev.Launch("gang", 1, gang))
+    watch.until_started("half")
+    watch.until_started("gang")
+    held = _reservations(cluster, kit.owner)
+    assert {job: set(held[job]) for job in held} == {"half": {"n2"}, "gang": {"n0", "n2"}}
+    assert held["half"]["n2"]["GPU"] == 0.5
+    assert held["half"]["n2"]["CPU"] == 1.0
+    assert (held["gang"]["n2"]["GPU"], held["gang"]["n0"]["GPU"]) == (2.0, 1.0)
+    devices = [_variable(pid, "CUDA_VISIBLE_DEVICES") for pid in kit.worker_pids("gang")]
+    assert devices == ["1", "3", "0"]
+    for job in ("half", "gang"):
+        watch.stop(job)
+        assert watch.end(job).outcome is Outcome.STOPPED
+    assert _reservations(cluster, kit.owner) == {}
+
+
+def test_a_gang_that_no_state_of_the_cluster_can_hold_is_refused(
+    kit: RayKit, watch: Watcher
+) -> None:
+    kit.write_job("huge", command="true", resources={"gpus": 5})
+    watch.executor.launch(ev.Launch("huge", 1, (Worker(0, 0, "n1", tuple(range(5))),)))
+    watch.until(lambda: watch.of("huge", ev.LaunchFailed), "refused")
+    text = watch.of("huge", ev.LaunchFailed)[0].reason.text
+    assert text == "the gang cannot be placed: node n1 has 4 GPUs; 5 GPUs are needed"
+    kit.write_job("late", command="true")
+    watch.executor.launch(ev.Launch("late", 1, (Worker(0, 0, "n9"),)))
+    assert watch.end("late").outcome is Outcome.LOST  # it is tried again, on nodes that are there
+    for job in ("huge", "late"):
+        watch.assert_nothing_left(job)
+
+
+def test_workers_on_different_nodes_find_each_other(kit: RayKit, watch: Watcher) -> None:
+    script = """
+import os, socket
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    with socket.create_server(place) as server:
+        peer, _ = server.accept()
+        print("met", peer.recv(9).decode(), "of", size)
+else:
+    while True:
+        try: socket.create_connection(place).sendall(b"%d" % rank); break
+        except ConnectionRefusedError: pass
+"""
+    command = [sys.executable, "-c", script]
+    kit.write_job("pair", command=command, workers=2, launcher="torchrun")
+    watch.executor.launch(ev.Launch("pair", 1, (Worker(0, 0, "n3"), Worker(0, 1, "n1"))))
+    assert watch.end("pair").outcome is Outcome.SUCCEEDED
+    assert kit.log("pair", 1, "worker-0") == "met 1 of 2\n"
+
+
+def test_fifty_gangs_pass_through_without_a_leak_or_a_deadlock(
+    kit: RayKit, cluster: RayCluster
+) -> None:
+    said = run_gangs(kit, 50)
+    assert said["told"]["succeeded"] == said["told"]["JobStarted"] == 50
+    assert said["at_once"] > 4
+    assert _reservations(cluster, kit.owner) == {}
+    for n in range(50):
+        assert kit.leftovers(f"gang-{n}") == []
+
+
+# -- what goes in and out ----------------------------------------------------------------------
+
+
+def test_folder_secrets_checkpoints_results_and_telemetry(kit: RayKit, watch: Watcher) -> None:
+    train = """
+import os, pathlib, time
+saved = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"])
+print("had", sorted(p.name for p in saved.iterdir()))
+(saved / "step-1").mkdir()
+(saved / "step-1" / "state").write_bytes(b"1" * 9_000_000)
+for old in ("step-0/state", "plain"): (saved / old).unlink(missing_ok=True)
+if (saved / "step-0").exists(): (saved / "step-0").rmdir()
+pathlib.Path(os.environ["PRESAGE_RESULT_DIR"], "model").write_text("weights")
+end = time.time() + 1.1
+while time.time() < end: pass
+raise SystemExit("the hub refused " + os.environ["HUB_TOKEN"])
+"""
+    _pack(kit.data / "folders" / "abc.tar.gz", {"train.py": train})
+    (kit.data / "secrets").mkdir(parents=True)
+    (kit.data / "secrets" / "hub").write_text("s3cr3t\n")
+    kit.write_job("whole", command="python train.py", folder="abc", secrets={"HUB_TOKEN": "hub"})
+    job = kit.data / "jobs" / "whole"
+    (job / "checkpoints" / "step-0").mkdir(parents=True)
+    (job / "checkpoints" / "step-0" / "state").write_text("0")
+    (job / "checkpoints" / "plain").write_text("x")
+    watch.executor.launch(ev.Launch("whole", 1, (Worker(0, 0, "n1"),)))
+    exited = watch.end("whole")
+    assert exited.reason is not None
+    assert exited.reason.text == "worker-0 ended with exit code 1: the hub refused ***"
+    assert kit.log("whole", 1, "worker-0").startswith("had ['plain', 'step-0']\n")
+    assert [p.name for p in (job / "checkpoints").iterdir()] == ["step-1"]
+    assert (job / "checkpoints" / "step-1" / "state").stat().st_size == 9_000_000
+    assert (job / "results" / "model").read_text() == "weights"
+    lines = (job / "telemetry" / "1.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert len(samples) >= 2
+    assert {sample["worker"] for sample in samples} == {"worker-0"}
+    watch.assert_nothing_left("whole")
+
+
+def test_a_secret_that_is_not_there_is_named(kit: RayKit, watch: Watcher) -> None:
+    refs = {"poor": "nothing", "sly": "../jobs/sly/job.json"}
+    for job, ref in refs.items():
+        kit.write_job(job, command="true", secrets={"HUB_TOKEN": ref})
+        watch.executor.launch(ev.Launch(job, 1, (Worker(0, 0, "n0"),)))
+    watch.until(lambda: all(watch.of(job, ev.LaunchFailed) for job in refs), "refused")
+    for job, ref in refs.items():
+        assert f"there is no secret {ref!r}" in watch.of(job, ev.LaunchFailed)[0].reason.text
+
+
+def test_a_log_that_is_cut_on_the_node_is_cut_here(
+    tmp_path: Path, cluster: RayCluster, link: RayLink
+) -> None:
+    kit = RayKit(tmp_path / "server", cluster, link, log_cap=100_000)
+    watch = Watcher(kit)
+    chatter = """
+import os, time
+os.write(1, b"".join(b"line %d\\n" % n for n in range(20_000)) + b"up\\n")
+time.sleep(600)
+"""
+    watch.run("chatty", RoleWork(chatter))
+    watch.until_log("chatty", "cut]")
+    watch.stop("chatty")
+    watch.end("chatty")
+    lines = kit.log("chatty", 1, "worker-0").splitlines()
+    assert "passed 100000 bytes" in lines[0]
+    assert lines[1:] == [f"line {n}" for n in range(20_000 - len(lines) + 2, 20_000)] + ["up"]
+    kit.close()
+
+
+# -- when somebody dies ------------------------------------------------------------------------
+
+
+def test_a_killed_driver_is_started_again_and_nothing_is_lost_or_told_twice(
+    kit: RayKit, watch: Watcher, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"""
+import os, time
+n = 0
+while not os.path.exists({str(gate)!r}):
+    print("line", n, flush=True); n += 1; time.sleep(0.02)
+print("end", n)
+"""
+    watch.run("steady", RoleWork(script, workers=2))
+    watch.until_started("steady")
+    watch.until_log("steady", "line 5")
+    before = kit.link.pid
+    os.kill(before, signal.SIGKILL)
+    watch.run("next", RoleWork("print('ran')"))  # while nobody listens
+    assert watch.end("next").outcome is Outcome.SUCCEEDED
+    assert kit.link.pid != before
+    gate.touch()
+    assert watch.end("steady").outcome is Outcome.SUCCEEDED
+    assert len(watch.of("steady", ev.JobStarted)) == 1
+    for worker in ("worker-0", "worker-1"):
+        lines = kit.log("steady", 1, worker).splitlines()
+        assert lines == [*(f"line {n}" for n in range(len(lines) - 1)), f"end {len(lines) - 1}"]
+    assert not [fact for fact in watch.facts if isinstance(fact, ev.NodeDown)]
+    watch.assert_nothing_left("steady")
+
+
+def test_runs_go_on_when_the_server_is_killed(
+    kit: RayKit, cluster: RayCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    wait = (
+        f"import os, time\nprint('up')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    )
+    (worker,) = kit.add_job("survivor", RoleWork(wait))
+    server = _SERVER.format(address=cluster.address, root=str(cluster.root), data=str(kit.data))
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        driver = int(process.stdout.readline())
+        while "up" not in kit.log("survivor", 1, "worker-0"):
+            time.sleep(0.01)
+        process.kill()
+    while _alive(driver):  # it ends with its server
+        time.sleep(0.01)
+    watch = Watcher(kit)
+    watch.executor.launch(ev.Launch("survivor", 1, (worker,)))  # as a new server does
+    watch.settle()
+    assert not watch.of("survivor", ev.JobExited)
+    gate.touch()
+    assert watch.end("survivor").outcome is Outcome.SUCCEEDED
+    watch.assert_nothing_left("survivor")
+
+
+_SERVER = """
+import time
+from pathlib import Path
+from presage.executors.ray import RayExecutor, RayLink
+from presage.model.cluster import Worker
+from presage.model.event import Launch
+link = RayLink({address!r}, root={root!r})
+executor = RayExecutor(Path({data!r}), link)
+print(link.pid, flush=True)
+executor.launch(Launch("survivor", 1, (Worker(0, 0, "n0"),)))
+time.sleep(600)
+"""
+
+
+def test_a_killed_guardian_or_agent_takes_its_run_along(kit: RayKit, watch: Watcher) -> None:
+    watch.run("orphan", RoleWork(LONG, workers=2), grace_s=60.0)
+    for worker in ("worker-0", "worker-1"):
+        watch.until_log("orphan", "up", worker=worker)
+    guardians = [_parent(pid) for pid in kit.worker_pids("orphan")]
+    os.kill(guardians[0], signal.SIGKILL)
+    assert watch.end("orphan").outcome is Outcome.LOST
+    watch.assert_nothing_left("orphan")
+    watch.run("orphan-2", RoleWork(LONG, workers=2), grace_s=60.0)
+    watch.until_log("orphan-2", "up")
+    os.kill(_parent(_parent(kit.worker_pids("orphan-2")[0])), signal.SIGKILL)
+    exited = watch.end("orphan-2")
+    assert exited.outcome is Outcome.LOST
+    assert exited.reason is not None
+    assert exited.reason.code is ReasonCode.NODE_LOST
+    watch.assert_nothing_left("orphan-2")
+
+
+def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
+    kit: RayKit, watch: Watcher, cluster: RayCluster
+) -> None:
+    kit.write_job("mover", command=[sys.executable, "-c", SAVING], resources={"gpus": 1})
+    watch.executor.launch(ev.Launch("mover", 1, (Worker(0, 0, "n3", (0,)),)))
+    watch.until_log("mover", "step 40")
+    steps_before = _last_step(kit.log("mover", 1, "worker-0"))
+    began = time.monotonic()
+    cluster.kill("n3")
+    exited = watch.end("mover")
+    assert exited.outcome is Outcome.LOST
+    assert exited.reason is not None
+    assert "node n3 went away" in exited.reason.text
+    watch.until(lambda: ev.NodeDown("n3") in watch.facts, "known to be down")
+    watch.executor.launch(ev.Launch("mover", 2, (Worker(0, 0, "n1", (0,)),)))
+    watch.until_log("mover", "step", attempt=2)
+    assert time.monotonic() - began <= 15.0
+    went_on = int(kit.log("mover", 2, "worker-0").split()[1])
+    assert went_on >= steps_before - 40  # at most two seconds of work are done again
+    assert went_on > 0
+    watch.stop("mover", 2)
+    assert watch.end("mover", 2).outcome is Outcome.STOPPED
+    cluster.add("n3")
+    watch.until(lambda: [f for f in watch.facts if isinstance(f, ev.NodeUp)], "back")
+    kit.add_job("again", RoleWork("print('ran')"))
+    watch.executor.launch(ev.Launch("again", 1, (Worker(0, 0, "n3"),)))
+    assert watch.end("again").outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.soak
+def test_a_cluster_that_disappears_and_returns_loses_no_job(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cluster = RayCluster(nodes=0, head_cpus=2, port=port)
+    link = RayLink(cluster.address, root=str(cluster.root))
+    kit = RayKit(tmp_path / "server", cluster, link)
+    kit.timeout_s = 120.0
+    watch = Watcher(kit)
+    kit.write_job("patient", command=[sys.executable, "-c", SAVING])
+    watch.executor.launch(ev.Launch("patient", 1, (Worker(0, 0, "head"),)))
+    watch.until_log("patient", "step 40")
+    cluster.close()
+    watch.until(lambda: link.away_s() > 0, "out of reach")
+    watch.settle()
+    assert not watch.of("patient", ev.JobExited)  # nobody knows yet
+    cluster = RayCluster(nodes=0, head_cpus=2, port=port)
+    assert watch.end("patient").outcome is Outcome.LOST
+    watch.until(lambda: {node.name for node in watch.executor.nodes()} == {"head"}, "back")
+    watch.executor.launch(ev.Launch("patient", 2, (Worker(0, 0, "head"),)))
+    watch.until_log("patient", "step", attempt=2)
+    assert int(kit.log("patient", 2, "worker-0").split()[1]) >= 20
+    kit.close()
+    link.close()
+    cluster.close()
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", "127.0.0.1:port"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(RayUnreachable, match="is not the address of a Ray cluster"):
+        RayLink(address)
+
+
+def test_an_address_that_does_not_answer_is_refused_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RayUnreachable, match="no Ray cluster answers at") as refusal:
+            RayLink(address)
+        assert len(str(refusal.value).splitlines()) == 1
+        taken.listen()
+        with pytest.raises(RayUnreachable, match="cannot be used: no answer"):
+            RayLink(address, patience_s=1.0)
+
+
+# -- without a cluster -------------------------------------------------------------------------
+
+
+def test_nodes_of_the_same_name_get_names_of_their_own() -> None:
+    rows = [_row("a" * 8, "10.0.0.1"), _row("b" * 8, "10.0.0.1"), _row("c" * 8, "10.0.0.2")]
+    names = {node.id[0]: node.name for node in name_nodes(rows, {"b" * 8: "10.0.0.1"})}
+    assert names == {"a": "10.0.0.1-aaaaaa", "b": "10.0.0.1", "c": "10.0.0.2"}
+    rows[2]["Alive"] = False
+    assert len(name_nodes(rows, {})) == 2
+
+
+def test_what_ray_says_of_a_node() -> None:
+    row = _row("a", "n", {"GPU": 2.0, "CPU": 8.0, "memory": 4.0 * (1 << 30)})
+    row["Labels"] |= {"ray.io/accelerator-type": "A100", "presage.gpu-memory-mib": "40960"}
+    (node,) = name_nodes([row], {})
+    device = Device("a100", 40960)
+    labels = {"rack": "r1", "presage.gpu-memory-mib": "40960"}
+    assert node.as_node() == Node("n", (device, device), 8000, 4096, labels)
+    (head,) = name_nodes([_row("h", "head", {"memory": 1.0})], {})
+    assert not head.works
+
+
+def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
+    roles = (
+        RoleSpec("worker", ("x",), 3, 3, cpus=1.5, memory_mib=100),
+        RoleSpec("ps", ("x",), 1, 1),
+    )
+    workers = [
+        Worker(0, 0, "a", (0,)),
+        Worker(0, 1, "a", (0,)),
+        Worker(0, 2, "b", (3,)),
+        Worker(1, 0, "b"),
+    ]
+    asked = bundles(RunSpec(roles), {"worker": 0.5}, workers)
+    mib = 1 << 20
+    assert asked == {
+        "a": {"CPU": 3.0, "GPU": 1.0, "memory": 200.0 * mib},
+        "b": {"CPU": 1.5, "GPU": 0.5, "memory": 100.0 * mib},
+    }
+    rows = [_row(name, name, {"CPU": 2.0, "GPU": 1.0, "memory": 1e9}) for name in "ab"]
+    nodes = {node.name: node for node in name_nodes(rows, {})}
+    assert what_is_missing({"b": asked["b"]}, nodes) is None
+    assert what_is_missing(asked, nodes) == "node a has 2 CPUs; 3 CPUs are needed"
+
+
+def _row(id: str, name: str, resources: dict[str, float] | None = None) -> dict[str, Any]:
+    return {
+        "NodeID": id,
+        "NodeName": name,
+        "NodeManagerAddress": "10.0.0.1",
+        "Alive": True,
+        "Resources": resources or {"CPU": 1.0},
+        "Labels": {"ray.io/node-id": id, "rack": "r1"},
+    }
+
+
+def _reservations(cluster: RayCluster, owner: str) -> dict[str, dict[str, dict[str, float]]]:
+    """What Ray itself says is held: by job, by node."""
+    script = f"""
+import json, logging, ray
+from ray.util import placement_group_table
+ray.init(address={cluster.address!r}, logging_level=logging.ERROR, log_to_driver=False)
+names = {{n["NodeID"]: n["NodeName"] for n in ray.nodes()}}
+held = {{}}
+for group in placement_group_table().values():
+    _, owner, job, *_ = group["name"].split("/")
+    if owner == {owner!r} and group["state"] != "REMOVED":
+        held[job] = {{
+            names[id]: group["bundles"][n] for n, id in group["bundles_to_node_id"].items()
+        }}
+print("held", json.dumps(held))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    held: dict[str, dict[str, dict[str, float]]] = json.loads(done.stdout.partition("held ")[2])
+    return held
+
+
+def _variable(pid: int, name: str) -> str:
+    entries = environment(pid).decode().split("\0")
+    return next(e for e in entries if e.startswith(f"{name}=")).partition("=")[2]
+
+
+def _parent(pid: int) -> int:
+    stat = read_stat(pid)
+    assert stat is not None
+    return stat.parent
+
+
+def _alive(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state != "Z"
+
+
+def _last_step(log: str) -> int:
+    return int(log.split()[-1])
+
+
+def _pack(path: Path, files: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
