@@ -9,8 +9,9 @@
         job.step(step=step, steps=steps, metrics={"loss": loss})
 
 `step` reports, saves when it is time to, and when Presage asks the job to stop (SIGTERM), it saves
-and ends the process with exit code 143. Without Presage the same script runs as it is: one worker,
-checkpoints in ./checkpoints, nothing reported.
+and ends the process with exit code 143. Before the number of workers changes, all ranks stop in
+`step` number n, the same for all, and rank 0 saves. Without Presage the same script runs as it is:
+one worker, checkpoints in ./checkpoints, nothing reported.
 
 Standard library only, quick to import, and imports nothing else of Presage. Starts no thread and
 no process. Call it from the main thread.
@@ -33,11 +34,15 @@ from typing import Any, NamedTuple
 __all__ = [
     "STOPPED",
     "Allocation",
+    "Scaled",
     "allocation",
     "checkpoint",
+    "on_resize",
     "progress",
+    "request_workers",
     "restore",
     "save",
+    "scaled",
     "step",
     "stopping",
 ]
@@ -52,8 +57,12 @@ _REPORT_EVERY_S = 1.0
 _SAVE_EVERY_S = 600.0
 _MOST_METRICS = 100
 _COMPLETE = "checkpoint-"
+_LOOK_S = 0.02
+_HOLD_S = 300.0
+"""How long a training stands still for a resize that does not come."""
 
 Files = Callable[[Path], object]
+Told = Callable[[int, int], object]
 
 
 class Allocation(NamedTuple):
@@ -96,6 +105,53 @@ def allocation() -> Allocation:
     )
 
 
+class Scaled(NamedTuple):
+    """What this worker trains with at the present number of workers."""
+
+    batch: int
+    """Samples of this worker in each step."""
+    lr: float
+
+
+def scaled(batch: int, lr: float, *, tuned_for: int = 1, rule: str = "linear") -> Scaled:
+    """The batch of this worker and the learning rate for the present number of workers, from those
+    that were tuned for `tuned_for` workers with `batch` samples each.
+
+    `linear`: each worker keeps its batch, the rate grows with the number of workers; `sqrt`: with
+    its square root, for optimizers such as Adam; `fixed`: all workers together keep their batch,
+    shared out among them, and the rate stays, so that the training goes on as if nothing happened.
+    """
+    given = allocation()
+    if batch < 1 or tuned_for < 1:
+        raise ValueError("scaled() needs a batch and tuned_for of at least 1")
+    growth = given.workers / tuned_for
+    if rule == "linear":
+        return Scaled(batch, lr * growth)
+    if rule == "sqrt":
+        return Scaled(batch, lr * math.sqrt(growth))
+    if rule == "fixed":
+        share, rest = divmod(batch * tuned_for, given.workers)
+        return Scaled(share + (given.rank < rest), lr)
+    raise ValueError(f"rule is 'linear', 'sqrt' or 'fixed', not {rule!r}")
+
+
+def request_workers(count: int) -> None:
+    """Ask for so many workers, for example at an epoch. Presage keeps to the manifest's range and
+    gives what there is room for, when there is. Rank 0 asks for all; without Presage, nothing
+    happens."""
+    if count < 1:
+        raise ValueError(f"a job has at least 1 worker, not {count}")
+    place = _place()
+    if place is not None and allocation().rank == 0:
+        _write(place / "request.json", {"workers": count})
+
+
+def on_resize(callback: Told) -> None:
+    """Have `callback(workers_now, workers_then)` called on every rank before the number of workers
+    changes: after the last step with the present number, before the checkpoint is saved."""
+    _resize.callbacks.append(callback)
+
+
 def checkpoint(
     save: Files, load: Files, *, every_s: float | None = None, each_rank: bool = False
 ) -> None:
@@ -136,12 +192,16 @@ def step(
     """Call it after each step of the training, when its state can be saved.
 
     Reports as `progress` does and saves when that is due. If the job was asked to stop, it saves
-    and ends the process.
+    and ends the process. If its number of workers is about to change, it saves and waits; the
+    processes of the new set continue from there.
     """
     progress(epoch=epoch, step=step, steps=steps, done=done, metrics=metrics)
     _stop.listen()
+    _resize.count()
     if _stop.asked:
         _end()
+    elif _resize.is_now():
+        _resize.hold()
     elif _saving is not None:
         _saving.save_if_due()
 
@@ -183,6 +243,7 @@ class _Checkpoints:
         self._load = load
         self._every_s = every_s
         self._directory = directory
+        self.each_rank = each_rank
         self._saves = each_rank or given.rank == 0
         self._saved_at = time.monotonic()
         self._awaited = given.workers > 1 and not each_rank
@@ -354,15 +415,111 @@ class _Stop:
             self._before(number, frame)
 
 
+class _Resize:
+    """Standing still, all ranks after the same step, while the number of workers changes.
+
+    Ranks that train in step cannot be stopped one by one: those left behind would wait for the
+    others, or fail. Rank 0 therefore names a step that nobody can have passed yet: the next one,
+    since that cannot be completed without rank 0. Word is passed on in files beside the one for
+    progress.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: list[Told] = []
+        self._calls = 0
+        self._number = 0
+        """The latest resize that this process stood still for."""
+        self._asked: dict[str, Any] = {}
+
+    def count(self) -> None:
+        """A step is done."""
+        self._calls += 1
+        if self._calls == 1 and (place := _place()) is not None:
+            with suppress(OSError):
+                (place / "stepping").touch()
+
+    def is_now(self) -> bool:
+        """Whether this is the step after which all stand still."""
+        place = _place()
+        if place is None or not os.path.exists(place / "resize.json"):  # noqa: PTH110 (each step)
+            return False
+        asked = _read(place / "resize.json")
+        number = asked.get("number", 0)
+        if number <= self._number:
+            return False
+        self._asked = asked
+        given = allocation()
+        if given.workers == 1 or (_saving is not None and _saving.each_rank):
+            return True
+        at = _read(place / "stop-at.json")
+        if at.get("number") != number:
+            if given.rank == 0:
+                _write(place / "stop-at.json", {"number": number, "call": self._calls + 1})
+            return False
+        # Ranks that do not train in step look whether rank 0 stands still already.
+        held: bool = _read(place / "held-0").get("number") == number
+        return held or self._calls >= int(at["call"])
+
+    def hold(self) -> None:
+        """Save, say so, and wait to be stopped."""
+        place, given = _place(), allocation()
+        assert place is not None
+        self._number = self._asked["number"]
+        then = self._asked["workers"]
+        for callback in self.callbacks:
+            callback(given.workers, then)
+        made = _saving.save() if _saving is not None else None
+        if made is not None:
+            _say(f"going from {given.workers} to {then} workers; saved {made}")
+        _report.flush()
+        _write(place / f"held-{given.rank}", {"number": self._number})
+        end = time.monotonic() + _HOLD_S
+        while time.monotonic() < end:
+            if _stop.asked:
+                sys.exit(STOPPED)
+            time.sleep(_LOOK_S)
+        _warn("the number of workers did not change after all; the training goes on")
+
+
 _saving: _Checkpoints | None = None
 _report = _Report()
 _stop = _Stop()
+_resize = _Resize()
 
 
 def _end() -> None:
     _report.flush()
     if _saving is None or _saving.end():
         sys.exit(STOPPED)
+
+
+def _place() -> Path | None:
+    """Where word is passed on between this process and Presage; None without it."""
+    progress = os.environ.get("PRESAGE_PROGRESS")
+    return Path(progress).parent if progress else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty when there is none."""
+    import json
+
+    try:
+        body = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _write(file: Path, body: dict[str, Any]) -> None:
+    """A JSON object, whole or not at all; a full disk is no reason to stop a training."""
+    import json
+
+    beside = Path(f"{file}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(body), encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        _warn(f"{file.name} cannot be written, the training goes on: {error}")
 
 
 def _registered() -> _Checkpoints:

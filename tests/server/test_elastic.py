@@ -75,10 +75,10 @@ class Training:
         assert [p["step"] for p in curve] == list(range(1, len(curve) + 1))
         changes = [(a, b) for a, b in pairwise(curve) if a["workers"] != b["workers"]]
         pauses = [b["at"] - a["at"] for a, b in changes]
-        print("pauses", [round(pause, 1) for pause in pauses])
+        print("stood still for", *(f"{pause:.1f} s" for pause in pauses))
         assert max(pauses) <= RESUME_S
         losses = losses_of_one_worker(len(curve))
-        assert [p["loss"] for p in curve] == pytest.approx(losses, rel=1e-2, abs=1e-5)
+        assert [p["loss"] for p in curve] == pytest.approx(losses, rel=1e-4, abs=1e-6)
         status = self.server.job(self.id)
         assert (status["status"], status["attempt"]) == ("PROCESSING", 1)
 
@@ -114,7 +114,6 @@ def test_by_plan(serve: Callable[..., Server], tmp_path: Path) -> None:
     plan = "elastic: {at epoch 4: 4 workers, at epoch 6: 1 workers}\n"
     training = Training(server, tmp_path / "surface", MANIFEST + plan)
     training.free_the_rest()
-    training.reaches(4)
     training.reaches(1)
     training.went_through(2, 4, 1)
 

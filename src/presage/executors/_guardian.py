@@ -19,6 +19,7 @@ from typing import Any
 from presage.executors._limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors._processes import descendants, read_stat
 from presage.executors._report import Reporter
+from presage.executors._resizing import Resizing, name_members
 from presage.executors._workdir import Step, is_local, prepare, run_in_child, store_results
 from presage.executors._worker import StartError, WorkerProcess, start_all
 
@@ -30,6 +31,8 @@ LOCK_FD = 3
 _GUARD_S = 0.2
 """How often memory is looked at; twice as often once much of it is used."""
 _WATCH_S = 0.1
+_CHANGE_S = 0.05
+"""How often a change of size is taken further."""
 _TICK_S = 1.0
 _SAMPLE_S = 5.0
 _CLOSE_LOOK_S = 60.0
@@ -61,6 +64,10 @@ class Guardian:
         self._secrets: dict[str, str] = {}
         self._terminated = False
         self._recorded: set[int] = set()
+        self._resizing: Resizing | None = None
+        self._resized = 0
+        """Number of the latest change of size that is complete."""
+        self._resize_mark = (0, 0)
         self._helper: tuple[int, int | None] = (0, None)
         """PID and wait status of the process that prepares or stores."""
         self._wake_read, wake_write = os.pipe()
@@ -173,21 +180,41 @@ class Guardian:
             port = str(_free_port())
             for worker in plan["workers"]:
                 worker["env"]["MASTER_PORT"] = port
-        self.workers = [WorkerProcess(worker, plan["cgroup"]) for worker in plan["workers"]]
+        self.workers = self.make(plan["workers"])
         self._oom_kills = oom_kills()
+        if plan["agents"]:
+            place = Path(plan["progress_dir"])
+            (place / "agent.py").write_bytes(Path(__file__).with_name("_agent.py").read_bytes())
+            name_members(plan, 0, self.workers)
         try:
-            start_all(self.workers, self.work, self._secrets, self._record)
+            self.begin(self.workers)
         except StartError as error:
             return str(error)
         self._began = time.monotonic()
         self.report.event("JobStarted", at=time.time())
         return None
 
+    def make(self, plans: list[dict[str, Any]]) -> list[WorkerProcess]:
+        """Workers that are not started yet."""
+        workers = [WorkerProcess(plan, self.plan["cgroup"]) for plan in plans]
+        for worker in workers:
+            worker.continue_from(Path(self.plan["checkpoint_dir"]))
+        return workers
+
+    def begin(self, workers: list[WorkerProcess]) -> None:
+        """Start all of these or none; raises StartError."""
+        start_all(workers, self.work, self._secrets, self._record)
+
+    def _everybody(self) -> list[WorkerProcess]:
+        """The workers, and in a change of size those who come and go."""
+        return self.workers + (self._resizing.others if self._resizing else [])
+
     def _record(self) -> None:
         """Write down the processes of the run, workers first, for an executor that has to clean up
         after us."""
-        pids = dict.fromkeys(worker.pid for worker in self.workers)
-        for worker in self.workers:
+        everybody = self._everybody()
+        pids = dict.fromkeys(worker.pid for worker in everybody if worker.pid)
+        for worker in everybody:
             pids.update(dict.fromkeys(worker.tree.pids if worker.tree else ()))
         if pids.keys() == self._recorded:
             return
@@ -211,6 +238,8 @@ class Guardian:
             now = time.monotonic()
             if deadline == 0.0:
                 self._judge(now)
+                if self.verdict is None:
+                    self._resize()
                 if self.verdict is not None or self._only_servers_left():
                     deadline = now + self._ask_all_to_stop()
             if self._all_ended(now, deadline):
@@ -225,15 +254,18 @@ class Guardian:
             if limit is not None and deadline == 0.0:
                 ahead = min(ahead, self._began + limit)
             most = _TICK_S
-            if watched:
+            if self._resizing is not None:
+                most = _CHANGE_S
+            elif watched:
                 most = _WATCH_S if any(worker.near_limit for worker in self.workers) else _GUARD_S
             self._wait(min(most, max(0.0, ahead - time.monotonic())))
 
     def _judge(self, now: float) -> None:
         """See whether something has happened that ends the run."""
         limit = self.plan["time_limit_s"]
+        told_to = self._resizing is not None and self._resizing.changing
         for worker in self.workers:
-            if worker.ended and worker.status != 0:
+            if worker.ended and worker.status != 0 and not told_to:
                 self.verdict = self._failure(worker)
                 return
             if used := worker.overuse():
@@ -245,7 +277,7 @@ class Guardian:
                 self.verdict = Verdict("out_of_memory", "out_of_memory", text, 137)
                 return
         if self._stop_asked():
-            if not all(worker.ended for worker in self.workers):
+            if told_to or not all(worker.ended for worker in self.workers):
                 self.verdict = self._stopped()
         elif limit is not None and now - self._began >= limit:
             text = f"it ran longer than its time limit of {limit:g} s"
@@ -273,8 +305,40 @@ class Guardian:
             return Verdict("failed", "error", text, code)
         return Verdict("out_of_memory", "out_of_memory", text, code)
 
+    def _resize(self) -> None:
+        """Take a change of size further, if one was asked for."""
+        try:
+            stat = (self.run / "resize.json").stat()
+        except FileNotFoundError:
+            return
+        mark = (stat.st_mtime_ns, stat.st_ino)
+        if self._resizing is None and mark != self._resize_mark:
+            self._resize_mark = mark
+            asked = json.loads((self.run / "resize.json").read_bytes())
+            if asked["number"] == self._resized:
+                self.report.event("JobResized", number=self._resized)
+                return
+            self.report.event("StageChanged", stage="resizing")
+            self._resizing = Resizing(self, asked["number"], asked["workers"])
+        if self._resizing is None:
+            return
+        try:
+            if not self._resizing.advance():
+                return
+        except StartError as error:
+            self.verdict = Verdict("failed", "error", f"it could not be resized: {error}")
+            return
+        self._resized = self._resizing.number
+        self._resizing = None
+        self._record()
+        self.report.event("JobResized", number=self._resized)
+        self.report.event("StageChanged", stage="")
+
     def _ask_all_to_stop(self) -> float:
         """SIGTERM to every worker; returns the seconds they have."""
+        if self._resizing is not None:
+            self._resizing.give_up()
+            self._resizing = None
         if not all(worker.ended for worker in self.workers):
             self.report.event("StageChanged", stage="stopping")
         for worker in self.workers:
@@ -290,7 +354,7 @@ class Guardian:
 
     def _all_ended(self, now: float, deadline: float) -> bool:
         if deadline == 0.0:
-            return all(worker.ended for worker in self.workers)
+            return bool(self.workers) and all(worker.ended for worker in self.workers)
         if now >= deadline:
             for worker in self.workers:
                 worker.kill()
@@ -301,6 +365,7 @@ class Guardian:
     def _tick(self, sample: bool) -> None:
         self.report.flush()
         self.report.progress([worker.progress for worker in self.workers])
+        self.report.request(Path(self.plan["progress_dir"]) / "request.json")
         for worker in self.workers:
             worker.cut_log(self.plan["log_cap"])
             if worker.tree is None or worker.ended:
@@ -324,7 +389,7 @@ class Guardian:
 
     def _reap(self) -> bool:
         """Take note of every process that has ended; says whether any is left."""
-        by_pid = {worker.pid: worker for worker in self.workers}
+        by_pid = {worker.pid: worker for worker in self._everybody() if worker.pid}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -339,18 +404,22 @@ class Guardian:
 
     def _clear(self) -> None:
         """Kill whatever is left: every descendant, since orphans become our children."""
-        engine = self.plan["engine"]
-        names = [worker.container for worker in self.workers if worker.container]
-        if engine and names:
-            _run_engine(engine, "rm", "--force", *names)
+        self.remove_containers(self._everybody())
         while self._reap():
             for pid in descendants(os.getpid()):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             self._wait(0.01)
-        for worker in self.workers:
+        for worker in self._everybody():
             if worker.group:
                 worker.group.remove()
+
+    def remove_containers(self, workers: list[WorkerProcess]) -> None:
+        """Free the names of containers."""
+        engine = self.plan["engine"]
+        names = [worker.container for worker in workers if worker.container]
+        if engine and names:
+            _run_engine(engine, "rm", "--force", *names)
 
     def _remove_files(self) -> None:
         import shutil

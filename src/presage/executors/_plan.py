@@ -20,7 +20,15 @@ from presage.executors._runspec import RoleSpec, RunSpec, RunSpecError
 from presage.model.cluster import Worker
 from presage.model.event import Launch
 
-__all__ = ["LOG_CAP", "Places", "inherited_environment", "make_plan", "pick_cores"]
+__all__ = [
+    "LOG_CAP",
+    "Places",
+    "identity",
+    "inherited_environment",
+    "make_plan",
+    "pick_cores",
+    "plan_workers",
+]
 
 LOG_CAP = 256 << 20
 """Bytes that the log of a worker may have."""
@@ -110,18 +118,34 @@ def make_plan(
         "env": dict(spec.env),
         "time_limit_s": spec.time_limit_s,
         "grace_s": spec.grace_s,
-        "torchrun": spec.launcher == "torchrun",
+        "torchrun": spec.launcher == "torchrun" and not spec.has_agents,
+        "agents": spec.has_agents,
+        "live": spec.has_agents and not spec.resume,
         "engine": _engine(spec.image) if spec.image else None,
         "image": spec.image,
         "cgroup": str(cgroup) if cgroup else None,
     }
-    resuming = bool(spec.resume) and _has_content(Path(plan["checkpoint_dir"]))
-    ranked = sorted(launch.workers, key=lambda worker: (worker.role, worker.index))
-    plan["workers"] = [
-        _worker(plan, spec, worker, rank, len(ranked), cores.get(worker, ()), resuming)
+    plan["workers"] = plan_workers(plan, spec, launch.workers, cores)
+    return plan
+
+
+def plan_workers(
+    plan: dict[str, Any],
+    spec: RunSpec,
+    workers: Sequence[Worker],
+    cores: Mapping[Worker, Sequence[int]],
+) -> list[dict[str, Any]]:
+    """The part of a plan that a resize changes: its workers, in the order of their ranks."""
+    ranked = sorted(workers, key=lambda worker: (worker.role, worker.index))
+    return [
+        _worker(plan, spec, worker, rank, len(ranked), cores.get(worker, ()))
         for rank, worker in enumerate(ranked)
     ]
-    return plan
+
+
+def identity(worker: Worker) -> list[Any]:
+    """A worker and where it is, as JSON values."""
+    return [worker.role, worker.index, worker.node, list(worker.devices)]
 
 
 def pick_cores(cpus: float, load: Counter[int]) -> list[int]:
@@ -147,11 +171,10 @@ def _worker(
     rank: int,
     count: int,
     cores: Sequence[int],
-    resuming: bool,
 ) -> dict[str, Any]:
     role = _role(spec, worker)
     name = f"{role.name}-{worker.index}"
-    progress = Path(plan["progress_dir"]) / f"{rank}.json"
+    progress = Path(plan["progress_dir"]) / f"{name}.json"
     devices = ",".join(map(str, worker.devices))
     env = {
         "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
@@ -172,14 +195,23 @@ def _worker(
     if plan["torchrun"]:
         env |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
         env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each worker sees its devices alone
-    argv = list(spec.resume if resuming else role.argv)
-    container = None
-    if plan["engine"]:
-        container = f"presage-{plan['job']}-{plan['attempt']}-{name}"
-        argv = _in_container(plan, role, container, [*env, *plan["secrets"]], argv, devices)
+    if plan["agents"]:
+        # Without it, workers of a new size meet what those before left in the agents' store.
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    container = f"presage-{plan['job']}-{plan['attempt']}-{name}" if plan["engine"] else None
+
+    def started(argv: Sequence[str]) -> list[str]:
+        command = _agent(plan, role, name, argv) if plan["agents"] else list(argv)
+        if container is None:
+            return command
+        return _in_container(plan, role, container, [*env, *plan["secrets"]], command, devices)
+
     return {
         "name": name,
-        "argv": argv,
+        "is": identity(worker),
+        "argv": started(role.argv),
+        "resume": started(spec.resume) if spec.resume else None,
+        "agent": plan["agents"],
         "env": env,
         "cpus": list(cores),
         "memory": 0 if container else role.memory_mib * _MIB,
@@ -187,8 +219,30 @@ def _worker(
         "log": str(Path(plan["log_dir"]) / f"{name}.log"),
         "progress": str(progress),
         "container": container,
-        "cgroup": "presage-" + sha256(f"{plan['run']}/{rank}".encode()).hexdigest()[:24],
+        "cgroup": "presage-" + sha256(f"{plan['run']}/{name}".encode()).hexdigest()[:24],
     }
+
+
+def _agent(plan: dict[str, Any], role: RoleSpec, name: str, argv: Sequence[str]) -> list[str]:
+    """The command of a torchrun agent that runs a worker; see `_agent.py`."""
+    python = argv[0] if re.fullmatch(r"python[\d.]*", Path(argv[0]).name) else "python"
+    place = plan["progress_dir"]
+    return [
+        python,
+        f"{place}/agent.py",
+        f"--nnodes={role.min}:{role.max}",
+        "--nproc-per-node=1",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        "--rdzv-backend=presage",
+        f"--rdzv-endpoint={place}",
+        f"--rdzv-id={plan['job']}-{plan['attempt']}",
+        f"--rdzv-conf=member={name}",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={place}",
+        "--no-python",
+        *argv,
+    ]
 
 
 def _in_container(
@@ -240,10 +294,3 @@ def _secret(places: Places, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RunSpecError(f"{name!r} cannot be the name of a secret")
     return places.data / "secrets" / name
-
-
-def _has_content(directory: Path) -> bool:
-    try:
-        return next(directory.iterdir(), None) is not None
-    except OSError:
-        return False

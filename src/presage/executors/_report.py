@@ -22,6 +22,7 @@ _MIB = 1 << 20
 _LARGEST_PROGRESS = 64 << 10
 _MOST_METRICS = 64
 _PATIENCE_S = 600.0
+_MOST_WORKERS = 1_000_000
 
 
 class Reporter:
@@ -91,6 +92,22 @@ class Reporter:
                 new.write_text(json.dumps(report))
                 new.replace(self._run / "progress.json")
                 self.wake()
+
+    def request(self, file: Path) -> None:
+        """Pass on how many workers the job itself asked for, if it did."""
+        try:
+            asked = json.loads(file.read_bytes())["workers"]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            asked = None
+        with suppress(OSError):  # a full disk; it is tried again
+            if isinstance(asked, int) and 0 < asked <= _MOST_WORKERS:
+                new = self._run / "request.new"
+                new.write_text(json.dumps(asked))
+                new.replace(self._run / "request.json")
+                self.wake()
+            file.unlink(missing_ok=True)
 
     def sample(self, worker: str, used: Usage) -> None:
         """Add a sample of a worker to the telemetry of the job: counters since its start, and the

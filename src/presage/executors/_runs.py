@@ -47,6 +47,12 @@ class Run:
         self.over = False
         """Whether its last event was read."""
         self.cores: list[int] = []
+        self.resize_number = int(self.resize_request().get("number", 0))
+        """Number of the latest resize that was asked for."""
+        self._request = str(directory / "request.json")
+        self._taken = str(directory / "request.taken")
+        self._taken_before = True
+        """Whether there may be a request that an executor before this one took."""
         self._offset = 0
         self._progress_mark = (0, 0)
 
@@ -81,6 +87,24 @@ class Run:
             return None
         return report
 
+    def take_request(self) -> int | None:
+        """How many workers the job itself asked for, if it did. It is told again by the next
+        executor unless this one calls `request_is_safe`."""
+        try:
+            if os.path.exists(self._request):  # noqa: PTH110 (called very often)
+                os.replace(self._request, self._taken)  # noqa: PTH105
+            elif not self._taken_before:
+                return None
+            self._taken_before = False
+            return int(json.loads(Path(self._taken).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            self._taken_before = False
+            return None
+
+    def request_is_safe(self) -> None:
+        """The request that was taken is written down elsewhere."""
+        Path(self._taken).unlink(missing_ok=True)
+
     def guardian(self) -> int | None:
         """PID of the guardian, if it lives and has said so."""
         with suppress(OSError, ValueError):
@@ -107,6 +131,30 @@ class Run:
             if (pid := self.guardian()) is not None:
                 os.kill(pid, signal.SIGTERM)
             return
+        self._nudge()
+
+    def resize_request(self) -> dict[str, Any]:
+        """The latest resize that was asked for; empty if none was."""
+        with suppress(OSError, ValueError):
+            request: dict[str, Any] = json.loads((self.directory / "resize.json").read_bytes())
+            return request
+        return {}
+
+    def ask_to_resize(self, target: list[Any], workers: list[dict[str, Any]]) -> None:
+        """Leave word that the run is to have these workers. The same again keeps its number."""
+        latest = self.resize_request()
+        if latest.get("target") == target:
+            self.resize_number = latest["number"]
+            os.utime(self.directory / "resize.json")  # the guardian answers once more
+        else:
+            number = latest.get("number", 0) + 1
+            new = self.directory / "resize.new"
+            new.write_text(json.dumps({"number": number, "target": target, "workers": workers}))
+            new.replace(self.directory / "resize.json")
+            self.resize_number = number
+        self._nudge()
+
+    def _nudge(self) -> None:
         with suppress(OSError):  # not up yet, or gone; it looks for the word before it starts
             fd = os.open(self.directory / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:

@@ -49,6 +49,7 @@ class RoleSpec:
     name: str
     argv: tuple[str, ...]
     min: int
+    max: int
     cpus: float = 0.0
     """0 when the job does not say."""
     memory_mib: int = 0
@@ -78,6 +79,11 @@ class RunSpec:
     """What to start instead of the job's command when there is a checkpoint."""
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether each worker is a torchrun agent, since their number may change."""
+        return self.launcher == "torchrun" and any(role.min < role.max for role in self.roles)
 
     @classmethod
     def load(cls, path: Path) -> RunSpec:
@@ -150,10 +156,12 @@ def _role(
     """A role; what it does not say is said at the top. Memory may have been raised since."""
     resources = role.get("resources") or manifest.get("resources") or {}
     workers = role.get("workers") or manifest.get("workers") or 1
+    least, _, most = str(workers).partition("..")
     return RoleSpec(
         name=name,
         argv=argv_of(role.get("command") or manifest["command"]),
-        min=int(str(workers).partition("..")[0]),
+        min=int(least),
+        max=int(most or least),
         cpus=float(resources.get("cpus") or 0.0),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
     )

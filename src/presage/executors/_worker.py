@@ -47,6 +47,7 @@ class WorkerProcess:
 
     def __init__(self, plan: dict[str, Any], cgroup: str | None) -> None:
         self.name: str = plan["name"]
+        self.plan = plan
         self.argv: list[str] = plan["argv"]
         self.env: dict[str, str] = plan["env"]
         self.cpus: list[int] = plan["cpus"]
@@ -57,6 +58,8 @@ class WorkerProcess:
         self.log = Path(plan["log"])
         self.progress = Path(plan["progress"])
         self.container: str | None = plan["container"]
+        self.agent: bool = plan["agent"]
+        """Whether the first process is a torchrun agent and the program runs below it."""
         self.pid = 0
         self.status: int | None = None
         """As `waitpid` gave it, once the first process has ended."""
@@ -72,6 +75,11 @@ class WorkerProcess:
                 self.group = MemoryGroup(Path(cgroup) / plan["cgroup"], self.memory)
 
     # -- starting -------------------------------------------------------------------------------
+
+    def continue_from(self, checkpoints: Path) -> None:
+        """Start the command that the manifest has for it, if there is a checkpoint."""
+        if self.plan["resume"] and _has_content(checkpoints):
+            self.argv = self.plan["resume"]
 
     def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
         """Turn this forked process into the worker once `go` is closed, or say why not."""
@@ -201,11 +209,18 @@ class WorkerProcess:
 
     # -- stopping -------------------------------------------------------------------------------
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.ended and not self.alive
+
     def ask_to_stop(self) -> None:
         """SIGTERM to the program: to the first process and, as a shell passes nothing on, to what
         a shell runs. Helpers of the program (data loaders) are left alone, so that it can still
-        save a checkpoint."""
+        save a checkpoint; an agent would not spare them, so its program is asked directly."""
         rest = [] if self.ended else [self.pid]
+        if self.agent and not self.container:
+            rest = children(self.pid) or rest
         while rest:
             pid = rest.pop()
             stat = read_stat(pid)
@@ -215,6 +230,12 @@ class WorkerProcess:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
 
+    def dismiss(self) -> None:
+        """SIGTERM to the first process: an agent that leaves ends its program and goes."""
+        self._asked.append(self.pid)
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGTERM)
+
     def urge(self) -> None:
         """When all who were asked are gone and others are left, a wrapper did not pass the signal
         on: SIGTERM to all of them, once."""
@@ -223,9 +244,11 @@ class WorkerProcess:
             self.kill(signal.SIGTERM)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to its whole process group."""
-        with suppress(OSError):
-            os.killpg(self.pid, number)
+        """Send a signal to its whole process group, and to that of an agent's program."""
+        below = children(self.pid) if self.agent and not self.ended else []
+        for group in (*below, self.pid):
+            with suppress(OSError):
+                os.killpg(group, number)
 
 
 def start_all(
@@ -280,6 +303,13 @@ def _tail(path: Path, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
+
+
+def _has_content(directory: Path) -> bool:
+    try:
+        return next(directory.iterdir(), None) is not None
+    except OSError:
+        return False
 
 
 def _printable(line: str) -> str:

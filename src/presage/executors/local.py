@@ -7,6 +7,7 @@ moment: a new executor on the same data directory goes on where it was. ADR 0015
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -19,7 +20,15 @@ from threading import Timer
 from typing import Any
 
 from presage.executors._limits import delegated_group
-from presage.executors._plan import LOG_CAP, Places, inherited_environment, make_plan, pick_cores
+from presage.executors._plan import (
+    LOG_CAP,
+    Places,
+    identity,
+    inherited_environment,
+    make_plan,
+    pick_cores,
+    plan_workers,
+)
 from presage.executors._runs import Run, make_run, spawn_guardian, sweep
 from presage.executors._runspec import RunSpec, RunSpecError
 from presage.model.cluster import Node, Worker
@@ -30,6 +39,8 @@ from presage.model.event import (
     LaunchFailed,
     Outcome,
     Progress,
+    Resize,
+    ScaleRequested,
     Stop,
     event_from_json,
 )
@@ -66,6 +77,10 @@ class LocalExecutor:
         self._runs: dict[Key, Run] = {}
         self._waiting: dict[Key, Launch] = {}
         """Launches that wait for their turn, or for the rest of their workers."""
+        self._resizes: dict[Key, Resize] = {}
+        """Resizes that the guardians have not been told of yet."""
+        self._requested: list[Run] = []
+        """Runs whose wish for workers the last poll returned."""
         self._ended: set[Key] = set()
         self._told: list[Run] = []
         """Runs whose end the last poll returned."""
@@ -116,9 +131,18 @@ class LocalExecutor:
                 self._places.logs(*key).mkdir(parents=True, exist_ok=True)  # a late Launch sees it
         self._tell(JobExited(*key, Outcome.STOPPED, decision.reason))
 
+    def resize(self, decision: Resize) -> None:
+        """Change a run to exactly these workers; JobResized follows, or JobExited if it ends
+        first."""
+        self._resizes[(decision.job, decision.attempt)] = decision
+        self._pass_on_resizes()
+
     def poll(self, now: float) -> list[Fact]:
         """Facts since the last poll, in the order they happened. Asking again says that those of
         the last poll are safely written down."""
+        for run in self._requested:
+            run.request_is_safe()
+        self._requested.clear()
         for run in self._told:
             self._forget(run)
         self._told.clear()
@@ -129,6 +153,7 @@ class LocalExecutor:
         for key in list(self._suspects):
             facts += self._examine(key, now - clock)
         self._start_waiting()
+        self._pass_on_resizes()
         facts += self._facts
         self._facts = []
         facts.sort(key=lambda timed: timed[0])
@@ -246,6 +271,36 @@ class LocalExecutor:
         self._runs[key] = run
         self._watch_guardian(pid, key)
 
+    def _pass_on_resizes(self) -> None:
+        """Tell guardians of resizes. What cannot be written now is tried again; of a run that is
+        gone, the end is told."""
+        for key, decision in list(self._resizes.items()):
+            run = self._runs.get(key) or self._adopt(key)
+            if run is None or run.over:
+                del self._resizes[key]
+                continue
+            with suppress(OSError, RunSpecError):
+                self._ask_to_resize(run, decision)
+                del self._resizes[key]
+
+    def _ask_to_resize(self, run: Run, decision: Resize) -> None:
+        spec = RunSpec.load(self._places.job(run.job) / "job.json")
+        plan = run.plan()
+        held = {json.dumps(worker["is"]): worker["cpus"] for worker in plan["workers"]}
+        load = self._core_load.copy()
+        load.subtract(run.cores)
+        cores: dict[Worker, list[int]] = {}
+        for worker in decision.workers:
+            kept = held.get(json.dumps(identity(worker)))
+            cpus = spec.roles[worker.role].cpus
+            cores[worker] = pick_cores(cpus, load) if kept is None else kept
+            load.update(cores[worker])
+        workers = plan_workers(plan, spec, decision.workers, cores)
+        run.ask_to_resize([identity(worker) for worker in decision.workers], workers)
+        self._core_load.subtract(run.cores)
+        run.cores = [core for chosen in cores.values() for core in chosen]
+        self._core_load.update(run.cores)
+
     def _adopt_all(self) -> None:
         """Take over the runs that another executor on this data directory has started."""
         sweep(self._places.runs)
@@ -325,6 +380,8 @@ class LocalExecutor:
             when = float(line.pop("when"))
             if "at" in line:
                 line["at"] += shift
+            if line["type"] == "JobResized" and line.pop("number") != run.resize_number:
+                continue  # of an earlier resize: told before this executor took over
             fact = event_from_json(line)
             facts.append((when, fact))  # type: ignore[arg-type]  # guardians write facts only
             run.over = isinstance(fact, JobExited | LaunchFailed)
@@ -333,6 +390,10 @@ class LocalExecutor:
             when = facts[-1][0] if run.over else time.time()
             progress = Progress(run.job, run.attempt, report["done"], report["detail"])
             facts.insert(len(facts) - run.over, (when, progress))
+        wanted = None if run.over else run.take_request()
+        if wanted is not None:
+            facts.append((time.time(), ScaleRequested(run.job, wanted)))
+            self._requested.append(run)
         if run.over:
             self._told.append(run)
             self._suspects.discard((run.job, run.attempt))

@@ -57,6 +57,8 @@ class PolicyConfig(_Strict):
     gang: bool = True
     preempt: Literal["none", "rank", "order", "priority", "quota"] = "none"
     elastic: bool = False
+    shrink_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    grow_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_jobs_per_gpu: Annotated[int, Field(ge=1)] | None = None
     queues: dict[str, QueueConfig] = {}
 
@@ -64,6 +66,8 @@ class PolicyConfig(_Strict):
     def _parts_go_together(self) -> PolicyConfig:
         if self.preempt == "rank" and (self.elastic or self.backfill or not self.gang):
             raise ValueError("preempt: rank goes with neither elastic, backfill nor gang: false")
+        if (self.shrink_after_s or self.grow_after_s) and not self.elastic:
+            raise ValueError("shrink_after_s and grow_after_s need elastic: true")
         return self
 
 

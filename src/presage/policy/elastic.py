@@ -17,7 +17,7 @@ from presage.model.job import Job, JobState, Role
 from presage.policy.placer import Placer, Wanted
 from presage.policy.queues import Queues
 
-__all__ = ["fits_queue", "grow", "least_workers", "obey_scale_requests", "sizes"]
+__all__ = ["fits_queue", "grow", "least_workers", "obey_scale_requests", "resizable", "sizes"]
 
 PlacerOf = Callable[[Job], Placer]
 
@@ -48,10 +48,18 @@ def _least(roles: tuple[Role, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((r, k) for r, role in enumerate(roles) for k in range(role.min))
 
 
-def grow(plan: Plan, placer: PlacerOf, queues: Queues) -> None:
-    """Give idle room to running elastic jobs, one worker at a time, those with the fewest
-    first."""
-    jobs = [job for job in _resizable(plan) if job.spec.elastic]
+def grow(plan: Plan, placer: PlacerOf, queues: Queues, after_s: float = 0.0) -> None:
+    """Give idle room to running elastic jobs, one worker at a time, those with the fewest first.
+
+    Not to jobs that would lose their work by it, nor to those whose size changed just now.
+    """
+    jobs = [job for job in resizable(plan) if job.spec.checkpointable]
+    if after_s:
+        due = {job.id: job.mark + after_s for job in jobs}
+        jobs = [job for job in jobs if due[job.id] <= plan.now]
+        later = [at for at in due.values() if at > plan.now]
+        if later:
+            plan.wake_at(min(later))
     capacity = plan.state.capacity
     extra: dict[str, list[Worker]] = {job.id: [] for job in jobs}
     promised = dict.fromkeys((job.spec.queue for job in jobs), 0)
@@ -84,7 +92,7 @@ def obey_scale_requests(
     Under preemption by rank nobody grows while others wait: a larger job may no longer rank high
     enough, would be stopped and start small again, for ever.
     """
-    for job in _resizable(plan) if plan.state.scaling else ():
+    for job in resizable(plan) if plan.state.scaling else ():
         if job.wants is None:
             continue
         have = sum(worker.role == 0 for worker in job.allocation)
@@ -93,12 +101,23 @@ def obey_scale_requests(
             if kept is not None:
                 plan.resize(job, kept)
         elif job.wants > have and may_grow:
-            wanted: Wanted = new_workers(job.allocation, 0, job.wants - have)
-            if not fits_queue(job, plan, wanted, queues):
-                continue
-            found = placer(job).find(job, plan, wanted)
-            if found is not None:
-                plan.resize(job, job.allocation + found)
+            for more in range(job.wants - have, 0, -1):
+                wanted: Wanted = new_workers(job.allocation, 0, more)
+                if not fits_queue(job, plan, wanted, queues):
+                    continue
+                found = placer(job).find(job, plan, wanted)
+                if found is not None:
+                    plan.resize(job, job.allocation + found)
+                    break
+
+
+def resizable(plan: Plan) -> list[Job]:
+    """Elastic jobs that run and are not being resized."""
+    return [
+        job
+        for job in plan.state.active.values()
+        if job.state is JobState.RUNNING and job.resizing is None and job.spec.elastic
+    ]
 
 
 def fits_queue(
@@ -109,14 +128,6 @@ def fits_queue(
         return True
     milli = promised_milli + sum(ask_of(job, r).gpu_milli for r, _ in wanted)
     return queues.admit(job, plan, milli) is None
-
-
-def _resizable(plan: Plan) -> list[Job]:
-    return [
-        job
-        for job in plan.state.active.values()
-        if job.state is JobState.RUNNING and job.resizing is None
-    ]
 
 
 def _target(job: Job, r: int, most: int) -> int:

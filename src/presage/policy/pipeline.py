@@ -25,7 +25,14 @@ from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
 from presage.policy.backfill import Backfill
 from presage.policy.backlog import Backlog, Group, waits
-from presage.policy.elastic import fits_queue, grow, least_workers, obey_scale_requests, sizes
+from presage.policy.elastic import (
+    fits_queue,
+    grow,
+    least_workers,
+    obey_scale_requests,
+    resizable,
+    sizes,
+)
 from presage.policy.explain import describe, why_no_room
 from presage.policy.order import HasBand, HasRounds, Order
 from presage.policy.placer import Placer, Wanted
@@ -56,6 +63,10 @@ class Rules:
     gang: bool = True
     elastic: bool = False
     """Shrink elastic jobs for waiting ones and grow them into idle room."""
+    shrink_after_s: float = 0.0
+    """How long a job waits before others of its priority are shrunk for it."""
+    grow_after_s: float = 0.0
+    """How long an elastic job keeps its size before it grows."""
     prefers_estimates: bool = False
     """The order is made for estimated durations, even where true ones are known."""
 
@@ -102,7 +113,7 @@ class Pipeline:
             waiting = rules.ranked and bool(state.pending)
             obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
         if rules.elastic:
-            grow(plan, self._placer, rules.queues)
+            grow(plan, self._placer, rules.queues, rules.grow_after_s)
         if self._rounds is not None:
             self._wake_for_round(plan)
 
@@ -283,9 +294,21 @@ class Pipeline:
         group.failed_at = capacity.released
         if self._movable:
             victims = rules.reclaim(job, plan, predict) if rules.reclaim is not None else []
-            if make_room(job, plan, placer, group.least, victims, rules.elastic):
+            if make_room(job, plan, placer, group.least, victims, self._donors(job, plan)):
                 return None
         return _NO_ROOM
+
+    def _donors(self, job: Job, plan: Plan) -> list[Job]:
+        """Elastic jobs that would give workers to a waiting one: those of lower priority at once,
+        the others when it has waited long enough."""
+        if not self.rules.elastic:
+            return []
+        donors = [other for other in resizable(plan) if other.spec.checkpointable]
+        patient_until = job.since + self.rules.shrink_after_s
+        if plan.now >= patient_until:
+            return donors
+        plan.wake_at(patient_until)
+        return [other for other in donors if other.spec.priority < job.spec.priority]
 
     def _alone(self, plan: Plan) -> bool:
         """Whether no other job waits for room or would like to grow into it."""

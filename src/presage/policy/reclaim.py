@@ -106,14 +106,20 @@ def candidates(plan: Plan) -> list[Job]:
 
 
 def make_room(
-    job: Job, plan: Plan, placer: Placer, wanted: Wanted, victims: Sequence[Job], shrink: bool
+    job: Job,
+    plan: Plan,
+    placer: Placer,
+    wanted: Wanted,
+    victims: Sequence[Job],
+    donors: Sequence[Job],
 ) -> bool:
-    """Reserve room for a job, shrinking and stopping as few as possible; False changes nothing.
+    """Reserve room for a job, shrinking donors and stopping victims, as few as possible; False
+    changes nothing.
 
     Verified: nobody is disturbed unless the job then fits. Room that is being released anyway
     comes first.
     """
-    chips = _leaving(plan) + (_surplus(plan) if shrink else [])
+    chips = _leaving(plan) + _surplus(donors)
     free_chips = len(_leaving(plan))
     spared = {(id(victim), workers) for victim, workers in chips}
     for victim in victims:
@@ -179,19 +185,17 @@ def _leaving(plan: Plan) -> list[Chip]:
     return [(other, workers) for other, workers in chips if workers]
 
 
-def _surplus(plan: Plan) -> list[Chip]:
-    """Workers that elastic jobs hold above their minimum, one by one, the largest surplus
-    first."""
+def _surplus(donors: Sequence[Job]) -> list[Chip]:
+    """Workers that these jobs hold above their minimum, one by one, the largest surplus first."""
     chips: list[tuple[int, int, Chip]] = []
-    for job in plan.state.active.values():
-        if job.spec.elastic and job.state is JobState.RUNNING and job.resizing is None:
-            minimum = sum(role.min for role in job.spec.roles)
-            for k in range(1, len(job.allocation) - minimum + 1):
-                kept, before = shrunk(job, k), shrunk(job, k - 1)
-                if kept is None or before is None:
-                    break
-                gone = tuple(w for w in before if w not in kept)
-                chips.append((len(job.allocation) - k - minimum, job.seq, (job, gone)))
+    for job in donors:
+        minimum = sum(role.min for role in job.spec.roles)
+        for k in range(1, len(job.allocation) - minimum + 1):
+            kept, before = shrunk(job, k), shrunk(job, k - 1)
+            if kept is None or before is None:
+                break
+            gone = tuple(w for w in before if w not in kept)
+            chips.append((len(job.allocation) - k - minimum, job.seq, (job, gone)))
     chips.sort(key=lambda item: (-item[0], item[1]))
     return [chip for _, _, chip in chips]
 

@@ -28,7 +28,7 @@ NAMED: dict[str, PolicyConfig] = {
     "priority": PolicyConfig(order="priority", preempt="priority"),
     "fair_share": PolicyConfig(order="fair_share", preempt="quota"),
     "backfill": PolicyConfig(order="fifo", backfill=True),
-    "elastic": PolicyConfig(order="fifo", elastic=True),
+    "elastic": PolicyConfig(order="priority", preempt="priority", elastic=True),
 }
 """The named pipelines. Anything else is composed in a configuration file."""
 
@@ -101,6 +101,8 @@ def build(config: PolicyConfig | str) -> Pipeline:
             ranked=config.preempt == "rank",
             gang=config.gang,
             elastic=config.elastic,
+            shrink_after_s=config.shrink_after_s,
+            grow_after_s=config.grow_after_s,
             prefers_estimates=config.order == "qssf",
         )
     )
