@@ -1,0 +1,103 @@
+"""The few elements of our own; each is a small Vue component beside it, and needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+__all__ = ["ClusterMap", "JobTable", "LogView", "ManifestForm", "map_changes"]
+
+
+class ClusterMap(ui.element, component="components/cluster_map.js"):
+    """Nodes as boxes, devices as cells."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        super().__init__()
+        self._data = data
+        # As text: the library would wrap every list of a value, to see whether it changes.
+        self.props["data"] = json.dumps(data)
+
+    def show(self, data: dict[str, Any]) -> None:
+        """Send what is different from what it shows."""
+        old, self._data = self._data, data
+        if data is old:
+            return
+        changes = map_changes(old, data)
+        if changes is None:
+            self.run_method("replace", data)
+        elif any(changes):
+            self.run_method("patch", *changes)
+
+
+Changes = tuple[list[dict[str, Any]], list[int], dict[int, dict[str, Any]]]
+_latest: tuple[Any, Any, Changes | None] = (None, None, None)
+
+
+def map_changes(old: dict[str, Any], new: dict[str, Any]) -> Changes | None:
+    """Jobs that came, numbers of those that went, and nodes that changed, by their place; None
+    when the nodes are not the same ones. Pages that show the same have it worked out once."""
+    global _latest
+    if _latest[0] is old and _latest[1] is new:
+        return _latest[2]
+    changes: Changes | None = None
+    if [node["name"] for node in old["nodes"]] == [node["name"] for node in new["nodes"]]:
+        before = {job["number"] for job in old["jobs"]}
+        now = {job["number"] for job in new["jobs"]}
+        pairs = zip(old["nodes"], new["nodes"], strict=True)
+        changes = (
+            [job for job in new["jobs"] if job["number"] not in before],
+            sorted(before - now),
+            {place: node for place, (was, node) in enumerate(pairs) if was != node},
+        )
+    _latest = (old, new, changes)
+    return changes
+
+
+class JobTable(ui.element, component="components/job_table.js"):
+    """A page of jobs."""
+
+    def __init__(self, caption: str) -> None:
+        super().__init__()
+        self.props["rows"] = []
+        self.props["caption"] = caption
+
+    def show(self, rows: list[dict[str, Any]], *, eta: bool) -> None:
+        """Show these jobs; a column for estimates where the API has them."""
+        if rows != self.props["rows"] or eta != self.props.get("eta", False):
+            with self.props.suspend_updates():
+                self.props["rows"] = rows
+                self.props["eta"] = eta
+            self.update()
+
+
+class LogView(ui.element, component="components/log_view.js"):
+    """The output of a worker."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.props["text"] = text
+
+    def append(self, text: str) -> None:
+        """More of it."""
+        self.run_method("append", text)
+
+    def replace(self, text: str) -> None:
+        """Another output."""
+        self.run_method("replace", text)
+
+
+class ManifestForm(ui.element, component="components/manifest_form.js"):
+    """A manifest that is typed, pasted or read from a file."""
+
+    def __init__(self, initial: str, submitted: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.props["initial"] = initial
+
+        async def take(event: GenericEventArguments) -> None:
+            await submitted(str(event.args))
+
+        self.on("manifest", take)

@@ -1,0 +1,270 @@
+"""One job: where it stands and how it got there, its output, what it uses, and what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from nicegui import ui
+
+from presage.web.backend import ApiError, part
+from presage.web.charts import Line, LineChart
+from presage.web.frame import Tag, Visit, begin, notice
+from presage.web.logs import Output
+from presage.web.words import clock, duration, eta_text, where, worker_bounds
+
+__all__: list[str] = []
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+_ACTIONS = {
+    "halt": ("Halt", "Halt this job?", "It takes a checkpoint and can go on later."),
+    "resume": ("Resume", "Resume this job?", "It goes on from its checkpoint when there is room."),
+    "stop": ("Stop", "Stop this job for good?", "It takes a checkpoint where it can, then ends."),
+}
+_MOST_METRICS = 6
+_MOST_LINES = 16
+_COUNTERS = ("done", "step", "steps", "epoch", "epochs")
+
+
+@ui.page("/jobs/{job_id}")
+async def job(request: Request, job_id: str) -> Response | None:
+    """Everything about one job."""
+    visit = await begin(request)
+    if isinstance(visit, Response):
+        return visit
+    try:
+        body = await visit.get(f"/jobs/{part(job_id)}")
+    except ApiError as error:
+        with visit.page("Job", "/queue"):
+            notice(str(error), "error")
+        return None
+    with visit.page(body["id"], "/queue"):
+        page = _JobPage(visit, body)
+        await page.build()
+    visit.every(1.0, page.update)
+    return None
+
+
+class _JobPage:
+    """The parts of the page, and what keeps them up to date."""
+
+    def __init__(self, visit: Visit, body: dict[str, Any]) -> None:
+        self._visit, self._body = visit, body
+        self._path = f"/jobs/{part(body['id'])}"
+        self._turn = 0
+
+    async def build(self) -> None:
+        """Draw everything."""
+        with ui.element("section").classes("card"):
+            self._facts = _Facts()
+            bounds = worker_bounds(await self._visit.get(f"{self._path}/manifest"))
+            self._buttons = _Buttons(self._visit, self._path, bounds, self.update)
+        with ui.element("section").classes("card"):
+            Tag("h2", "What happened")
+            self._timeline = ui.element("ol").classes("timeline")
+        self._output = Output(self._visit, self._path)
+        await self._output.build()
+        with ui.element("div").classes("grid"):
+            self._cpu = LineChart("Cores in use", "cores")
+            self._memory = LineChart("Memory in use", "MiB")
+            self._workers = LineChart("Workers", "workers", steps=True)
+            self._metrics: dict[str, LineChart] = {}
+        self._grid = self._workers.card.parent_slot
+        self._history: Any = None
+        self._show(self._body)
+        await self._charts()
+
+    async def update(self) -> None:
+        """Ask again and show what is different."""
+        over = self._body["status"] in ENDED
+        self._turn += 1
+        if not over or self._turn % 10 == 0:
+            body = await self._visit.get(self._path, max_age_s=0.8)
+            if body is not self._body:
+                self._body = body
+                self._show(body)
+        if not over or self._turn % 10 == 1:
+            await self._output.update()
+        if self._turn % (60 if over else 5) == 0:
+            await self._charts()
+
+    def _show(self, body: dict[str, Any]) -> None:
+        self._facts.show(body)
+        self._buttons.show(body)
+        if body["history"] != self._history:
+            self._history = body["history"]
+            self._timeline.clear()
+            with self._timeline:
+                for item in self._history:
+                    with ui.element("li"):
+                        Tag("span", clock(item["at"]), "soft")
+                        Tag("span", item["status"], f"status {item['status']}")
+                        Tag("span", item["reason"]["text"], "why")
+
+    async def _charts(self) -> None:
+        usage = await self._visit.get(f"{self._path}/telemetry", max_age_s=4.0, points=200)
+        several = len({item["attempt"] for item in usage["series"]}) > 1
+
+        def lines(key: str) -> list[Line]:
+            return [
+                (
+                    f"{item['worker']}, attempt {item['attempt']}" if several else item["worker"],
+                    item["at"],
+                    item[key],
+                )
+                for item in usage["series"][:_MOST_LINES]
+            ]
+
+        self._cpu.show(lines("cpu_cores"))
+        self._memory.show(lines("rss_mib"))
+        reports = await self._visit.get(f"{self._path}/progress", max_age_s=4.0)
+        at, workers = reports["at"], reports["workers"]
+        if at and self._body["status"] not in ENDED:  # as many as at the last change
+            at, workers = [*at, time.time()], [*workers, workers[-1]]
+        self._workers.show([("workers", at, workers)])
+        shown = [name for name in reports["metrics"] if name not in _COUNTERS]
+        shown += [name for name in ("done",) if name in reports["metrics"]]
+        for name in shown[:_MOST_METRICS]:
+            if name not in self._metrics and self._grid is not None:
+                with self._grid:
+                    title = "Progress (share done)" if name == "done" else name
+                    self._metrics[name] = LineChart(title)
+            self._metrics[name].show([(name, reports["at"], reports["metrics"][name])])
+
+
+class _Facts:
+    """What a job is, in a few words."""
+
+    _NAMES = ("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress")
+
+    def __init__(self) -> None:
+        with ui.element("p"):
+            self._status = Tag("span", "", "status", role="status", data_testid="status")
+            self._reason = Tag("span", "", "soft")
+        with ui.element("dl").classes("facts"):
+            self._values: dict[str, Tag] = {}
+            for name in self._NAMES:
+                with ui.element("div"):
+                    Tag("dt", name)
+                    self._values[name] = Tag("dd", "–")
+
+    def show(self, body: dict[str, Any]) -> None:
+        """Show a job as it is now."""
+        status = body["status"]
+        self._status.say(status)
+        self._status.classes(replace=f"status {status}")
+        eta = eta_text(body)
+        words = [body["stage"], body["reason"]["text"], f"starts in about {eta}" if eta else ""]
+        self._reason.say(" " + " · ".join(word for word in words if word))
+        last = body["history"][-1]["at"]
+        started, ended = body["started_at"], body["ended_at"]
+        waited = (started or ended or last) - body["submitted_at"]
+        ran = f"since {clock(started)[11:]}" if started else "–"
+        if started and ended:
+            ran = duration(ended - started)
+        report = body["progress"] or {}
+        figures = {
+            "Owner": body["owner"],
+            "Queue": body["queue"],
+            "Attempt": str(body["attempt"]),
+            "Workers": str(body["workers"]),
+            "Nodes": where(body) or "–",
+            "Waited": duration(waited) if status != "QUEUED" else "still waits",
+            "Ran": ran,
+            "Progress": f"{report['done']:.0%}" if "done" in report else "–",
+        }
+        for name, text in figures.items():
+            self._values[name].say(text)
+
+
+class _Buttons:
+    """What somebody may do with a job; each asks before it does it."""
+
+    def __init__(
+        self,
+        visit: Visit,
+        path: str,
+        bounds: tuple[int, int] | None,
+        after: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._visit, self._path, self._bounds, self._after = visit, path, bounds, after
+        self._place = ui.element("div").classes("row-of-buttons").style("margin-top: 14px")
+        self._shown: tuple[str, ...] = ("?",)
+
+    def show(self, body: dict[str, Any]) -> None:
+        """Offer what is possible now."""
+        offered = self._offered(body)
+        if offered == self._shown:
+            return
+        self._shown = offered
+        self._place.clear()
+        with self._place:
+            if body["status"] not in ENDED and not self._visit.may_change(body):
+                Tag("p", f"This job is {body['owner']}'s; you may look at it only.", "soft")
+            for what in offered:
+                if what == "scale":
+                    self._scale(body)
+                else:
+                    self._button(what)
+
+    def _offered(self, body: dict[str, Any]) -> tuple[str, ...]:
+        if body["status"] in ENDED or not self._visit.may_change(body):
+            return ()
+        if body["status"] == "HALTED":
+            return ("resume", "stop")
+        can_scale = self._bounds and self._visit.offers("POST", "/jobs/{job_id}/scale")
+        return ("halt", *(("scale",) if can_scale else ()), "stop")
+
+    def _button(self, what: str) -> None:
+        name, question, words = _ACTIONS[what]
+        kind = "danger" if what == "stop" else ""
+        button = Tag("button", name, kind, type="button")
+        button.on("click", lambda: self._ask(what, name, question, words, {}))
+
+    def _scale(self, body: dict[str, Any]) -> None:
+        with Tag("label", "Workers ", "soft"):
+            least, most = self._bounds or (1, 1)
+            field = Tag("input", type="number", min=str(least), max=str(most))
+            field.style("width: 90px").props["value"] = str(body["workers"] or least)
+        wanted = {"workers": body["workers"] or 1}
+
+        def typed(event: Any) -> None:
+            text = str(event.args)
+            wanted["workers"] = int(text) if text.isdigit() else 0
+
+        field.on("input", typed, js_handler="(event) => emit(event.target.value)")
+        Tag("button", "Scale", type="button").on(
+            "click",
+            lambda: self._ask(
+                "scale",
+                "Scale",
+                f"Have {wanted['workers']} workers?",
+                "The job takes a checkpoint and goes on with the new size.",
+                {"json": {"workers": wanted["workers"]}},
+            ),
+        )
+
+    async def _ask(self, what: str, name: str, question: str, words: str, rest: Any) -> None:
+        with ui.dialog() as dialog, ui.element("div").classes("sheet"):
+            Tag("h2", question, id="question")
+            Tag("p", words)
+            with ui.element("div").classes("row-of-buttons"):
+                kind = "danger" if what == "stop" else "primary"
+                yes = Tag("button", f"{name} it", kind, type="button")
+                yes.on("click", lambda: dialog.submit(True))
+                no = Tag("button", "Leave it as it is", type="button")
+                no.on("click", lambda: dialog.submit(False))
+        dialog.props("aria-labelledby=question")
+        if await dialog:
+            await self._tell(what, rest)
+        dialog.delete()
+
+    async def _tell(self, what: str, rest: Any) -> None:
+        try:
+            await self._visit.post(f"{self._path}/{what}", **rest)
+            await self._after()
+        except ApiError as error:
+            ui.notify(str(error), type="negative", close_button="Close", timeout=0)

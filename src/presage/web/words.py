@@ -1,0 +1,94 @@
+"""How figures and times are written, and what is worked out from series; nothing here draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "amount",
+    "clock",
+    "duration",
+    "eta_text",
+    "gpu_figures",
+    "where",
+    "why",
+    "worker_bounds",
+]
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it: `45 s`, `12 min`, `3.5 h`, `4 d`."""
+    for size, name in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            value = seconds / size
+            return f"{value:.0f} {name}" if value >= 10 else f"{value:.1f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def clock(at: float | None) -> str:
+    """A moment, in the time of the server."""
+    return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def amount(value: float) -> str:
+    """A number as people write it."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def eta_text(job: dict[str, Any]) -> str:
+    """When a job that waits is expected to start; empty when the API does not say."""
+    eta = job.get("eta_s")
+    if not eta or job["status"] != "QUEUED":
+        return ""
+    low, mid, high = (duration(float(eta[key])) for key in ("p10", "p50", "p90"))
+    return f"{mid} ({low} to {high})"
+
+
+def worker_bounds(manifest: dict[str, Any]) -> tuple[int, int] | None:
+    """Between how many workers a job may be scaled; None when their number is fixed."""
+    roles = manifest.get("roles")
+    holder = next(iter(roles.values())) if roles else manifest
+    least, dots, most = str(holder.get("workers", 1)).partition("..")
+    return (int(least), int(most)) if dots and least.isdigit() and most.isdigit() else None
+
+
+def where(job: dict[str, Any]) -> str:
+    """The nodes of a job, the first few by name."""
+    nodes: Sequence[str] = job["nodes"]
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[:3]) + more
+
+
+def why(job: dict[str, Any], waits: dict[str, Any] | None = None) -> str:
+    """What a row says of a job: what it waits for, where it runs, or how it ended."""
+    if waits is not None and job["status"] == "QUEUED":
+        return str(waits["reason"]["text"])
+    text = str(job["reason"]["text"])
+    return " · ".join(part for part in (job["stage"], text, where(job)) if part)
+
+
+def gpu_figures(series: dict[str, list[float]]) -> dict[str, float]:
+    """Of a utilization history: the mean share of GPUs that is held, GPU-hours that were idle
+    while jobs waited, and the mean share of asked cores and memory that was not used."""
+    at = series["at"]
+    held = idle_h = total = 0.0
+    for k in range(len(at) - 1):
+        span = min(at[k + 1] - at[k], 900.0)  # a longer gap is a server that was down
+        held += series["gpus_held"][k] * span
+        total += series["gpus"][k] * span
+        if series["pending"][k] > 0:
+            idle_h += max(0.0, series["gpus"][k] - series["gpus_held"][k]) * span / 3600
+    return {
+        "held": held / total if total else 0.0,
+        "idle_h": idle_h,
+        "cpus_unused": _unused(series["cpus_asked"], series["cpus_used"]),
+        "memory_unused": _unused(series["memory_asked_mib"], series["memory_used_mib"]),
+    }
+
+
+def _unused(asked: Sequence[float], used: Sequence[float]) -> float:
+    total = sum(asked)
+    lost = sum(max(0.0, a - u) for a, u in zip(asked, used, strict=True))
+    return lost / total if total else 0.0

@@ -1,0 +1,82 @@
+"""A server with users, and a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.server.kit import Server, Zygote
+
+ROOT_TOKEN = "presage_root-of-the-pages"
+PEOPLE = {"ada": ("user", "red"), "eve": ("user", "blue"), "victor": ("viewer", "")}
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that wants a token."""
+    zygote = Zygote(tmp_path_factory.mktemp("commands"))
+    data = tmp_path_factory.mktemp("pages") / "data"
+    server = Server(zygote, data, nodes="3x4", env={"PRESAGE_TOKEN": ROOT_TOKEN}, token=ROOT_TOKEN)
+    yield server.start()
+    server.close()
+    zygote.close()
+
+
+@pytest.fixture(scope="session")
+def tokens(guarded: Server) -> dict[str, str]:
+    """A token of each person."""
+    with guarded.client() as client:
+        made = {name: client.add_user(name, *about)["token"] for name, about in PEOPLE.items()}
+    return {**made, "admin": ROOT_TOKEN}
+
+
+@pytest.fixture(scope="session")
+def browser(program: Callable[..., str]) -> Iterator[Browser]:
+    """The system's Chromium."""
+    chromium = program("chromium", "chromium-browser")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield started
+        started.close()
+
+
+Visitor = Callable[..., Page]
+
+
+@pytest.fixture
+def visit(browser: Browser, guarded: Server, tokens: dict[str, str]) -> Iterator[Visitor]:
+    """Opens a page in a browser of its own, as somebody who has signed in. The test fails when a
+    script of the page did, or when it asked another host for something."""
+    contexts = []
+    broken: list[str] = []
+
+    def open_page(path: str, who: str | None = "ada", *, width: int = 1280) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 844})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: broken.append(str(error)))
+        page.on(
+            "request",
+            lambda asked: (
+                None
+                if asked.url.startswith((guarded.url, "data:", "blob:"))
+                else broken.append(asked.url)
+            ),
+        )
+        if who is not None:
+            name, token = "presage_token", tokens[who]
+            context.add_cookies(
+                [{"name": name, "value": token, "domain": "127.0.0.1", "path": "/ui"}]
+            )
+        page.goto(guarded.url + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not broken

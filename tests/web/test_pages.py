@@ -1,0 +1,243 @@
+"""The pages in a real browser: sign in, submit, watch, read, stop, and what is not allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.server.kit import Server
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+Visitor = Callable[..., Page]
+
+MANIFEST = """\
+name: browsed
+command: for i in $(seq 100); do echo line $i; sleep 0.2; done
+workers: 2
+resources: {gpus: 1, cpus: 1, memory: 64Mi}
+"""
+
+
+def submit(server: Server, token: str, command: str = "sleep 60", name: str = "job") -> str:
+    """A job of somebody's."""
+    body = {"name": name, "command": command, "resources": {"gpus": 1}}
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = server.http.post("/api/v1/jobs", json=body, headers=headers)
+    assert answer.status_code == 201, answer.text
+    made: str = answer.json()["id"]
+    return made
+
+
+def test_a_job_from_its_manifest_to_its_end(visit: Visitor, guarded: Server) -> None:
+    page = visit("/ui/submit")
+    page.get_by_label("Manifest").fill(MANIFEST)
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile(r":\d+/ui/jobs/browsed-"))
+    status = page.get_by_test_id("status")
+    expect(status).to_have_text("PROCESSING")
+    output = page.get_by_role("log")
+    expect(output).to_contain_text("line 2\n")  # it comes without a reload
+    page.get_by_role("combobox", name="Worker").select_option(label="worker-1, attempt 1")
+    expect(output).to_contain_text("line 3\n")
+    chart = page.get_by_role("img", name=re.compile("Memory in use"))
+    expect(chart).to_have_attribute("aria-label", re.compile("worker-1: now"))
+
+    page.get_by_role("button", name="Stop", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Leave it as it is").click()
+    expect(dialog).to_have_count(0)
+    assert guarded.job(page.url.rpartition("/")[2])["status"] == "PROCESSING"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop it").click()
+    expect(status).to_have_text("CANCELLED")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    expect(page.locator(".timeline li")).to_have_count(4)
+
+
+def test_halt_and_resume(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
+    job = submit(guarded, tokens["ada"])
+    page = visit(f"/ui/jobs/{job}")
+    page.get_by_role("button", name="Halt").click()
+    page.get_by_role("button", name="Halt it").click()
+    expect(page.get_by_test_id("status")).to_have_text("HALTED")
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Resume it").click()
+    expect(page.get_by_test_id("status")).to_have_text("PROCESSING")
+    guarded.tell(job, "stop")
+    guarded.wait(job)
+
+
+def test_scale(visit: Visitor, guarded: Server) -> None:
+    job = guarded.submit("sleep 60", workers="1..3", resources={"gpus": 1}, grace="1s")
+    guarded.wait(job, "PROCESSING")
+    page = visit(f"/ui/jobs/{job}", "admin")
+    size = page.locator("dl.facts div").filter(has_text="Workers").locator("dd")
+    before = int(size.inner_text())
+    wanted = 2 if before != 2 else 1
+    page.get_by_role("spinbutton", name="Workers").fill("9")
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_role("button", name="Scale it").click()
+    expect(page.get_by_text("1 to 3 workers, not 9")).to_be_visible()
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("spinbutton", name="Workers").fill(str(wanted))
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_role("button", name="Scale it").click()
+    expect(size).to_have_text(str(wanted))
+    guarded.tell(job, "stop")
+    guarded.wait(job)
+    fixed = guarded.submit("sleep 60")
+    page.goto(f"{guarded.url}/ui/jobs/{fixed}")
+    expect(page.get_by_role("button", name="Halt")).to_be_visible()
+    expect(page.get_by_role("button", name="Scale")).to_have_count(0)
+    guarded.tell(fixed, "stop")
+    guarded.wait(fixed)
+
+
+def test_a_bad_manifest_is_explained(visit: Visitor) -> None:
+    page = visit("/ui/submit")
+    page.get_by_label("Manifest").fill("name: a\ncomand: x\n")
+    page.get_by_role("button", name="Submit the job").click()
+    expect(page.get_by_role("alert")).to_contain_text("line 2")
+    assert page.url.endswith("/ui/submit")
+
+
+def test_who_may_not(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
+    job = submit(guarded, tokens["ada"], name="secret")
+    guarded.wait(job, "PROCESSING")
+    viewer = visit(f"/ui/jobs/{job}", "victor")
+    expect(viewer.get_by_text("you may look at it only")).to_be_visible()
+    expect(viewer.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    viewer.goto(f"{guarded.url}/ui/submit")
+    expect(viewer.get_by_text("may not submit")).to_be_visible()
+    expect(viewer.get_by_role("button", name="Submit the job")).to_have_count(0)
+
+    other = visit(f"/ui/jobs/{job}", "eve")
+    expect(other.get_by_role("alert")).to_contain_text("there is no job")
+    other.goto(f"{guarded.url}/ui/queue")
+    expect(other.get_by_text("No job fits.")).to_be_visible()
+    other.goto(f"{guarded.url}/ui/")
+    expect(other.get_by_text("jobs you may not see")).to_be_visible()
+    assert job not in other.content()
+    guarded.tell(job, "stop")
+    guarded.wait(job)
+
+
+def test_a_token_is_asked_for_and_never_shown(
+    visit: Visitor, guarded: Server, tokens: dict[str, str]
+) -> None:
+    page = visit("/ui/queue?show=failed", None)
+    assert "/ui/sign-in?next=" in page.url
+    page.get_by_label("Token").fill("presage_nonsense")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+
+    page.goto(f"{guarded.url}/ui/queue?show=failed")
+    page.get_by_label("Token").fill(tokens["ada"])
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{guarded.url}/ui/queue?show=failed")
+    expect(page.get_by_label("Show")).to_have_value("failed")
+    (cookie,) = [item for item in page.context.cookies() if item["name"] == "presage_token"]
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Lax"
+    assert tokens["ada"] not in page.content()
+    assert tokens["ada"] not in page.url
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url(re.compile(r":\d+/ui/sign-in"))
+    assert "presage_token" not in {item["name"] for item in page.context.cookies()}
+
+
+@pytest.mark.parametrize("next", ["//evil.example/x", "https://evil.example", "/ui//evil.example"])
+def test_signing_in_leads_nowhere_else(guarded: Server, tokens: dict[str, str], next: str) -> None:
+    form = {"token": tokens["ada"], "next": next}
+    answer = guarded.http.post("/ui/session", data=form, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/")
+
+
+def test_other_pages_cannot_sign_somebody_in(guarded: Server, tokens: dict[str, str]) -> None:
+    answer = guarded.http.post(
+        "/ui/session", data={"token": tokens["eve"]}, headers={"Origin": "https://evil.example"}
+    )
+    assert answer.status_code == 403
+
+
+def test_a_revoked_token_ends_the_visit(visit: Visitor, guarded: Server) -> None:
+    with guarded.client() as client:
+        token = client.add_user("short", "viewer")["token"]
+        page = visit("/ui/", None)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Cluster")).to_be_visible()
+        client.remove_user("short")
+    page.wait_for_url(re.compile(r":\d+/ui/sign-in\?next="), timeout=15_000)
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_the_map_follows_the_cluster_and_the_keyboard(
+    visit: Visitor, guarded: Server, tokens: dict[str, str]
+) -> None:
+    page = visit("/ui/", "admin")
+    held = page.locator(".tiles dd").first
+    expect(held).to_have_text("0 of 12")
+    job = submit(guarded, tokens["ada"], name="mapped")
+    expect(held).to_have_text("1 of 12")  # without a reload
+    nodes = page.get_by_role("listbox", name="Nodes")
+    nodes.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(nodes.get_by_role("option", selected=True)).to_have_attribute(
+        "aria-label", re.compile("of 4 GPUs held")
+    )
+    page.get_by_label("Find a node, job or owner").fill("mapped")
+    expect(page.locator(".node")).to_have_count(1)
+    page.locator(".node").click()
+    page.get_by_role("link", name=job).click()
+    page.wait_for_url(re.compile(f"/ui/jobs/{job}"))
+    guarded.tell(job, "stop")
+    guarded.wait(job)
+
+
+def test_jobs_come_in_pages(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
+    guarded.submit("sleep 60", workers=3, resources={"gpus": 4})
+    for number in range(52):
+        submit(guarded, tokens["ada"], name=f"many-{number}")
+    page = visit("/ui/queue?show=waiting&owner=ada")
+    rows = page.locator("table.list tbody tr")
+    expect(rows).to_have_count(50)
+    expect(rows.first).to_contain_text("many-51")
+    expect(rows.first).to_contain_text("0 GPUs free")
+    page.get_by_role("button", name="Older").click()
+    expect(rows.last).to_contain_text("many-0-")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Newer").click()
+    expect(rows).to_have_count(50)
+    page.get_by_label("Show").select_option("halted")
+    expect(page.get_by_text("No job fits.")).to_be_visible()
+    assert "show=halted" in page.url
+    guarded.stop_everything()
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/", "/ui/queue", "/ui/utilization", "/ui/policies", "/ui/submit"]
+)
+def test_it_fits_a_phone_and_has_names_for_everything(visit: Visitor, path: str) -> None:
+    page = visit(path, width=390)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("main").count() == 1
+    assert page.locator("html").get_attribute("lang")
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll('input, select, textarea')].filter(field =>
+            field.type !== 'hidden' && !field.labels?.length && !field.ariaLabel).length"""
+    )
+    assert unnamed == 0
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_what_is_not_there_is_said(visit: Visitor, guarded: Server) -> None:
+    page = visit("/ui/jobs/none")
+    expect(page.get_by_role("alert")).to_contain_text("there is no job none")
+    assert guarded.http.get("/", follow_redirects=False).headers["location"] == "/ui/"
