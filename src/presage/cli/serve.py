@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -98,6 +99,8 @@ def serve(
             )
         say(f"Presage answers at {settings.url}  ({describe(there)}, policy {policy})")
         say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
+        if find_spec("nicegui") is not None:
+            say(f"dashboard: {settings.url}/ui/")
         uvicorn.Server(
             uvicorn.Config(
                 app,
