@@ -184,12 +184,13 @@ def test_a_file_in_the_working_directory_replaces_no_library(
 
 def test_nothing_is_left_behind(user_code: Any, tmp_path: Path) -> None:
     files, before = _open_files(), set(tmp_path.rglob("*"))
+    children = set(psutil.Process().children())  # other tests of this worker may have had some
     with pytest.raises(UserError):
         user_code("import os\nos.abort()\n")
     assert user_code("def build():\n    return 1\n") == 1
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "model.py"}
     assert _open_files() == files
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= children
 
 
 def _open_files() -> set[str]:
