@@ -41,6 +41,14 @@ def test_the_jobs_ahead_are_counted() -> None:
     assert "ahead" not in s.why("j1")
 
 
+def test_jobs_without_gpus_hear_of_cores_and_memory() -> None:
+    s = Scenario([Node("n", cpu_milli=2000, memory_mib=4096)])
+    role = Role("worker", Resources(cpu_milli=1000, memory_mib=3072), 1, 1)
+    s.submit(JobSpec("a", (role,)), JobSpec("b", (role,)))
+    text = "needs 1 core, 3 GiB on one node; the freest node has 1 core, 1 GiB free"
+    assert s.why("b") == text
+
+
 def test_a_job_that_fits_but_must_wait_its_turn() -> None:
     s = Scenario(nodes(4))
     s.submit(job("a", gpus=2), job("head", gpus=4), job("small"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -77,6 +78,9 @@ def serve(
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Threads wait for each other at most this long: reads stay quick while others submit.
     sys.setswitchinterval(0.001)
+    gc.collect()
+    gc.freeze()  # what is imported stays: do not look through it again and again
+    gc.set_threshold(50_000, 20, 100)
     with _listen(host, port) as listener:
         settings = Settings(
             data=(data or default_data()).expanduser().absolute(),

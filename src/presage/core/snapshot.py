@@ -1,10 +1,7 @@
-"""A state as JSON values and back: so that a start does not have to fold the whole journal, and
-so that a
-live state can be copied and run ahead.
+"""A state as JSON values and back, so that a start does not have to fold the whole journal.
 
 Equal states give equal snapshots. What can be derived (free capacity, indexes) is written for
-comparison and
-made anew when a snapshot is read.
+comparison and made anew when a snapshot is read.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from presage.core.capacity import Capacity, bits
 from presage.core.plan import Plan
 from presage.core.workers import ask_of
-from presage.model.cluster import WHOLE_GPU, Resources, gpu_count
+from presage.model.cluster import UNLIMITED, WHOLE_GPU, Resources, gpu_count
 from presage.model.job import Job, Placement, Reason, ReasonCode
 from presage.policy.placer import Placer
 from presage.policy.score import Topology, free_gpus
@@ -58,15 +58,32 @@ def _room(job: Job, capacity: Capacity) -> str:
     if 0 < largest < WHOLE_GPU:
         best_share = max((max(capacity.free_gpu[i], default=0) for i in bits(nodes)), default=0)
         return f"the freest{kind} GPU has {gpu_count(max(0, best_share))} free"
+    if not largest:
+        return f"the freest node has {_rest(capacity, nodes)} free"
     each = max(1, largest // WHOLE_GPU)
     places = sum(capacity.whole[i] // each for i in bits(nodes))
     wanted = sum(role.min for r, role in enumerate(roles) if ask_of(job, r).gpu_milli)
     if places >= wanted and not capacity.plain:
-        return f"the nodes with enough{kind} GPUs lack CPU or memory ({total} GPUs free)"
+        enough = sum(1 << i for i in bits(nodes) if capacity.whole[i] >= each)
+        rest = _rest(capacity, enough)
+        return f"the nodes with enough free{kind} GPUs lack CPU or memory (the freest has {rest})"
     if wanted > 1 and best >= each:
         workers = "worker" if places == 1 else "workers"
         return f"{total}{kind} GPUs are free, room for {places} such {workers}"
     return f"the best node has {best}{kind} GPUs free, {total} free in all"
+
+
+def _rest(capacity: Capacity, nodes: int) -> str:
+    """CPU and memory of the node that has most CPU left."""
+    best = max(bits(nodes), key=lambda i: (capacity.free_cpu[i], capacity.free_memory[i]))
+    cpu, memory = capacity.free_cpu[best], capacity.free_memory[best]
+    parts = [_cores(cpu)] if cpu < UNLIMITED // 2 else []
+    parts += [f"{memory / 1024:.3g} GiB"] if memory < UNLIMITED // 2 else []
+    return ", ".join(parts) or "any CPU and memory"
+
+
+def _cores(milli: int) -> str:
+    return f"{milli / 1000:g} core{'' if milli == 1000 else 's'}"
 
 
 def _types(job: Job) -> tuple[str, ...]:
@@ -90,7 +107,7 @@ def _each(ask: Resources, types: str) -> str:
     if ask.gpu_memory_mib:
         parts.append(f"{ask.gpu_memory_mib / 1024:g} GiB of GPU memory")
     if ask.cpu_milli:
-        parts.append(f"{ask.cpu_milli / 1000:g} cores")
+        parts.append(_cores(ask.cpu_milli))
     if ask.memory_mib:
         parts.append(f"{ask.memory_mib / 1024:g} GiB")
     return ", ".join(parts) or "nothing"

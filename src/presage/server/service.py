@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from presage.core.engine import Engine
-from presage.executors.local import LocalExecutor
 from presage.manifest import Manifest, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -25,8 +24,8 @@ from presage.model.job import Job
 from presage.policy import registry
 from presage.server.auth import Accounts, Denied, may_change, may_see
 from presage.server.board import ENDED
+from presage.server.executors import make_executor
 from presage.server.live import Answers, Live, NotLeading
-from presage.server.plans import ElasticPlans
 from presage.server.problems import Conflict, NotFound
 from presage.server.seat import Seat
 from presage.server.settings import Settings
@@ -62,25 +61,6 @@ class Declared:
         return Estimate.exact(1.0 + len(neighbours), "times", "fair shares")
 
 
-class _Prepared(LocalExecutor):
-    """The local executor; before a launch, what it needs of a job is put where it looks."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._plans = ElasticPlans(service.store.jobs.get)
-        super().__init__(service.settings.data, service.settings.nodes)
-
-    def launch(self, decision: ev.Launch) -> None:
-        """Write the job's file from its row, then start it."""
-        self._service.write_job_file(decision.job)
-        super().launch(decision)
-
-    def poll(self, now: float) -> list[ev.Fact]:
-        """What happened, and what plans of manifests ask for because of it."""
-        facts = super().poll(now)
-        return facts + self._plans.requests(facts)
-
-
 class Service:
     """A server's parts. Everything here may be called from any thread."""
 
@@ -92,11 +72,13 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token)
         self._waiting: list[asyncio.Future[None]] = []
+        self.turnstile = asyncio.Semaphore(1)
+        """Submissions pass one by one, so that a crowd of them lets others through between."""
         self._submitting: dict[str, asyncio.Task[JobRow]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.live = Live(
             self.store,
-            lambda: _Prepared(self),
+            lambda: make_executor(self),
             lambda: registry.build(settings.policy),
             Declared(),
             seat=Seat(settings.data),
