@@ -34,6 +34,8 @@ from presage.store.records import AuditEntry, JobRow, User
 
 __all__ = ["Declared", "Service"]
 
+_AT_ONCE = 4
+"""Requests that are answered in one go."""
 _ANSWER_S = 15.0
 """How long a request waits for the disk before it is told to ask again."""
 
@@ -97,7 +99,7 @@ class Service:
 
     def _answer(self, answers: Answers) -> None:
         """Pass on answers of the deciding loop, all of them in one go; called by that loop."""
-        self._soon(_deliver, answers)
+        self._soon(_deliver, self.loop, answers)
 
     def _tell(self) -> None:
         """Wake whoever waits for news; called by the deciding loop."""
@@ -258,9 +260,12 @@ class Service:
             raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
 
 
-def _deliver(answers: list[tuple[Any, Exception | None]]) -> None:
-    """Answer requests, on the thread that they wait on."""
-    for ticket, error in answers:
+def _deliver(loop: asyncio.AbstractEventLoop, answers: list[tuple[Any, Exception | None]]) -> None:
+    """Answer requests, on the thread that they wait on: a few at a time, so that a crowd of them
+    lets others through between."""
+    if len(answers) > _AT_ONCE:
+        loop.call_soon(_deliver, loop, answers[_AT_ONCE:])
+    for ticket, error in answers[:_AT_ONCE]:
         if ticket.done():
             continue
         if error is None:
