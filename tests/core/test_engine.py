@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from presage.core.state import State
 from presage.model import event as ev
-from presage.model.cluster import Device, Node
-from presage.model.job import JobState, Reason, ReasonCode, StopIntent
+from presage.model.cluster import Device, Node, Resources
+from presage.model.estimate import Estimate, Estimates
+from presage.model.job import JobSpec, JobState, Reason, ReasonCode, Role, StopIntent
 from presage.policy.config import PolicyConfig
 from tests.scenario import Scenario, job, nodes
 
@@ -187,3 +189,30 @@ def test_a_stop_keeps_its_reason_for_the_time_after() -> None:
     reason = s.engine.state.jobs["a"].reason
     assert reason is not None
     assert reason.text == "made room for job urgent"
+
+
+def test_limits_are_decided_for_a_run_and_go_with_it() -> None:
+    s = Scenario([Node("n0", (Device(),), cpu_milli=8000, memory_mib=8192)])
+    ask = Resources(cpu_milli=4000, memory_mib=4096, gpu_milli=1000)
+    s.submit(JobSpec("a", (Role("worker", ask),)))
+    why = Reason(ReasonCode.OK, "phase 2")
+    wanted = Resources(cpu_milli=1000, memory_mib=9999)
+
+    (decision,) = s.go(ev.LimitsAdvised("a", 1, wanted, why))
+    capped = Resources(cpu_milli=1000, memory_mib=4096)
+    assert decision == ev.Limit("a", 1, capped, why)
+    assert s.engine.state.jobs["a"].limits == capped
+    assert State.restore(s.engine.state.snapshot()).jobs["a"].limits == capped
+
+    assert s.go(ev.LimitsAdvised("a", 1, wanted, why)) == []  # it has them
+    assert s.go(ev.LimitsAdvised("a", 7, Resources(cpu_milli=1), why)) == []  # another run
+    s.go(exited("a", ev.Outcome.LOST))
+    assert s.engine.state.jobs["a"].limits is None
+
+
+def test_what_was_foreseen_stays_with_the_job() -> None:
+    s = Scenario(nodes(1))
+    foreseen = Estimates("v1", runtime_s=Estimate.exact(60.0, "s", "test"))
+    s.go(ev.JobSubmitted(job("a"), foreseen))
+    assert s.engine.state.jobs["a"].estimates == foreseen
+    assert State.restore(s.engine.state.snapshot()).jobs["a"].estimates == foreseen

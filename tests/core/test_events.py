@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from presage.model.cluster import Node, Worker
+from presage.model.cluster import Node, Resources, Worker
+from presage.model.estimate import Estimate, Estimates
 from presage.model.event import (
     DECISIONS,
     FACTS,
@@ -31,6 +32,7 @@ names = st.text(min_size=1, max_size=8)
 counts = st.integers(0, 1 << 40)
 times = st.floats(allow_nan=False, allow_infinity=False)
 reasons = st.builds(Reason, st.sampled_from(ReasonCode), st.text(max_size=20))
+estimates = st.builds(Estimate, times, times, times, names, names)
 workers = st.builds(Worker, counts, counts, names, st.lists(counts, max_size=3).map(tuple))
 
 FIELDS: dict[Any, SearchStrategy[Any]] = {
@@ -45,6 +47,8 @@ FIELDS: dict[Any, SearchStrategy[Any]] = {
     Outcome: st.sampled_from(Outcome),
     StopIntent: st.sampled_from(StopIntent),
     Reason: reasons,
+    Resources: st.builds(Resources, counts, counts, counts, counts),
+    Estimates | None: st.none() | st.builds(Estimates, names, runtime_s=st.none() | estimates),
     Reason | None: st.none() | reasons,
     tuple[Worker, ...]: st.lists(workers, max_size=3).map(tuple),
 }

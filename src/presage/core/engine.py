@@ -1,8 +1,8 @@
 """Facts in, decisions out: the scheduler as one synchronous function.
 
 The engine applies facts, answers the requests that leave no choice (cancel, halt, a lost node),
-launches
-jobs whose reserved room is free, and asks the policy for the rest. It never calls the world.
+launches jobs whose reserved room is free, and asks the policy for the rest. It never calls the
+world.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 from presage.core.plan import Plan
 from presage.core.ports import Policy, Predictor
 from presage.core.state import State
+from presage.core.workers import ask_of
 from presage.model import event as ev
+from presage.model.cluster import Resources
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 
 __all__ = ["Engine"]
@@ -112,6 +114,19 @@ def _on_node_down(plan: Plan, fact: ev.NodeDown) -> None:
             plan.stop(job, StopIntent.REQUEUE, reason)
 
 
+def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
+    job = plan.state.active.get(fact.job)
+    if job is None or job.attempt != fact.attempt or job.state is not JobState.RUNNING:
+        return
+    ask = ask_of(job, 0)
+    limits = Resources(
+        cpu_milli=min(fact.limits.cpu_milli, ask.cpu_milli or fact.limits.cpu_milli),
+        memory_mib=min(fact.limits.memory_mib, ask.memory_mib or fact.limits.memory_mib),
+    )
+    if limits != job.limits:
+        plan.limit(job, limits, fact.reason)
+
+
 def _is_on(job: Job, node: str) -> bool:
     workers = job.allocation + (job.resizing or ())
     return any(worker.node == node for worker in workers)
@@ -121,4 +136,5 @@ _FOLLOW_UPS: dict[type[Any], Any] = {
     ev.CancelRequested: _on_cancel,
     ev.HaltRequested: _on_halt,
     ev.NodeDown: _on_node_down,
+    ev.LimitsAdvised: _on_limits_advised,
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from presage.core.engine import Engine
-from presage.core.ports import CanResize, Executor, Store
+from presage.core.ports import CanLimit, CanResize, Executor, Store
 from presage.core.state import State
 from presage.model.errors import InternalError
-from presage.model.event import Decision, Event, Fact, Launch, Resize, Stop, Woke
+from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
 
 __all__ = ["act", "fold", "step"]
 
@@ -52,6 +52,8 @@ def act(executor: Executor, decisions: Iterable[Decision]) -> None:
             if not isinstance(executor, CanResize):
                 raise InternalError(f"{type(executor).__name__} cannot resize a job")
             executor.resize(decision)
+        elif isinstance(decision, Limit) and isinstance(executor, CanLimit):
+            executor.limit(decision)
 
 
 def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> State:

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from presage.core.state import State
-from presage.model.cluster import Worker
-from presage.model.event import Decision, Launch, Reject, Reserve, Resize, Stop, WakeAt
+from presage.model.cluster import Resources, Worker
+from presage.model.event import Decision, Launch, Limit, Reject, Reserve, Resize, Stop, WakeAt
 from presage.model.job import Job, JobState, Reason, StopIntent
 
 __all__ = ["Plan"]
@@ -55,6 +55,10 @@ class Plan:
     def resize(self, job: Job, workers: tuple[Worker, ...]) -> None:
         """Change a running job to exactly these workers."""
         self._do(Resize(job.id, job.attempt, workers))
+
+    def limit(self, job: Job, limits: Resources, reason: Reason) -> None:
+        """Hold a running job's workers to less CPU and memory than they asked for."""
+        self._do(Limit(job.id, job.attempt, limits, reason))
 
     def reserve(self, job: Job, workers: tuple[Worker, ...]) -> None:
         """Hold room for a pending job, part of which is still being released."""

@@ -1,10 +1,8 @@
 """Every Protocol of the system on one screen: what can be plugged in, and what it must keep.
 
 Policies and predictors are pure: same inputs, same answers; no clock, no I/O, no random stream.
-Executors
-and stores touch the world. All calls come from one deciding loop, so none of them needs to be
-thread-safe
-towards itself.
+Executors and stores touch the world. All calls come from one deciding loop, so none of them needs
+to be thread-safe towards itself.
 """
 
 from __future__ import annotations
@@ -14,13 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from presage.model.cluster import Node, Worker
 from presage.model.estimate import Estimate
-from presage.model.event import Decision, Event, Fact, Launch, Resize, Stop
+from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop
 from presage.model.job import Job, Reason
 
 if TYPE_CHECKING:
     from presage.core.plan import Plan
 
-__all__ = ["CanResize", "Executor", "KeepsSnapshots", "Policy", "Predictor", "SortKey", "Store"]
+__all__ = [
+    "CanLimit",
+    "CanResize",
+    "Executor",
+    "KeepsSnapshots",
+    "Policy",
+    "Predictor",
+    "SortKey",
+    "Store",
+]
 
 SortKey: TypeAlias = tuple[Any, ...]
 """Total: it ends with the submission sequence."""
@@ -86,6 +93,15 @@ class CanResize(Protocol):
 
     def resize(self, decision: Resize) -> None:
         """Change a run to exactly these workers."""
+        ...
+
+
+@runtime_checkable
+class CanLimit(Protocol):
+    """An executor that can hold running workers to less CPU and memory."""
+
+    def limit(self, decision: Limit) -> None:
+        """Hold each worker of the first role to these limits; never below what it uses now."""
         ...
 
 

@@ -85,6 +85,7 @@ class State:
             ev.Progress: self._progress,
             ev.StageChanged: self._stage_changed,
             ev.PhaseChanged: self._phase_changed,
+            ev.LimitsAdvised: self._limits_advised,
             ev.NodeUp: self._node_up,
             ev.NodeDown: self._node_down,
             ev.NodeDraining: self._node_draining,
@@ -92,6 +93,7 @@ class State:
             ev.Launch: self._launch,
             ev.Stop: self._stop,
             ev.Resize: self._resize,
+            ev.Limit: self._limit,
             ev.Reserve: self._reserve,
             ev.WakeAt: self._wake_at,
             ev.Reject: self._reject,
@@ -174,6 +176,7 @@ class State:
         if job_id in self.jobs:
             return
         job = Job(spec, self.submitted, now, now)
+        job.estimates = e.estimates
         self.submitted += 1
         self.shapes[spec.roles] = self.shapes.get(spec.roles, 0) + 1
         self.jobs[job_id] = self.pending[job_id] = job
@@ -291,6 +294,9 @@ class State:
         if (job := self._run(e)) is not None:
             job.phase = e.phase
 
+    def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
+        """The engine decides; nothing is different yet."""
+
     # -- nodes ----------------------------------------------------------------------------------
 
     def _node_up(self, now: float, e: ev.NodeUp) -> None:
@@ -368,6 +374,9 @@ class State:
         self._settle(now, job)
         job.resizing = e.workers
         self._hold(job, tuple(worker for worker in e.workers if worker not in had))
+
+    def _limit(self, now: float, e: ev.Limit) -> None:
+        self.jobs[e.job].limits = e.limits
 
     def _reserve(self, now: float, e: ev.Reserve) -> None:
         self._drop_reservation(e.job)
@@ -475,6 +484,7 @@ class State:
             job.resizing = None
         self._give(job, job.allocation)
         job.allocation = ()
+        job.limits = None
         if self.incomplete:
             self.incomplete.pop(job.spec.id, None)
 
@@ -528,6 +538,7 @@ _RESTORED = (
     "attempt",
     "allocation",
     "resizing",
+    "limits",
     "intent",
     "reason",
     "since",

@@ -2,8 +2,7 @@
 and out.
 
 A journal is a sequence of (time, event). Facts about a run name (job, attempt). Adding an event
-type
-means adding it to a union below, a handler to `core.state`, and a line to
+type means adding it to a union below, a handler to `core.state`, and a line to
 docs/reference/events.md.
 """
 
@@ -14,8 +13,9 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from presage.model.cluster import Node, Worker
+from presage.model.cluster import Node, Resources, Worker
 from presage.model.codec import decode, encode
+from presage.model.estimate import Estimates
 from presage.model.job import JobSpec, Reason, StopIntent
 from presage.model.value import value
 
@@ -33,6 +33,8 @@ __all__ = [
     "JobSubmitted",
     "Launch",
     "LaunchFailed",
+    "Limit",
+    "LimitsAdvised",
     "NodeDown",
     "NodeDraining",
     "NodeUp",
@@ -73,6 +75,8 @@ class JobSubmitted:
     """Somebody submitted a job."""
 
     spec: JobSpec
+    estimates: Estimates | None = None
+    """What was foreseen of it then."""
 
 
 @value
@@ -173,6 +177,16 @@ class PhaseChanged:
 
 
 @value
+class LimitsAdvised:
+    """A run needs no more than these limits on CPU and memory for each worker, as things are."""
+
+    job: str
+    attempt: int
+    limits: Resources
+    reason: Reason
+
+
+@value
 class NodeUp:
     """A node joined, came back, or is no longer drained."""
 
@@ -227,6 +241,17 @@ class Resize:
 
 
 @value
+class Limit:
+    """Hold each worker of a run's first role to this CPU and memory, never more than it asked
+    for."""
+
+    job: str
+    attempt: int
+    limits: Resources
+    reason: Reason
+
+
+@value
 class Reserve:
     """Hold this room, part of it still being released, for a job; no workers drops the hold.
 
@@ -265,12 +290,13 @@ Fact: TypeAlias = (
     | Progress
     | StageChanged
     | PhaseChanged
+    | LimitsAdvised
     | NodeUp
     | NodeDown
     | NodeDraining
     | Woke
 )
-Decision: TypeAlias = Launch | Stop | Resize | Reserve | WakeAt | Reject
+Decision: TypeAlias = Launch | Stop | Resize | Limit | Reserve | WakeAt | Reject
 Event: TypeAlias = Fact | Decision
 
 FACTS: tuple[type[Any], ...] = Fact.__args__

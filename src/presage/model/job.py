@@ -1,8 +1,7 @@
 """What a job asks for (`JobSpec`), where it stands (`Job`, `JobState`), and why (`Reason`).
 
 Everything here is a frozen value except `Job`, the one record that changes: only
-`core.state.State`
-writes it, everybody else reads it.
+`core.state.State` writes it, everybody else reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from enum import StrEnum
 from math import ceil
 
 from presage.model.cluster import UNLIMITED, WHOLE_GPU, Resources, Worker
+from presage.model.estimate import Estimates
 from presage.model.value import value
 
 __all__ = [
@@ -237,6 +237,11 @@ class Job:
     """Share of its work that is done, as last reported."""
     stage: str = ""
     phase: int | None = None
+    limits: Resources | None = None
+    """CPU and memory that each worker of its first role is held to, when that is less than it
+    asked for."""
+    estimates: Estimates | None = None
+    """What was foreseen of it when it was submitted."""
     ran_s: float = 0.0
     """Seconds it ran, up to `mark`."""
     gpu_s: float = 0.0

@@ -471,6 +471,9 @@ def _unconfirmed(state: State) -> Iterable[ev.Decision]:
             yield ev.Launch(job.id, job.attempt, job.allocation)
             if job.resizing is not None:
                 yield ev.Resize(job.id, job.attempt, job.resizing)
+            if job.limits is not None:
+                reason = Reason(ReasonCode.OK, "limits it had")
+                yield ev.Limit(job.id, job.attempt, job.limits, reason)
 
 
 def _refusal(error: BaseException) -> Exception:
