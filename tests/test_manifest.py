@@ -19,11 +19,14 @@ from presage.edge import read_yaml
 from presage.manifest import (
     EXAMPLE,
     LIMITS,
+    Foreseen,
     Manifest,
     ManifestError,
     advice,
     parse_manifest,
     read_manifest,
+    resolved,
+    says_auto,
     to_spec,
 )
 from presage.model.cluster import Resources
@@ -307,6 +310,45 @@ def test_an_alias_that_saves_writing_is_welcome() -> None:
     )
     asked = [role.resources for role in manifest.all_roles.values()]
     assert [(each.gpus, each.cpus) for each in asked] == [(1, None), (1, None), (1, 2)]
+
+
+def test_a_model_is_a_name_or_says_more() -> None:
+    short = parse("name: a\ncommand: x\nmodel: zoo:resnet50\n")
+    assert short.model is not None
+    assert (short.model.ref, short.model.batch, short.model.steps) == ("zoo:resnet50", 32, None)
+    long = parse("name: a\ncommand: x\nmodel: {ref: zoo:bert, batch: 8, steps: 100}\n")
+    assert long.model is not None
+    assert (long.model.batch, long.model.steps) == (8, 100)
+    assert to_spec(long, "j", "me").model == "zoo:bert"
+    assert Manifest.from_json(long.to_json()) == long
+
+
+def test_auto_becomes_a_number_from_what_is_foreseen() -> None:
+    manifest = parse("name: a\ncommand: x\nresources: {memory: auto, gpus: auto}\n")
+    assert says_auto(manifest)
+    known = Foreseen(memory_mib=1000.0, gpu_memory_mib=6000.0, utilization=0.2, gpu_room_mib=16e3)
+    done = resolved(manifest, known)
+    assert not says_auto(done)
+    assert done.resources is not None
+    assert (done.resources.memory, done.resources.gpus) == ("1152Mi", 0.5)
+    alone = resolved(manifest.model_copy(update={"share": False}), known)
+    assert alone.resources is not None
+    assert alone.resources.gpus == 1
+    roles = parse("name: a\ncommand: x\nroles: {worker: {resources: {gpu_memory: auto}}}\n")
+    worker = resolved(roles, known).all_roles["worker"].resources
+    assert worker.gpu_memory == "6912Mi"
+
+
+def test_auto_without_knowledge_says_what_to_do() -> None:
+    manifest = parse("name: a\ncommand: x\nresources: {memory: auto}\n")
+    with pytest.raises(ManifestError, match="nothing is known of this job yet"):
+        resolved(manifest, Foreseen())
+    gpus = parse("name: a\ncommand: x\nresources: {gpus: auto}\n")
+    big = Foreseen(gpu_memory_mib=90e3, utilization=0.9, gpu_room_mib=40e3)
+    with pytest.raises(ManifestError, match="use a smaller batch"):
+        resolved(gpus, big)
+    with pytest.raises(ManifestError, match="write memory with its unit"):
+        parse("name: a\ncommand: x\nretry: {oom: {ceiling: auto}}\n")
 
 
 def test_the_example_is_valid_and_names_every_key() -> None:

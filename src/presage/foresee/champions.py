@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import log
 from pathlib import Path
@@ -31,6 +32,8 @@ QUANTITIES = {"memory": "MiB", "step_time": "ms"}
 _JUDGES = 0.25
 """The part of the runs, the latest, that decide; a challenger has not seen them."""
 _LEAST_JUDGES = 5
+_MOST_RUNS = 5000
+"""Runs that are read back, the latest."""
 _BETTER = 0.98
 """A challenger's error must be at most this part of the champion's."""
 
@@ -91,6 +94,34 @@ class Champions:
             return OwnRuns.from_json(json.loads(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
+
+    def add(self, quantity: str, run: OwnRun) -> None:
+        """Keep a run to learn from; when this returns, it is on the disk."""
+        path = self._known(quantity) / "runs.jsonl"
+        line = json.dumps(encode(run), allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def runs(self, quantity: str) -> list[OwnRun]:
+        """The latest runs that were kept, oldest first; a line that a crash tore is left out."""
+        path = self._known(quantity) / "runs.jsonl"
+        try:
+            lines = path.read_bytes().splitlines()[-_MOST_RUNS:]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        found: list[OwnRun] = []
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                found.append(decode(OwnRun, json.loads(line)))
+        return found
 
     def challenge(
         self, quantity: str, runs: Sequence[OwnRun], at: float, challenger: OwnRuns | None = None

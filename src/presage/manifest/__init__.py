@@ -16,9 +16,11 @@ from pathlib import Path
 
 from presage.edge import Limits, parse_json, parse_yaml, read_yaml
 from presage.manifest.advice import advice
+from presage.manifest.auto import Foreseen, resolved, says_auto
 from presage.manifest.schema import (
     Manifest,
     ManifestError,
+    ModelReference,
     RoleManifest,
     WorkerResources,
 )
@@ -27,14 +29,18 @@ from presage.manifest.spec import argv, to_spec
 __all__ = [
     "EXAMPLE",
     "LIMITS",
+    "Foreseen",
     "Manifest",
     "ManifestError",
+    "ModelReference",
     "RoleManifest",
     "WorkerResources",
     "advice",
     "argv",
     "parse_manifest",
     "read_manifest",
+    "resolved",
+    "says_auto",
     "to_spec",
 ]
 

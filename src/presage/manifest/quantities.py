@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 __all__ = [
+    "AUTO",
     "MOST_WORKERS",
     "duration_s",
     "elastic_plan",
     "gpus",
     "memory",
     "memory_mib",
+    "memory_or_auto",
     "named_urls",
     "shown",
     "url",
@@ -27,6 +29,8 @@ __all__ = [
     "workers",
 ]
 
+AUTO = "auto"
+"""To be foreseen when the job is submitted."""
 MOST_WORKERS = 10_000
 _MOST_MIB = 1 << 30  # a PiB
 _LONGEST_S = 366 * 86_400.0
@@ -85,9 +89,14 @@ def memory(value: object) -> str:
     return f"{mib}Mi"
 
 
+def memory_or_auto(value: object) -> str:
+    """The same, or `auto`."""
+    return AUTO if value == AUTO else memory(value)
+
+
 def memory_mib(value: str | None) -> int:
-    """MiB of what `memory` gave; nothing is 0."""
-    return 0 if value is None else int(value.removesuffix("Mi"))
+    """MiB of what `memory` gave; nothing is 0, and so is what is still to be foreseen."""
+    return 0 if value is None or value == AUTO else int(value.removesuffix("Mi"))
 
 
 def duration_s(value: object) -> float:
@@ -106,8 +115,10 @@ def duration_s(value: object) -> float:
     return seconds
 
 
-def gpus(value: object) -> int | float:
-    """Whole GPUs (`2`), or a part of one (`0.5`)."""
+def gpus(value: object) -> int | float | str:
+    """Whole GPUs (`2`), or a part of one (`0.5`); `auto` as it is."""
+    if value == AUTO:
+        return AUTO
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"write whole GPUs (2) or a part of one (0.5), not {shown(value)}")
     if value == 0 or (1 <= value <= _MOST_GPUS and value == int(value)):

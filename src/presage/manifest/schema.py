@@ -136,13 +136,20 @@ Memory = Annotated[
     BeforeValidator(quantities.memory),
     WithJsonSchema({"type": "string", "examples": ["2Gi"]}),
 ]
+MemoryOrAuto = Annotated[
+    str,
+    BeforeValidator(quantities.memory_or_auto),
+    WithJsonSchema({"type": "string", "examples": ["2Gi", "auto"]}),
+]
 Workers = Annotated[
     int | str, BeforeValidator(quantities.workers), WithJsonSchema({**_SPAN, "examples": ["2..8"]})
 ]
 Gpus = Annotated[
-    int | float,
+    int | float | str,
     BeforeValidator(quantities.gpus),
-    WithJsonSchema({"type": "number", "minimum": 0, "examples": [1, 0.5]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"const": "auto"}], "examples": [1, 0.5]}
+    ),
 ]
 Command = Annotated[str | Annotated[list[str], Field(max_length=4096)], BeforeValidator(_command)]
 Url = Annotated[str, AfterValidator(quantities.url)]
@@ -159,9 +166,9 @@ class WorkerResources(_Strict):
     """What each worker needs; what is not given is not limited."""
 
     cpus: Annotated[float, Field(ge=0.001, le=100_000)] | None = None
-    memory: Memory | None = None
+    memory: MemoryOrAuto | None = None
     gpus: Gpus | None = None
-    gpu_memory: Memory | None = None
+    gpu_memory: MemoryOrAuto | None = None
     gpu_type: (
         Annotated[
             Types,
@@ -212,6 +219,23 @@ class Retry(_Strict):
     oom: OomRetry | None = None
 
 
+def _reference(value: object) -> object:
+    return {"ref": value} if isinstance(value, str) else value
+
+
+class ModelReference(_Strict):
+    """What a job trains, to foresee what it needs: zoo:resnet50, or a file of its folder that is
+    data (model.onnx, config.json)."""
+
+    ref: Annotated[Text, Field(min_length=1, max_length=1024)]
+    batch: Annotated[int, Field(ge=1, le=1 << 20)] = 32
+    """Of one worker."""
+    steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """How many training steps it will do in all."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    precision: Literal["fp32", "amp", "bf16"] = "fp32"
+
+
 class ElasticStep(_Strict):
     """From this epoch on, so many workers."""
 
@@ -254,7 +278,15 @@ class Manifest(_Strict):
         BeforeValidator(quantities.elastic_plan),
         WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "string"}]}),
     ] = []
-    model: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    model: (
+        Annotated[
+            ModelReference,
+            BeforeValidator(_reference),
+            WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+        ]
+        | None
+    ) = None
+    rightsize: bool = True
     labels: Annotated[dict[Name, VariableText], Field(max_length=64)] = {}
     webhooks: Annotated[list[Annotated[str, AfterValidator(_webhook)]], Field(max_length=16)] = []
 

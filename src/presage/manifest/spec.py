@@ -31,7 +31,7 @@ def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
         max_retries=manifest.retry.failures,
         oom=OomRetry(oom.times, oom.factor, memory_mib(oom.ceiling)) if oom else None,
         time_limit_s=manifest.time_limit,
-        model=manifest.model,
+        model=manifest.model.ref if manifest.model else None,
         labels=dict(manifest.labels),
         entrypoint=argv(next(iter(roles.values())).command or ""),
     )
@@ -49,7 +49,9 @@ def _role(name: str, role: RoleManifest) -> Role:
 
 
 def _resources(asked: WorkerResources) -> Resources:
-    if asked.gpus is not None:
+    if isinstance(asked.gpus, str):
+        gpu_milli = WHOLE_GPU  # auto, and nobody has foreseen it
+    elif asked.gpus is not None:
         gpu_milli = round(asked.gpus * WHOLE_GPU)
     else:
         gpu_milli = MEMORY_SHARE_MILLI if asked.gpu_memory else 0

@@ -1,0 +1,155 @@
+"""`presage models`: what was learned from own runs, which version answers, and who says so."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from presage.cli._output import print_json, say
+from presage.foresee.champions import QUANTITIES, Champions, Standing, error_of
+from presage.model.errors import UserError
+
+__all__ = ["models"]
+
+models = typer.Typer(
+    name="models",
+    help="What was learned from own runs: list, compare, pin and roll back versions.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Data = Annotated[
+    Path | None,
+    typer.Option(help="The server's --data.", show_default="~/.local/share/presage/server"),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+_Quantity = Annotated[str, typer.Argument(help=f"{', '.join(QUANTITIES)}.")]
+
+
+@models.callback(invoke_without_command=True)
+def _list(context: typer.Context, data: _Data = None, json: _Json = False) -> None:
+    """List the versions of every quantity; the one that answers is marked."""
+    if context.invoked_subcommand is None:
+        listing(data, json)
+
+
+@models.command("list")
+def listing(data: _Data = None, json: _Json = False) -> None:
+    """List the versions of every quantity; the one that answers is marked."""
+    champions = _champions(data)
+    standings = {name: champions.standing(name) for name in QUANTITIES}
+    if json:
+        print_json({name: _as_json(standing) for name, standing in standings.items()})
+        return
+    for name, standing in standings.items():
+        Console().print(_table(name, standing))
+    if not any(standing.versions for standing in standings.values()):
+        say(f"nothing was learned yet in {champions.folder}; run jobs with a model reference")
+
+
+@models.command()
+def compare(
+    quantity: _Quantity,
+    first: Annotated[int, typer.Argument(help="A version; 0 is the estimators alone.")],
+    second: Annotated[int, typer.Argument(help="Another one.")],
+    last: Annotated[int, typer.Option(min=1, help="Runs to compare on, the latest.")] = 20,
+    data: _Data = None,
+    json: _Json = False,
+) -> None:
+    """Compare two versions on the latest runs; both may have learned from some of them."""
+    champions = _champions(data)
+    runs = champions.runs(quantity)[-last:]
+    if not runs:
+        raise UserError(f"no runs were kept of {quantity}; there is nothing to compare on")
+    errors = {n: error_of(champions.model(quantity, n), runs) for n in (first, second)}
+    if json:
+        print_json(
+            {
+                "quantity": quantity,
+                "runs": len(runs),
+                "errors": {str(n): errors[n] for n in errors},
+            }
+        )
+        return
+    for number, error in errors.items():
+        told = "knows none of them" if error is None else f"off by {100 * error:.1f} % on average"
+        say(f"{quantity} {number}: {told} ({len(runs)} runs)")
+
+
+@models.command()
+def pin(
+    quantity: _Quantity,
+    version: Annotated[int, typer.Argument(help="The version that is to answer.")],
+    data: _Data = None,
+    json: _Json = False,
+) -> None:
+    """Have a version answer, whatever challengers come, until `unpin`."""
+    _told(quantity, _champions(data).pin(quantity, version), json)
+
+
+@models.command()
+def unpin(quantity: _Quantity, data: _Data = None, json: _Json = False) -> None:
+    """Let better challengers replace the champion again."""
+    _told(quantity, _champions(data).unpin(quantity), json)
+
+
+@models.command()
+def rollback(quantity: _Quantity, data: _Data = None, json: _Json = False) -> None:
+    """Have the champion before the present one answer again, pinned."""
+    _told(quantity, _champions(data).rollback(quantity), json)
+
+
+def _champions(data: Path | None) -> Champions:
+    from presage.server.settings import default_data
+
+    return Champions((data or default_data()).expanduser() / "models")
+
+
+def _told(quantity: str, standing: Standing, json: bool) -> None:
+    if json:
+        print_json({quantity: _as_json(standing)})
+        return
+    pinned = ", pinned" if standing.pinned else ""
+    say(f"{quantity}: version {standing.champion} answers{pinned}")
+
+
+def _as_json(standing: Standing) -> dict[str, Any]:
+    body: dict[str, Any] = json_module.loads(json_module.dumps(asdict(standing)))
+    return body
+
+
+def _table(name: str, standing: Standing) -> Table:
+    pinned = " (pinned)" if standing.pinned else ""
+    drawn = Table(
+        title=f"{name}: version {standing.champion} answers{pinned}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for head in ("version", "fitted", "runs", "error", "champion's"):
+        drawn.add_column(head, justify="right", no_wrap=True)
+    drawn.add_column("")
+    drawn.add_row("0", "", "", "", "", "the estimators alone")
+    for one in standing.versions:
+        drawn.add_row(
+            str(one.number),
+            datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%d %H:%M"),
+            str(one.runs),
+            _percent(one.error),
+            _percent(one.champion_error),
+            one.note or ("accepted" if one.accepted else "refused"),
+        )
+    return drawn
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{100 * error:.1f} %"
