@@ -25,6 +25,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,7 @@ _SAVE_EVERY_S = 600.0
 _MOST_METRICS = 100
 _COMPLETE = "checkpoint-"
 _LOOK_S = 0.02
+_TIMED_STEPS = 101
 _HOLD_S = 300.0
 """How long a training stands still for a resize that does not come."""
 
@@ -195,6 +197,7 @@ def step(
     and ends the process. If its number of workers is about to change, it saves and waits; the
     processes of the new set continue from there.
     """
+    _timer.ends()
     progress(epoch=epoch, step=step, steps=steps, done=done, metrics=metrics)
     _stop.listen()
     _resize.count()
@@ -204,6 +207,7 @@ def step(
         _resize.hold()
     elif _saving is not None:
         _saving.save_if_due()
+    _timer.begins()
 
 
 def progress(
@@ -341,6 +345,7 @@ class _Told(NamedTuple):
             "steps": None if self.steps is None else int(self.steps),
             "done": None if done is None else min(1.0, max(0.0, float(done))),
             "metrics": {str(name)[:100]: _finite(value) for name, value in metrics},
+            "step_s": _timer.median_s(),
             "at": self.at,
         }
 
@@ -383,6 +388,25 @@ class _Report:
             if not self._warned:
                 self._warned = True
                 _warn(f"progress is not reported, the training goes on: {error}")
+
+
+class _StepTimer:
+    """How long a step takes: from the end of one call of `step` to the next, saving aside."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._took: deque[float] = deque(maxlen=_TIMED_STEPS)
+
+    def begins(self) -> None:
+        self._began = time.perf_counter()
+
+    def ends(self) -> None:
+        if self._began is not None:
+            self._took.append(time.perf_counter() - self._began)
+
+    def median_s(self) -> float | None:
+        """Of the latest steps; None before the second."""
+        return sorted(self._took)[len(self._took) // 2] if self._took else None
 
 
 class _Stop:
@@ -483,6 +507,7 @@ class _Resize:
 
 _saving: _Checkpoints | None = None
 _report = _Report()
+_timer = _StepTimer()
 _stop = _Stop()
 _resize = _Resize()
 

@@ -285,6 +285,7 @@ class State:
     def _progress(self, now: float, e: ev.Progress) -> None:
         if (job := self._run(e)) is not None:
             job.progress = e.done
+            job.progress_s = job.ran(now)
 
     def _stage_changed(self, now: float, e: ev.StageChanged) -> None:
         if (job := self._run(e)) is not None:

@@ -154,9 +154,8 @@ def read_progress(file: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(body, dict):
         return None
-    detail = {
-        name: body[name] for name in ("epoch", "step", "steps") if _is_number(body.get(name))
-    }
+    names = ("epoch", "step", "steps", "step_s")
+    detail = {name: body[name] for name in names if _is_number(body.get(name))}
     done = body.get("done")
     if not _is_number(done) and detail.get("steps") and "step" in detail:
         done = detail["step"] / detail["steps"]

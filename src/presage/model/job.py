@@ -235,6 +235,8 @@ class Job:
     """How often it ran out of memory; such a job no longer shares a device."""
     progress: float = 0.0
     """Share of its work that is done, as last reported."""
+    progress_s: float = 0.0
+    """Seconds it had run when that was reported."""
     stage: str = ""
     phase: int | None = None
     limits: Resources | None = None
