@@ -49,6 +49,8 @@ class JobRow:
     progress: Mapping[str, Any] | None = None
     folder: str | None = None
     """SHA-256 of the work folder that was uploaded with it."""
+    estimates: Mapping[str, Any] | None = None
+    """What was foreseen of it when it was submitted."""
     seq: int = 0
     """Its place in the order of submission, from 1; the store gives it."""
 

@@ -38,7 +38,7 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0002"
+NEWEST = "0003"
 """The revision that these tables are."""
 
 
@@ -157,6 +157,7 @@ jobs = Table(
     Column("progress", Json),
     _required("manifest", Json),
     Column("folder", Text),
+    Column("estimates", Json),  # revision 3
     Index("jobs_by_owner", "owner", "seq"),
     Index("jobs_by_team", "team", "seq"),
     Index("jobs_by_queue", "queue", "seq"),
