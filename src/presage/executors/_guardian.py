@@ -68,6 +68,7 @@ class Guardian:
         self._resized = 0
         """Number of the latest change of size that is complete."""
         self._resize_mark = (0, 0)
+        self._limit_mark: tuple[int, int] | None = None
         self._helper: tuple[int, int | None] = (0, None)
         """PID and wait status of the process that prepares or stores."""
         self._wake_read, wake_write = os.pipe()
@@ -246,9 +247,11 @@ class Guardian:
                 return
             if now >= tick:
                 tick = now + _TICK_S
+                self._limit()
                 look = now >= sample
                 if look:
-                    sample = now + (_TICK_S if now - self._began < _CLOSE_LOOK_S else _SAMPLE_S)
+                    close = self._limit_mark or now - self._began < _CLOSE_LOOK_S
+                    sample = now + (_TICK_S if close else _SAMPLE_S)
                 self._tick(look)
             ahead = tick if deadline == 0.0 else min(tick, deadline)
             if limit is not None and deadline == 0.0:
@@ -333,6 +336,22 @@ class Guardian:
         self._record()
         self.report.event("JobResized", number=self._resized)
         self.report.event("StageChanged", stage="")
+
+    def _limit(self) -> None:
+        """Hold the workers of the first role to less, if that was asked for."""
+        try:
+            stat = (self.run / "limits.json").stat()
+        except FileNotFoundError:
+            return
+        mark = (stat.st_mtime_ns, stat.st_ino)
+        if mark == self._limit_mark:
+            return
+        self._limit_mark = mark
+        with suppress(OSError, ValueError, KeyError):  # it is written again when it matters
+            asked = json.loads((self.run / "limits.json").read_bytes())
+            for worker in self.workers:
+                if worker.plan["is"][0] == 0 and not worker.ended:
+                    worker.hold_to(asked["cpu_milli"], asked["memory_mib"])
 
     def _ask_all_to_stop(self) -> float:
         """SIGTERM to every worker; returns the seconds they have."""

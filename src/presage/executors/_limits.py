@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,7 @@ __all__ = [
     "die_with_parent",
     "limit_data",
     "oom_kills",
+    "pin",
     "stand_first_in_line",
 ]
 
@@ -117,6 +119,15 @@ def _can_limit_memory(group: Path) -> bool:
         return False
 
 
+def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
+    """Have these processes, with all their threads, run on these cores alone."""
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), cores)
+
+
 class MemoryGroup:
     """A cgroup of one worker with a memory limit. The kernel kills all of it when it passes."""
 
@@ -131,6 +142,14 @@ class MemoryGroup:
     def join(self) -> None:
         """Move this process in; what it starts is born inside."""
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def hold_to(self, cpu_milli: int, memory: int) -> None:
+        """Slow it down beyond so much CPU, and reclaim its memory beyond so many bytes; 0 for no
+        limit."""
+        quota = f"{100 * cpu_milli} 100000" if cpu_milli else "max 100000"
+        for name, value in (("cpu.max", quota), ("memory.high", str(memory or "max"))):
+            with suppress(OSError):  # the controller was not delegated
+                (self.path / name).write_text(value)
 
     def ran_out(self) -> bool:
         """Whether the kernel killed it for want of memory."""

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from presage.executors._limits import (
     MemoryGroup,
     die_with_parent,
     limit_data,
+    pin,
     stand_first_in_line,
 )
 from presage.executors._processes import ProcessTree, children, read_stat
@@ -121,6 +123,18 @@ class WorkerProcess:
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.chdir(work)
+
+    def hold_to(self, cpu_milli: int, memory_mib: int) -> None:
+        """Give it and all its processes less than it asked for, or more again. Memory is only
+        reclaimed beyond this, never refused: its limit stays what it asked for."""
+        if self.tree is None:
+            return
+        if cpu_milli:
+            have = self.cpus or sorted(os.sched_getaffinity(0))
+            self.tree.find()
+            pin(self.tree.pids, have[: max(1, ceil(cpu_milli / 1000))])
+        if self.group:
+            self.group.hold_to(cpu_milli, memory_mib << 20)
 
     # -- watching -------------------------------------------------------------------------------
 

@@ -1,0 +1,235 @@
+"""What is foreseen of a job when it is submitted: journaled with it, shown to its owner.
+
+From the model that the manifest names: its graph gives memory, utilization and step time on the
+GPU it may get, corrected by what own runs taught; steps × step time is the run time. Without a
+model, or for what it does not tell: own runs of the same workload. Models are data here (the zoo,
+or model.onnx and config.json of the uploaded folder); the server never runs anybody's code to look
+at a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from presage.foresee.champions import Champions
+from presage.foresee.gpus import Gpu, find
+from presage.foresee.graph.load import load_graph
+from presage.foresee.own import SIZES
+from presage.foresee.predict import predict_graph
+from presage.manifest import Foreseen, Manifest, ModelReference
+from presage.model.cluster import Node
+from presage.model.errors import PresageError, UserError
+from presage.model.estimate import Estimate, Estimates
+from presage.model.job import JobSpec
+
+__all__ = ["Alone", "Estimator", "workload"]
+
+log = logging.getLogger("presage.estimates")
+
+CPU = "cpu"
+_REFERENCE_GPU = "a100-40g"
+"""What an estimate is for when no GPU of the cluster is in the catalogue."""
+_MOST_MODEL_BYTES = 64 << 20
+_DATA = (".onnx", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What the estimators say of one worker that has its device to itself."""
+
+    device: str
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    memory_mib: Estimate | None = None
+    utilization: Estimate | None = None
+    step_s: Estimate | None = None
+
+
+def workload(spec: JobSpec, model: ModelReference | None) -> str:
+    """The signature under which own runs of a job are kept: whoever runs it, the same work."""
+    about = model.model_dump_json(exclude={"steps"}) if model else " ".join(spec.entrypoint)
+    return hashlib.sha256(about.encode()).hexdigest()[:24]
+
+
+class Estimator:
+    """Foresees jobs. Any thread may ask; the first question about a model takes the longest."""
+
+    def __init__(
+        self,
+        champions: Champions,
+        nodes: Callable[[], Sequence[Node]],
+        folder: Callable[[str], Path],
+        runtime: Callable[[JobSpec], Estimate | None] = lambda spec: None,
+    ) -> None:
+        self._champions, self._nodes, self._folder = champions, nodes, folder
+        self._runtime = runtime
+        self._models: dict[str, Any] = {}
+        self._versions: dict[str, int] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the champions of now."""
+        for quantity in ("memory", "step_time"):
+            self._versions[quantity] = self._champions.standing(quantity).champion
+            self._models[quantity] = self._champions.model(quantity)
+
+    @property
+    def version(self) -> str:
+        """Of what answers, for the journal."""
+        return ", ".join(f"{name} {number}" for name, number in sorted(self._versions.items()))
+
+    def of(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Estimates | None:
+        """What is foreseen of a job; None when nothing is."""
+        alone = self.alone(manifest, spec, folder)
+        memory, step = self._learned(manifest, spec, alone)
+        runtime = None
+        steps = manifest.model.steps if manifest.model else None
+        if step is not None and steps:
+            runtime = _times(step, steps, "s", f"{steps:,} steps × {step.source}")
+        runtime = runtime or self._runtime(spec)
+        if not (memory or alone.utilization or step or runtime):
+            return None
+        return Estimates(self.version, runtime, memory, alone.utilization, step)
+
+    def needs(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Foreseen:
+        """What `auto` in a manifest stands for."""
+        alone = self.alone(manifest, spec, folder)
+        memory, _ = self._learned(manifest, spec, alone)
+        on_gpu = alone.device != CPU
+        host = None if on_gpu else memory
+        if on_gpu:
+            host = self._models["memory"].predict(workload(spec, manifest.model), CPU)
+        rooms = [
+            device.memory_mib
+            for node in self._nodes()
+            for device in node.devices
+            if device.memory_mib and _may_have(spec, device.type)
+        ]
+        return Foreseen(
+            memory_mib=host.p90 if host else None,
+            gpu_memory_mib=memory.p90 if on_gpu and memory else None,
+            utilization=alone.utilization.p50 if alone.utilization else None,
+            gpu_room_mib=float(min(rooms)) if rooms else None,
+        )
+
+    def alone(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Alone:
+        """What the estimators say, without own runs."""
+        device = self._device(spec)
+        if manifest.model is None:
+            return Alone(device)
+        try:
+            return _alone(manifest.model, device, self._model_file(manifest.model, folder))
+        except PresageError as error:
+            log.info("model %s of %s tells nothing: %s", manifest.model.ref, spec.id, error)
+            return Alone(device)
+
+    def _learned(
+        self, manifest: Manifest, spec: JobSpec, alone: Alone
+    ) -> tuple[Estimate | None, Estimate | None]:
+        """Memory in MiB and the step time in seconds, corrected by own runs."""
+        name = workload(spec, manifest.model)
+        found: list[Estimate | None] = []
+        for quantity, said, scale in (
+            ("memory", alone.memory_mib, 1.0),
+            ("step_time", alone.step_s, 1e3),
+        ):
+            foreseen = said.p50 * scale if said else None
+            learned = self._models[quantity].predict(name, alone.device, foreseen, alone.sizes)
+            if not self._versions[quantity] or learned is None or "own" not in learned.source:
+                found.append(said)
+            else:
+                found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))
+        memory, step = found
+        return memory, replace(step, unit="s") if step else None
+
+    def _device(self, spec: JobSpec) -> str:
+        role = spec.roles[0]
+        if not (role.resources.gpu_milli or role.resources.gpu_memory_mib):
+            return CPU
+        here = [device.type for node in self._nodes() for device in node.devices]
+        for name in (*role.gpu_types, *dict.fromkeys(here)):
+            try:
+                return find(name).name
+            except PresageError:
+                continue
+        return _REFERENCE_GPU
+
+    def _model_file(self, model: ModelReference, folder: str | None) -> Path | None:
+        """The model file of an uploaded folder, by itself in a cache; None for the zoo."""
+        if model.ref.startswith("zoo:"):
+            return None
+        if not model.ref.lower().endswith(_DATA) or folder is None:
+            raise UserError("the server reads zoo:NAME, and .onnx and .json files of the folder")
+        kept = self._folder(folder).with_suffix("").with_suffix(".models")
+        name = hashlib.sha256(model.ref.encode()).hexdigest()[:16] + Path(model.ref).suffix
+        if not (kept / name).is_file():
+            _extract(self._folder(folder), model.ref, kept / name)
+        return kept / name
+
+
+def _may_have(spec: JobSpec, kind: str) -> bool:
+    types = spec.roles[0].gpu_types
+    return not types or kind in types
+
+
+def _times(estimate: Estimate, factor: float, unit: str, source: str) -> Estimate:
+    numbers = (estimate.p10 * factor, estimate.p50 * factor, estimate.p90 * factor)
+    return Estimate(*numbers, unit or estimate.unit, source)
+
+
+def _extract(archive: Path, member: str, to: Path) -> None:
+    """One file of an archive, whole or not at all."""
+    wanted = member.removeprefix("./")
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            info = next(
+                (m for m in tar if m.isfile() and m.name.removeprefix("./") == wanted), None
+            )
+            source = tar.extractfile(info) if info is not None else None
+            if info is None or source is None:
+                raise UserError(f"the folder has no file {member}")
+            if info.size > _MOST_MODEL_BYTES:
+                raise UserError(f"{member} is larger than {_MOST_MODEL_BYTES >> 20} MiB")
+            to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=to.parent, delete=False) as draft:
+                draft.write(source.read(_MOST_MODEL_BYTES))
+            Path(draft.name).replace(to)
+    except (OSError, tarfile.TarError) as error:
+        raise UserError(f"the folder cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=512)
+def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
+    graph = load_graph(
+        str(file or model.ref), optimizer=model.optimizer, precision=model.precision
+    )
+    gpu: Gpu = find(device if device != CPU else _REFERENCE_GPU)
+    answer = predict_graph(graph, model.batch, [gpu])
+    sizes = {
+        "step_gflop": 3 * 2 * answer.macs * model.batch / 1e9,
+        "params_m": answer.params / 1e6,
+        "activations_m": answer.activations * model.batch / 1e6,
+        "batch": float(model.batch),
+    }
+    assert tuple(sizes) == SIZES
+    if device == CPU:
+        return Alone(device, sizes)
+    found = answer.gpus[gpu.name]
+
+    def estimate(said: Any, scale: float, unit: str, name: str) -> Estimate:
+        return Estimate(said.p10 * scale, said.p50 * scale, said.p90 * scale, unit, name)
+
+    return Alone(
+        device,
+        sizes,
+        estimate(found.memory_mib, 1.0, "MiB", f"memory on {gpu.name}"),
+        estimate(found.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
+        estimate(found.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
+    )

@@ -1,0 +1,259 @@
+"""Runs teach: every run that was alone on its device is kept, models are fitted anew after enough
+of them, and a new one answers only when it is better on the latest runs.
+
+A thread of its own reads which jobs ended from the store's rows and what they used from their
+telemetry; nothing of it is on the deciding path. It also watches how far estimates were off, and
+says when they drift from what they promised.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from math import log as logarithm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.core.engine import Engine
+from presage.core.workers import ask_of
+from presage.foresee.champions import QUANTITIES, Champions
+from presage.foresee.own import OwnRun
+from presage.manifest import Manifest, to_spec
+from presage.model.errors import PresageError
+from presage.server.estimates import CPU, Estimator, workload
+from presage.server.live import Live
+from presage.store.records import JobRow
+from presage.store.sql import SqlStore
+
+__all__ = ["Drift", "Learner", "samples_of"]
+
+log = logging.getLogger("presage.learning")
+
+_LOOK_S = 2.0
+_WATCHED = 30
+"""Estimates that drift is judged by, the latest."""
+_LEAST_WATCHED = 5
+_DRIFTED = 2.0
+"""Estimates drift when they are off by this many times what the champion was off when it was
+chosen, and by at least `_ALLOWED`."""
+_ALLOWED = 0.3
+_MOST_TELEMETRY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the latest estimates of a quantity were off."""
+
+    judged: int
+    error: float
+    """Mean distance in logarithms: 0.1 is about 10 %."""
+    inside: float
+    """The share of truths between p10 and p90."""
+    drifted: bool
+
+
+class Learner:
+    """Learns from the runs of one server. Everything public may be called from any thread."""
+
+    def __init__(
+        self,
+        live: Live,
+        store: SqlStore,
+        champions: Champions,
+        estimator: Estimator,
+        data: Path,
+        *,
+        every: int = 10,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._live, self._store, self._data = live, store, data
+        self._champions, self._estimator = champions, estimator
+        self._every, self._clock = every, clock
+        self._new = dict.fromkeys(QUANTITIES, 0)
+        self._shared: set[str] = set()
+        """Jobs that were seen beside another on one of their devices."""
+        self._off: dict[str, deque[tuple[float, bool]]] = {
+            name: deque(maxlen=_WATCHED) for name in QUANTITIES
+        }
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="presage-learning", daemon=True)
+
+    def start(self) -> None:
+        """Begin to learn whenever this server decides."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def drift(self) -> dict[str, Drift]:
+        """How far estimates were off, by quantity; only those that were judged."""
+        found = {}
+        for quantity, off in self._off.items():
+            judged = list(off)
+            if not judged:
+                continue
+            error = float(np.mean([one for one, _ in judged]))
+            inside = float(np.mean([one for _, one in judged]))
+            promised = self._promised(quantity)
+            drifted = len(judged) >= _LEAST_WATCHED and error > max(_ALLOWED, _DRIFTED * promised)
+            found[quantity] = Drift(len(judged), error, inside, drifted)
+        return found
+
+    def _promised(self, quantity: str) -> float:
+        with suppress(PresageError):
+            standing = self._champions.standing(quantity)
+            for version in standing.versions:
+                if version.number == standing.champion and version.error is not None:
+                    return version.error
+        return _ALLOWED
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            if not self._live.leading.is_set():
+                continue
+            try:
+                self._watch()
+                self.catch_up()
+            except PresageError as error:
+                log.warning("learning pauses: %s", error)
+            except Exception:
+                log.exception("learning failed; it goes on with the next run")
+
+    def _watch(self) -> None:
+        """Who shares a device now."""
+        with suppress(PresageError, TimeoutError):
+            self._shared |= self._live.ask(sharing).result(timeout=10)
+
+    def catch_up(self) -> int:
+        """Learn from jobs that ended since the last time; how many."""
+        place = self._champions.folder / "learned-until"
+        try:
+            number = int(place.read_text())
+        except (OSError, ValueError):
+            number = 0
+        learned = 0
+        while found := self._store.jobs.transitions_since(number):
+            for item in found:
+                number = item.number
+                if item.status == "COMPLETED":
+                    row = self._store.jobs.get(item.job)
+                    learned += row is not None and self._learn(row)
+                if item.status in ("COMPLETED", "FAILED", "CANCELLED"):
+                    self._shared.discard(item.job)
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft = place.with_suffix(".part")
+            draft.write_text(str(number))
+            draft.replace(place)
+            if self._stopping.is_set():
+                break
+        self._challenge()
+        return learned
+
+    def _learn(self, row: JobRow) -> bool:
+        """Keep what a run tells; whether it told anything."""
+        manifest = Manifest.from_json(row.manifest)
+        spec = to_spec(manifest, row.id, row.owner)
+        alone = self._estimator.alone(manifest, spec, row.folder)
+        name, now = workload(spec, manifest.model), row.ended_at or self._clock()
+        told = {"step_time": _step_ms(row)}
+        if alone.device == CPU:
+            told["memory"] = _peak_mib(self._data / "jobs" / row.id / "telemetry")
+        said = {
+            "memory": alone.memory_mib.p50 if alone.memory_mib else None,
+            "step_time": 1e3 * alone.step_s.p50 if alone.step_s else None,
+        }
+        for quantity, actual in told.items():
+            if actual is None:
+                continue
+            self._judge(quantity, row, actual)
+            if row.id not in self._shared:
+                run = OwnRun(name, alone.device, now, actual, said[quantity], dict(alone.sizes))
+                self._champions.add(quantity, run)
+                self._new[quantity] += 1
+        return any(actual is not None for actual in told.values())
+
+    def _judge(self, quantity: str, row: JobRow, actual: float) -> None:
+        """Compare with what was foreseen when the job was submitted."""
+        key, scale = {"memory": ("memory_mib", 1.0), "step_time": ("step_s", 1e3)}[quantity]
+        foreseen = (row.estimates or {}).get(key)
+        if foreseen and foreseen["p50"] > 0 and actual > 0:
+            inside = foreseen["p10"] * scale <= actual <= foreseen["p90"] * scale
+            off = abs(logarithm(actual / (foreseen["p50"] * scale)))
+            self._off[quantity].append((off, inside))
+
+    def _challenge(self) -> None:
+        for quantity, new in self._new.items():
+            if new < self._every:
+                continue
+            self._new[quantity] = 0
+            runs = self._champions.runs(quantity)
+            version = self._champions.challenge(quantity, runs, self._clock())
+            if version is None:
+                continue
+            log.info(
+                "%s: version %d fitted on %d runs, %s",
+                quantity,
+                version.number,
+                version.runs,
+                "answers from now on" if version.accepted and not version.note else version.note,
+            )
+            self._estimator.refresh()
+
+
+def sharing(engine: Engine) -> set[str]:
+    """Jobs that are on a device with another job; those that ask for no GPU share their node's
+    cores when more are asked for than there are."""
+    state = engine.state
+    on: dict[tuple[str, int], list[str]] = {}
+    cores: dict[str, list[tuple[str, int]]] = {}
+    for job in state.active.values():
+        for worker in job.allocation:
+            ask = ask_of(job, worker.role)
+            for device in worker.devices:
+                on.setdefault((worker.node, device), []).append(job.id)
+            if not worker.devices:
+                cores.setdefault(worker.node, []).append((job.id, ask.cpu_milli or 1000))
+    found = {job for jobs in on.values() if len(set(jobs)) > 1 for job in jobs}
+    for node, jobs in cores.items():
+        there = state.capacity.nodes[state.capacity.index[node]].cpu_milli
+        if sum(milli for _, milli in jobs) > there:
+            found |= {job for job, _ in jobs}
+    return found
+
+
+def samples_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """The samples of all attempts of a job, oldest attempt first; torn lines are left out."""
+    files = sorted(folder.glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
+    for file in files:
+        with suppress(OSError):
+            if file.stat().st_size > _MOST_TELEMETRY:
+                continue
+            for line in file.read_bytes().splitlines():
+                with suppress(ValueError):
+                    sample = json.loads(line)
+                    if isinstance(sample, dict) and "worker" in sample:
+                        yield sample
+
+
+def _peak_mib(folder: Path) -> float | None:
+    """The largest memory that a worker had."""
+    found = [sample["rss_mib"] for sample in samples_of(folder) if "rss_mib" in sample]
+    return max(found) if found else None
+
+
+def _step_ms(row: JobRow) -> float | None:
+    step_s = (row.progress or {}).get("step_s")
+    return 1e3 * step_s if isinstance(step_s, int | float) and step_s > 0 else None
