@@ -50,6 +50,8 @@ class Alone:
     memory_mib: Estimate | None = None
     utilization: Estimate | None = None
     step_s: Estimate | None = None
+    elsewhere: bool = False
+    """Whether this is of another device: something to learn factors on, and no estimate."""
 
 
 def workload(spec: JobSpec, model: ModelReference | None) -> str:
@@ -143,7 +145,7 @@ class Estimator:
             foreseen = said.p50 * scale if said else None
             learned = self._models[quantity].predict(name, alone.device, foreseen, alone.sizes)
             if not self._versions[quantity] or learned is None or "own" not in learned.source:
-                found.append(said)
+                found.append(None if alone.elsewhere else said)
             else:
                 found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))
         memory, step = found
@@ -219,8 +221,6 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         "batch": float(model.batch),
     }
     assert tuple(sizes) == SIZES
-    if device == CPU:
-        return Alone(device, sizes)
     found = answer.gpus[gpu.name]
 
     def estimate(said: Any, scale: float, unit: str, name: str) -> Estimate:
@@ -230,6 +230,9 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         device,
         sizes,
         estimate(found.memory_mib, 1.0, "MiB", f"memory on {gpu.name}"),
-        estimate(found.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
+        None
+        if device == CPU
+        else estimate(found.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
         estimate(found.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
+        elsewhere=device == CPU,
     )

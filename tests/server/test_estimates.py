@@ -1,0 +1,122 @@
+"""What is foreseen of a job when it is submitted, and what own runs change about it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from presage.foresee.champions import Champions
+from presage.foresee.own import OwnRun
+from presage.manifest import Manifest, parse_manifest, to_spec
+from presage.model.cluster import Device, Node
+from presage.model.estimate import Estimate
+from presage.server.estimates import Estimator, workload
+
+NODES = (Node("n", (Device("a100-40g", memory_mib=40_000),)),)
+
+
+def manifest(text: str) -> Manifest:
+    return parse_manifest(f"name: t\ncommand: python train.py\n{text}")
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> Estimator:
+    return Estimator(
+        Champions(tmp_path / "models"), lambda: NODES, lambda d: tmp_path / f"{d}.tar.gz"
+    )
+
+
+def test_a_model_reference_gives_memory_utilization_step_and_run_time(
+    estimator: Estimator,
+) -> None:
+    asked = manifest("resources: {gpus: 1}\nmodel: {ref: zoo:resnet18, batch: 32, steps: 1000}")
+    found = estimator.of(asked, to_spec(asked, "j", "me"), None)
+    assert found is not None
+    assert found.version == "memory 0, step_time 0"
+    assert found.memory_mib is not None
+    assert found.utilization is not None
+    assert found.step_s is not None
+    assert found.runtime_s is not None
+    assert 500 < found.memory_mib.p50 < 20_000
+    assert 0 < found.utilization.p50 <= 1
+    assert found.runtime_s.p50 == pytest.approx(1000 * found.step_s.p50)
+    assert "a100-40g" in found.memory_mib.source
+
+
+def test_without_a_model_the_history_answers_and_else_nobody(tmp_path: Path) -> None:
+    asked = manifest("resources: {gpus: 1}")
+    spec = to_spec(asked, "j", "me")
+    champions = Champions(tmp_path)
+    assert Estimator(champions, lambda: NODES, Path).of(asked, spec, None) is None
+    hour = Estimate.exact(3600.0, "s", "history of 5 runs")
+    found = Estimator(champions, lambda: NODES, Path, lambda spec: hour).of(asked, spec, None)
+    assert found is not None
+    assert found.runtime_s == hour
+
+
+def test_models_that_are_code_or_not_there_tell_nothing(estimator: Estimator) -> None:
+    for ref in ("train.py:build", "zoo:nonsense", "model.onnx"):
+        asked = manifest(f"resources: {{gpus: 1}}\nmodel: {ref}")
+        assert estimator.of(asked, to_spec(asked, "j", "me"), None) is None
+
+
+def test_a_config_in_the_uploaded_folder_is_read_as_data(
+    estimator: Estimator, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+    }
+    body = json.dumps(config).encode()
+    with tarfile.open(tmp_path / "abc.tar.gz", "w:gz") as tar:
+        info = tarfile.TarInfo("./config.json")
+        info.size = len(body)
+        tar.addfile(info, io.BytesIO(body))
+    asked = manifest("resources: {gpus: 1}\nmodel: config.json")
+    found = estimator.of(asked, to_spec(asked, "j", "me"), "abc")
+    assert found is not None
+    assert found.memory_mib is not None
+
+
+def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
+    champions = Champions(tmp_path / "models")
+    estimator = Estimator(champions, lambda: NODES, lambda d: tmp_path)
+    asked = manifest(
+        "resources: {cpus: 1, memory: auto}\nmodel: {ref: zoo:mlp, batch: 8, steps: 9}"
+    )
+    spec = to_spec(asked, "j", "me")
+    assert estimator.of(asked, spec, None) is None  # nothing is known of this machine yet
+    assert estimator.needs(asked, spec, None).memory_mib is None
+    alone = estimator.alone(asked, spec, None)
+    assert alone.elsewhere
+    assert alone.step_s is not None
+    assert alone.memory_mib is not None
+    name = workload(spec, asked.model)
+    for k in range(20):
+        ms = OwnRun(name, "cpu", float(k), 50.0 + k % 3, 1e3 * alone.step_s.p50, alone.sizes)
+        mib = OwnRun(name, "cpu", float(k), 300.0, alone.memory_mib.p50, alone.sizes)
+        champions.add("step_time", ms)
+        champions.add("memory", mib)
+    for quantity in ("step_time", "memory"):
+        assert champions.challenge(quantity, champions.runs(quantity), 20.0) is not None
+    estimator.refresh()
+    found = estimator.of(asked, spec, None)
+    assert found is not None
+    assert found.step_s is not None
+    assert found.step_s.p50 == pytest.approx(0.051, rel=0.05)
+    assert found.runtime_s is not None
+    assert found.runtime_s.p50 == pytest.approx(9 * found.step_s.p50)
+    needs = estimator.needs(asked, spec, None)
+    assert needs.memory_mib == pytest.approx(300, rel=0.05)
+    assert found.version == "memory 1, step_time 1"
