@@ -36,7 +36,7 @@ def test_a_model_reference_gives_memory_utilization_step_and_run_time(
     asked = manifest("resources: {gpus: 1}\nmodel: {ref: zoo:resnet18, batch: 32, steps: 1000}")
     found = estimator.of(asked, to_spec(asked, "j", "me"), None)
     assert found is not None
-    assert found.version == "memory 0, step_time 0"
+    assert found.version == "memory 0, step_time 0, utilization 0"
     assert found.memory_mib is not None
     assert found.utilization is not None
     assert found.step_s is not None
@@ -119,4 +119,4 @@ def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
     assert found.runtime_s.p50 == pytest.approx(9 * found.step_s.p50)
     needs = estimator.needs(asked, spec, None)
     assert needs.memory_mib == pytest.approx(300, rel=0.05)
-    assert found.version == "memory 1, step_time 1"
+    assert found.version == "memory 1, step_time 1, utilization 0"

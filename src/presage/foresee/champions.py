@@ -26,7 +26,7 @@ from presage.model.estimate import Estimate
 
 __all__ = ["QUANTITIES", "Champions", "Standing", "Version", "error_of"]
 
-QUANTITIES = {"memory": "MiB", "step_time": "ms"}
+QUANTITIES = {"memory": "MiB", "step_time": "ms", "utilization": "share"}
 """What is learned from own runs, and in which unit."""
 
 _JUDGES = 0.25

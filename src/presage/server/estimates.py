@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from presage.foresee.champions import Champions
+from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import load_graph
 from presage.foresee.own import SIZES
@@ -35,6 +35,9 @@ __all__ = ["Alone", "Estimator", "workload"]
 log = logging.getLogger("presage.estimates")
 
 CPU = "cpu"
+CORE = "core"
+"""The type of a device that is a core of the machine: declared, and used like a GPU."""
+_UNNAMED = "gpu"
 _REFERENCE_GPU = "a100-40g"
 """What an estimate is for when no GPU of the cluster is in the catalogue."""
 _MOST_MODEL_BYTES = 64 << 20
@@ -78,7 +81,7 @@ class Estimator:
 
     def refresh(self) -> None:
         """Take the champions of now."""
-        for quantity in ("memory", "step_time"):
+        for quantity in QUANTITIES:
             self._versions[quantity] = self._champions.standing(quantity).champion
             self._models[quantity] = self._champions.model(quantity)
 
@@ -90,21 +93,21 @@ class Estimator:
     def of(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Estimates | None:
         """What is foreseen of a job; None when nothing is."""
         alone = self.alone(manifest, spec, folder)
-        memory, step = self._learned(manifest, spec, alone)
+        memory, step, busy = self._learned(manifest, spec, alone)
         runtime = None
         steps = manifest.model.steps if manifest.model else None
         if step is not None and steps:
             runtime = _times(step, steps, "s", f"{steps:,} steps × {step.source}")
         runtime = runtime or self._runtime(spec)
-        if not (memory or alone.utilization or step or runtime):
+        if not (memory or busy or step or runtime):
             return None
-        return Estimates(self.version, runtime, memory, alone.utilization, step)
+        return Estimates(self.version, runtime, memory, busy, step)
 
     def needs(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Foreseen:
         """What `auto` in a manifest stands for."""
         alone = self.alone(manifest, spec, folder)
-        memory, _ = self._learned(manifest, spec, alone)
-        on_gpu = alone.device != CPU
+        memory, _, busy = self._learned(manifest, spec, alone)
+        on_gpu = alone.device not in (CPU, CORE)
         host = None if on_gpu else memory
         if on_gpu:
             host = self._models["memory"].predict(workload(spec, manifest.model), CPU)
@@ -117,7 +120,7 @@ class Estimator:
         return Foreseen(
             memory_mib=host.p90 if host else None,
             gpu_memory_mib=memory.p90 if on_gpu and memory else None,
-            utilization=alone.utilization.p50 if alone.utilization else None,
+            utilization=busy.p50 if busy else None,
             gpu_room_mib=float(min(rooms)) if rooms else None,
         )
 
@@ -134,13 +137,14 @@ class Estimator:
 
     def _learned(
         self, manifest: Manifest, spec: JobSpec, alone: Alone
-    ) -> tuple[Estimate | None, Estimate | None]:
-        """Memory in MiB and the step time in seconds, corrected by own runs."""
+    ) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+        """Memory in MiB, the step time in seconds and utilization, corrected by own runs."""
         name = workload(spec, manifest.model)
         found: list[Estimate | None] = []
         for quantity, said, scale in (
             ("memory", alone.memory_mib, 1.0),
             ("step_time", alone.step_s, 1e3),
+            ("utilization", alone.utilization, 1.0),
         ):
             foreseen = said.p50 * scale if said else None
             learned = self._models[quantity].predict(name, alone.device, foreseen, alone.sizes)
@@ -148,20 +152,24 @@ class Estimator:
                 found.append(None if alone.elsewhere else said)
             else:
                 found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))
-        memory, step = found
-        return memory, replace(step, unit="s") if step else None
+        memory, step, busy = found
+        if busy is not None:
+            p10, p50, p90 = (min(1.0, value) for value in (busy.p10, busy.p50, busy.p90))
+            busy = Estimate(p10, p50, p90, busy.unit, busy.source)
+        return memory, replace(step, unit="s") if step else None, busy
 
     def _device(self, spec: JobSpec) -> str:
         role = spec.roles[0]
         if not (role.resources.gpu_milli or role.resources.gpu_memory_mib):
             return CPU
         here = [device.type for node in self._nodes() for device in node.devices]
-        for name in (*role.gpu_types, *dict.fromkeys(here)):
+        named = [name for name in (*role.gpu_types, *dict.fromkeys(here)) if name]
+        for name in named:
             try:
                 return find(name).name
             except PresageError:
                 continue
-        return _REFERENCE_GPU
+        return named[0] if named else _UNNAMED
 
     def _model_file(self, model: ModelReference, folder: str | None) -> Path | None:
         """The model file of an uploaded folder, by itself in a cache; None for the zoo."""
@@ -212,7 +220,11 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
     graph = load_graph(
         str(file or model.ref), optimizer=model.optimizer, precision=model.precision
     )
-    gpu: Gpu = find(device if device != CPU else _REFERENCE_GPU)
+    try:
+        gpu: Gpu = find(device)
+    except PresageError:  # a CPU, or a GPU that the catalogue does not have
+        gpu = find(_REFERENCE_GPU)
+    elsewhere = device in (CPU, CORE)
     answer = predict_graph(graph, model.batch, [gpu])
     sizes = {
         "step_gflop": 3 * 2 * answer.macs * model.batch / 1e9,
@@ -231,8 +243,8 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         sizes,
         estimate(found.memory_mib, 1.0, "MiB", f"memory on {gpu.name}"),
         None
-        if device == CPU
+        if elsewhere
         else estimate(found.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
         estimate(found.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
-        elsewhere=device == CPU,
+        elsewhere=elsewhere,
     )

@@ -28,7 +28,7 @@ from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
-from presage.server.estimates import CPU, Estimator, workload
+from presage.server.estimates import CORE, CPU, Estimator, workload
 from presage.server.live import Live
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
@@ -46,6 +46,12 @@ _DRIFTED = 2.0
 chosen, and by at least `_ALLOWED`."""
 _ALLOWED = 0.3
 _MOST_TELEMETRY = 64 << 20
+_ESTIMATED = {
+    "memory": ("memory_mib", 1.0),
+    "step_time": ("step_s", 1e3),
+    "utilization": ("utilization", 1.0),
+}
+"""Quantity -> its name in `Estimates`, and its unit in the other's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +175,13 @@ class Learner:
         alone = self._estimator.alone(manifest, spec, row.folder)
         name, now = workload(spec, manifest.model), row.ended_at or self._clock()
         told = {"step_time": _step_ms(row)}
-        if alone.device == CPU:
-            told["memory"] = _peak_mib(self._data / "jobs" / row.id / "telemetry")
+        if alone.device in (CPU, CORE):
+            folder = self._data / "jobs" / row.id / "telemetry"
+            told["memory"], told["utilization"] = _used(folder)
         said = {
             "memory": alone.memory_mib.p50 if alone.memory_mib else None,
             "step_time": 1e3 * alone.step_s.p50 if alone.step_s else None,
+            "utilization": alone.utilization.p50 if alone.utilization else None,
         }
         for quantity, actual in told.items():
             if actual is None:
@@ -187,7 +195,7 @@ class Learner:
 
     def _judge(self, quantity: str, row: JobRow, actual: float) -> None:
         """Compare with what was foreseen when the job was submitted."""
-        key, scale = {"memory": ("memory_mib", 1.0), "step_time": ("step_s", 1e3)}[quantity]
+        key, scale = _ESTIMATED[quantity]
         foreseen = (row.estimates or {}).get(key)
         if foreseen and foreseen["p50"] > 0 and actual > 0:
             inside = foreseen["p10"] * scale <= actual <= foreseen["p90"] * scale
@@ -248,10 +256,20 @@ def samples_of(folder: Path) -> Iterator[dict[str, Any]]:
                         yield sample
 
 
-def _peak_mib(folder: Path) -> float | None:
-    """The largest memory that a worker had."""
-    found = [sample["rss_mib"] for sample in samples_of(folder) if "rss_mib" in sample]
-    return max(found) if found else None
+def _used(folder: Path) -> tuple[float | None, float | None]:
+    """The largest memory that a worker had, in MiB, and the part of a core that the busiest one
+    used on average."""
+    samples = [s for s in samples_of(folder) if {"rss_mib", "cpu_s", "at"} <= s.keys()]
+    if not samples:
+        return None, None
+    busy = []
+    for worker in {sample["worker"] for sample in samples}:
+        mine = [sample for sample in samples if sample["worker"] == worker]
+        seconds = mine[-1]["at"] - mine[0]["at"]
+        if seconds > 0:
+            busy.append((mine[-1]["cpu_s"] - mine[0]["cpu_s"]) / seconds)
+    share = min(1.0, max(busy)) if busy and max(busy) > 0 else None
+    return max(sample["rss_mib"] for sample in samples), share
 
 
 def _step_ms(row: JobRow) -> float | None:
