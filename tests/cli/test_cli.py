@@ -110,7 +110,7 @@ def test_the_report(trace: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     text = page.read_text(encoding="utf-8")
     assert "Simulation of trace.csv" in text
-    assert "gantt-policy" in text
+    assert 'data-chart="gantt"' in text
 
 
 def test_policies_of_a_file(trace: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_page_stands_alone(tmp_path: Path, trace: Trace, results: list[SimRe
         assert text in markup
     assert page.count("plotly.js v") == 1
     assert "prefers-color-scheme: dark" in markup
-    assert "gantt-policy" not in markup
+    assert 'data-chart="gantt"' not in markup
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -156,7 +156,7 @@ def test_the_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     assert "<script>alert" not in page
     assert "too <b>large" not in page
     assert "too &lt;b&gt;large" in page
-    assert "gantt-policy" in page
+    assert 'data-chart="gantt"' in page
 
 
 def embedded(page: str) -> dict[str, dict[str, object]]:
@@ -173,7 +173,7 @@ def test_a_gantt_for_small_runs_only(tmp_path: Path) -> None:
         small = make_trace("dlaas", jobs, 0, 240)
         both = [made_up(name, small) for name in ("fifo", "sjf")]
         write_html(both, small, NODES, path)
-        assert len(embedded(path.read_text(encoding="utf-8"))["gantts"]) == drawn
+        assert len(embedded(path.read_text(encoding="utf-8"))["choices"]["gantt"]) == drawn
 
 
 def test_long_runs_and_many_policies_stay_small(tmp_path: Path) -> None:

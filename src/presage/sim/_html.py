@@ -1,20 +1,18 @@
 """Put the report together as one page that needs no network and no other file.
 
-The words and the look are in `_page.html`; this module fills it in. Every text that comes from a
-trace, a cluster or a configuration is escaped. It writes nothing.
+Every text that comes from a trace, a cluster or a configuration is escaped. It writes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 
 import polars as pl
 
 from presage.model.cluster import Node
-from presage.page import asset, embedded, plotly
+from presage.page import choice, section
+from presage.page import page as html_page
 from presage.sim._charts import charts, gantts
 from presage.sim._compare import FIGURES, best, scaled
 from presage.sim.clusters import describe
@@ -24,30 +22,62 @@ from presage.sim.traces import Trace
 __all__ = ["page"]
 
 _REJECTED_SHOWN = 10
+_CHARTS = (
+    (
+        "jct",
+        "Job completion time",
+        "The share of finished jobs that took at most so long, from submission to end.",
+        False,
+    ),
+    (
+        "wait",
+        "Wait by job size",
+        "Time queued. Boxes hold the middle half of the jobs, whiskers reach from 5 to 95 %.",
+        False,
+    ),
+    (
+        "queue",
+        "Queue length",
+        "Jobs that waited, at their peak in each slice of time. Double-click to see the whole "
+        "run.",
+        True,
+    ),
+    (
+        "utilization",
+        "GPU utilization",
+        "The share of all GPUs that jobs held, averaged over each slice of time. Double-click to "
+        "see the whole run.",
+        True,
+    ),
+)
+"""Places of charts: their ids, titles, words, and whether they take the whole width."""
+_GANTT = (
+    "Each job is a row: grey from its submission to its first start, coloured from there to its "
+    "end."
+)
 
 
 def page(results: Sequence[SimResult], trace: Trace, nodes: Sequence[Node]) -> str:
     """The report as HTML."""
     drawn = gantts(results)
-    data = {"charts": charts(results), "gantts": list(drawn.values())}
-    template = Template((files("presage.sim") / "_page.html").read_text(encoding="utf-8"))
     several = "★ marks the best figure of a row. " if len(results) > 1 else ""
-    return template.substitute(
-        title=escape(f"{trace.name} · Presage"),
-        heading=f"Simulation of {escape(trace.name)}",
-        facts=_facts(trace, nodes),
-        legend=f"{several}JCT is job completion time, from submission to end.",
-        table=_table(results),
-        gantt=_gantt(list(drawn)),
-        rejected=_rejected(results),
-        style=asset("_page.css"),
-        plotlyjs=plotly(),
-        figures=embedded(data),
-        script=asset("_page.js"),
-    )
+    legend = f"{several}JCT is job completion time, from submission to end."
+    parts = [
+        section("Policies side by side", legend, f'<div class="scroll">{_table(results)}</div>'),
+        '<div class="charts">',
+        *(
+            section(title, words, f'<div class="chart" id="{place}"></div>', wide=wide)
+            for place, title, words, wide in _CHARTS
+        ),
+    ]
+    if drawn:
+        parts.append(section("Gantt chart", _GANTT, choice("gantt", "Policy", {"": list(drawn)})))
+    body = "".join([*parts, "</div>", _rejected(results)])
+    figures = {"charts": charts(results), "choices": {"gantt": list(drawn.values())}}
+    return html_page(f"Simulation of {trace.name}", _facts(trace, nodes), body, figures)
 
 
-def _facts(trace: Trace, nodes: Sequence[Node]) -> str:
+def _facts(trace: Trace, nodes: Sequence[Node]) -> dict[str, str]:
     span = trace.jobs.get_column("submit_s").max()
     amount, unit = scaled([float(span) if isinstance(span, float) else 0.0])
     count = f"{trace.jobs.height:,} jobs"
@@ -57,7 +87,7 @@ def _facts(trace: Trace, nodes: Sequence[Node]) -> str:
     }
     if trace.notes:
         rows["Notes"] = "; ".join(trace.notes)
-    return "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items())
+    return rows
 
 
 def _table(results: Sequence[SimResult]) -> str:
@@ -79,18 +109,6 @@ def _table(results: Sequence[SimResult]) -> str:
         name = figure.name + (f" ({unit})" if unit else "")
         body.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     return f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-
-
-def _gantt(policies: list[str]) -> str:
-    if not policies:
-        return ""
-    options = "".join(f"<option>{escape(name[:60])}</option>" for name in policies)
-    return (
-        '<section class="wide"><h2>Gantt chart</h2><p>Each job is a row: grey from its submission '
-        "to its first start, coloured from there to its end. "
-        f'<label>Policy <select id="gantt-policy">{options}</select></label></p>'
-        '<div class="chart" id="gantt"></div></section>'
-    )
 
 
 def _rejected(results: Sequence[SimResult]) -> str:
