@@ -8,8 +8,8 @@ those open
 - NumPy arrays over all nodes for scores that look at the whole cluster, refreshed on demand.
 
 Free may be negative: a reservation takes its room at once, and the part that is still being
-released shows
-up as negative until it is given back. Nothing that is negative can be taken by anybody else.
+released shows up as negative until it is given back. Nothing that is negative can be taken by
+anybody else.
 
 Knows nothing of jobs, queues or policies.
 """

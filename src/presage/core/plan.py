@@ -11,8 +11,7 @@ transaction:
 Whatever was not kept is taken back when the block ends. A plan never copies the state.
 
 A policy that raises leaves the state in the middle of its pass: nothing of it was journaled, so
-fold the journal
-again.
+fold the journal again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The state of the cluster and its jobs: what a journal folds to.
 
-`State.apply` is the only way to change it, and it takes the same events whether they come from
-the world,
-from a decision just made, or from a journal read back. `State.check` proves every invariant.
-`State.undo`
-takes back a decision that has not left the engine (see `core.plan`).
+`State.apply` is the only way to change it, and it takes the same events whether they come from the
+world, from a decision just made, or from a journal read back. `State.check` proves every
+invariant. `State.undo` takes back a decision that has not left the engine (see `core.plan`).
 
 No policy lives here: an event says what happened, never what should.
 """

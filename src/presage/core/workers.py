@@ -57,9 +57,8 @@ def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[i
 
 
 def shrunk(job: Job, drop: int, role: int | None = None) -> tuple[Worker, ...] | None:
-    """The allocation left when the last `drop` workers above the minimum leave (of one role, if
-    it is
-    named), or None when so many cannot."""
+    """The allocation left when the last `drop` workers above the minimum leave (of one role, if it
+    is named), or None when so many cannot."""
     counts = [sum(w.role == r for w in job.allocation) for r in range(len(job.spec.roles))]
     kept = list(job.allocation)
     for worker in reversed(job.allocation):

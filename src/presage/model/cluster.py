@@ -1,8 +1,7 @@
 """What a cluster is made of: resources, devices, nodes, and the workers a job holds on them.
 
 Frozen values only. Quantities are integers (a GPU is 1000 milli, a core is 1000 milli, memory is
-MiB), so
-sums are exact and a journal folds to the same state on every machine.
+MiB), so sums are exact and a journal folds to the same state on every machine.
 """
 
 from __future__ import annotations

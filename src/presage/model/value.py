@@ -1,12 +1,10 @@
 """The decorator of hot values: immutable for the type checker, plain slots at run time.
 
 Some values are made several times for each job that passes through (events, specs, workers). A
-frozen
-dataclass assigns each field through `object.__setattr__`, which makes it eight times as slow to
-create, and a
-simulation of a million jobs creates seven million. mypy, which every change must pass, refuses to
-assign to a field just the same. Values that are made rarely use `@dataclass(frozen=True,
-slots=True)`.
+frozen dataclass assigns each field through `object.__setattr__`, which makes it eight times as
+slow to create, and a simulation of a million jobs creates seven million. mypy, which every change
+must pass, refuses to assign to a field just the same. Values that are made rarely use
+`@dataclass(frozen=True, slots=True)`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """EASY backfill: jobs behind a blocked head may start if the head still starts when it would have.
 
 The head's start is foreseen from the running jobs' estimated ends. A job behind it may start now
-if it ends
-before that, or if the head still fits then with the job in place.
+if it ends before that, or if the head still fits then with the job in place.
 """
 
 from __future__ import annotations

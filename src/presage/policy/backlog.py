@@ -1,10 +1,8 @@
 """The waiting jobs, kept sorted: one heap per group of jobs that every rule treats alike.
 
 Jobs of a group share queue, roles and placement, so when the first of them does not fit, none
-does: a
-pass costs as many tries as there are groups, however long the queue. Entries of jobs that no
-longer wait
-are dropped when they come up.
+does: a pass costs as many tries as there are groups, however long the queue. Entries of jobs that
+no longer wait are dropped when they come up.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Who comes first. An order gives a job a sort key; smaller goes first, and keys end with the
-submission
-sequence, so that no two are equal.
+submission sequence, so that no two are equal.
 
 A key must stay the same while a job waits (it may change while it runs): so a job is keyed once
-when it
-enters the queue. What does change while jobs wait, such as the usage of their queue, is a `band`:
-it is
-asked per queue, again in every pass, and goes before the key.
+when it enters the queue. What does change while jobs wait, such as the usage of their queue, is a
+`band`: it is asked per queue, again in every pass, and goes before the key.
 """
 
 from __future__ import annotations

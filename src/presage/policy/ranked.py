@@ -1,12 +1,9 @@
-"""Preemption by rank, as SRTF and Tiresias are published: running and waiting jobs in one
-ranking, and the
-first of them that the cluster's GPUs hold by number are the ones to run.
+"""Preemption by rank, as SRTF and Tiresias are published: running and waiting jobs in one ranking,
+and the first of them that the cluster's GPUs hold by number are the ones to run.
 
 A running job outside that set gives way while one inside it waits for GPUs of a kind that it
-holds, even if
-the waiting one needs still more room than that: so room collects for large jobs. For preemption
-that never stops
-anyone in vain, see `reclaim.make_room`.
+holds, even if the waiting one needs still more room than that: so room collects for large jobs.
+For preemption that never stops anyone in vain, see `reclaim.make_room`.
 """
 
 from __future__ import annotations

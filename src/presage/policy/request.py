@@ -1,8 +1,7 @@
 """What a placement is asked: one worker of one job, and what is known of the job's other workers.
 
 The vocabulary between `placer`, which walks over a job's workers, and the scores, which choose a
-node for
-one of them. Holds no choice of its own.
+node for one of them. Holds no choice of its own.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class Score(Protocol):
     """How good each node is for a worker, 0 to 1: one number per node, higher is better.
 
     Called for all nodes at once; values of nodes where the worker does not fit are ignored, and
-    ties go to
-    the node that joined first.
+    ties go to the node that joined first.
     """
 
     def __call__(self, request: Request) -> Floats:

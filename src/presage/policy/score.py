@@ -21,8 +21,7 @@ class Pack:
     """As few machines as possible.
 
     A job that fits on one node goes to the node with the fewest free GPUs that holds it; a larger
-    one fills
-    nodes in order of most free GPUs. Ties go to the node that joined first.
+    one fills nodes in order of most free GPUs. Ties go to the node that joined first.
     """
 
     def __call__(self, request: Request) -> Floats:
