@@ -38,7 +38,7 @@ from presage.model.cluster import Resources
 from presage.model.job import JobSpec, Reason, ReasonCode, Role
 from presage.policy import registry
 from presage.server.board import changes_of
-from presage.server.service import Declared
+from presage.server.foresight import Declared
 from presage.sim.clusters import read_cluster
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow

@@ -96,7 +96,7 @@ def serve(data: Path, port: int, nodes: int) -> None:
     from presage.sim.clusters import read_cluster
 
     cluster = read_cluster(f"{nodes}x8:64c:512g")
-    service.make_executor = lambda _: Pretending(cluster)  # type: ignore[assignment]
+    service.make_executor = lambda _: Pretending(cluster)  # type: ignore[assignment,attr-defined]
     settings = Settings(data=data, nodes=cluster, policy=registry.NAMED["fifo"], port=port)
     uvicorn.run(create_app(settings), port=port, log_level="warning", access_log=False)
 

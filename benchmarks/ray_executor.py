@@ -2,8 +2,9 @@
 
 A launch is measured from the decision to the fact that all workers are up, beside the same launch
 of the executor `local`; a run of `true` from the decision to its end. Then fifty gangs go through
-the deciding loop, and a node is killed under a job that saves every 50 ms. Run it with
-`python -m benchmarks.ray_executor [--runs 20] [--gangs 50] [--json]`; it takes about a minute.
+the deciding loop, a job is resized, and a node is killed under a job that saves every 50 ms. Run
+it with `python -m benchmarks.ray_executor [--runs 20] [--gangs 50] [--json]`; it takes about a
+minute.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from presage.executors.ray import RayLink
 from presage.model import event as ev
 from presage.model.cluster import Worker
-from presage.testing.executors import ExecutorKit, Watcher
+from presage.testing.executors import Counting, ExecutorKit, Watcher
 from tests.executors.kit import LocalKit
 from tests.executors.ray_kit import RayCluster, RayKit, run_gangs
 
@@ -65,7 +66,7 @@ def measure(place: Path, runs: int, gangs: int) -> dict[str, float]:
     began = time.monotonic()
     cluster = RayCluster()
     figures["cluster_start"] = time.monotonic() - began
-    link = RayLink(cluster.address, root=str(cluster.root))
+    link = RayLink(cluster.address)
     try:
         kit = RayKit(place / "ray", cluster, link)
         alone, pair = (Worker(0, 0, "n0"),), (Worker(0, 0, "n0"), Worker(0, 1, "n1"))
@@ -78,6 +79,7 @@ def measure(place: Path, runs: int, gangs: int) -> dict[str, float]:
         figures["gangs_total"] = passed["seconds"]
         figures["gangs_succeeded_count"] = passed["told"]["succeeded"]
         figures["gangs_driver_files_more_count"] = _size(link.pid) - before
+        figures |= _resizes(RayKit(place / "resizes", cluster, link))
         figures |= _node_loss(kit, cluster)
         kit.close()
     finally:
@@ -103,6 +105,18 @@ def _launches(
         f"{name}_up_median": statistics.median(up),
         f"{name}_run_median": statistics.median(whole),
     }
+
+
+def _resizes(kit: RayKit) -> dict[str, float]:
+    """From the decision to the next step with other workers, each on a node of its own."""
+    counting = Counting(Watcher(kit))
+    took = []
+    for size in (2, 3, 1, 3, 2):
+        began = time.monotonic()
+        counting.to(size)
+        took.append(time.monotonic() - began)
+    counting.end()
+    return {"resize_next_step_median": statistics.median(took)}
 
 
 def _node_loss(kit: RayKit, cluster: RayCluster) -> dict[str, float]:

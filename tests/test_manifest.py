@@ -19,9 +19,9 @@ from presage.edge import read_yaml
 from presage.manifest import (
     EXAMPLE,
     LIMITS,
-    Foreseen,
     Manifest,
     ManifestError,
+    Needs,
     advice,
     parse_manifest,
     read_manifest,
@@ -326,7 +326,7 @@ def test_a_model_is_a_name_or_says_more() -> None:
 def test_auto_becomes_a_number_from_what_is_foreseen() -> None:
     manifest = parse("name: a\ncommand: x\nresources: {memory: auto, gpus: auto}\n")
     assert says_auto(manifest)
-    known = Foreseen(memory_mib=1000.0, gpu_memory_mib=6000.0, utilization=0.2, gpu_room_mib=16e3)
+    known = Needs(memory_mib=1000.0, gpu_memory_mib=6000.0, utilization=0.2, gpu_room_mib=16e3)
     done = resolved(manifest, known)
     assert not says_auto(done)
     assert done.resources is not None
@@ -342,9 +342,9 @@ def test_auto_becomes_a_number_from_what_is_foreseen() -> None:
 def test_auto_without_knowledge_says_what_to_do() -> None:
     manifest = parse("name: a\ncommand: x\nresources: {memory: auto}\n")
     with pytest.raises(ManifestError, match="nothing is known of this job yet"):
-        resolved(manifest, Foreseen())
+        resolved(manifest, Needs())
     gpus = parse("name: a\ncommand: x\nresources: {gpus: auto}\n")
-    big = Foreseen(gpu_memory_mib=90e3, utilization=0.9, gpu_room_mib=40e3)
+    big = Needs(gpu_memory_mib=90e3, utilization=0.9, gpu_room_mib=40e3)
     with pytest.raises(ManifestError, match="use a smaller batch"):
         resolved(gpus, big)
     with pytest.raises(ManifestError, match="write memory with its unit"):

@@ -43,11 +43,15 @@ def main() -> int:
             sys.stderr.write(log.read_text())
             return 1
         manifest = "torch.yaml" if find_spec("torch") else "presage.yaml"
-        print(f"The control plane answers at {URL} (its log: {log.relative_to(ROOT)})")
+        _say_dashboard()
+        print(f"The control plane answers at {URL} (its log: {log.relative_to(ROOT)})", flush=True)
         good = _show(ROOT / "examples" / "train" / manifest)
         print(f"The control plane answers at {URL}; its API is described at {URL}/docs")
-        if sys.stdout.isatty() and os.environ.get("CI") != "true":
+        stays = sys.stdout.isatty() and os.environ.get("CI") != "true"
+        if stays:
             print(f"Try: export PRESAGE_URL={URL}; presage ps --all    Stop it with Ctrl-C.")
+        _say_dashboard()
+        if stays:
             server.wait()
         return 0 if good else 1
     except KeyboardInterrupt:
@@ -55,6 +59,12 @@ def main() -> int:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def _say_dashboard() -> None:
+    """Where to look, if there is a dashboard."""
+    if find_spec("nicegui") is not None:
+        print(f"The dashboard: {URL}/ui/", flush=True)
 
 
 def _answers(server: subprocess.Popen[bytes]) -> bool:

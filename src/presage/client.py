@@ -20,7 +20,7 @@ import os
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +35,8 @@ __all__ = ["DEFAULT_URL", "ApiError", "Client", "Unreachable", "pack_folder"]
 DEFAULT_URL = "http://127.0.0.1:8265"
 
 _PATIENCE_S = 20.0
+_REPLAY_S = 660.0
+"""A journal is replayed for ten minutes at most."""
 _SKIPPED = {".git", ".hg", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".ruff_cache"}
 _MOST_BYTES = 256 << 20
 
@@ -128,9 +130,16 @@ class Client:
             if after is None or (most is not None and shown >= most):
                 return
 
-    def job(self, job_id: str) -> dict[str, Any]:
-        """Everything about one job."""
-        return self._call("GET", f"/jobs/{_path(job_id)}")
+    def dry_run(self, manifest: bytes | str) -> dict[str, Any]:
+        """What would become of a YAML manifest if it was submitted; nothing is kept."""
+        headers = {"Content-Type": "application/yaml"}
+        return self._call("POST", "/jobs/dry-run", content=manifest, headers=headers)
+
+    def job(self, job_id: str, *, wait_eta_s: float = 0.0) -> dict[str, Any]:
+        """Everything about one job; with `wait_eta_s`, it may take so long until a job that was
+        just submitted has been foreseen."""
+        query = {"wait_eta_s": wait_eta_s} if wait_eta_s else {}
+        return self._call("GET", f"/jobs/{_path(job_id)}", params=query)
 
     def explain(self, job_id: str) -> dict[str, Any]:
         """Why a job is where it is."""
@@ -196,6 +205,21 @@ class Client:
         """Give a node no new work; or, with `back`, let it take work again."""
         return self._call("POST", f"/nodes/{_path(node)}/{'undrain' if back else 'drain'}")
 
+    def waiting(self, jobs: Sequence[str]) -> dict[str, Any]:
+        """What jobs wait for, a hundred at a time."""
+        return self._call("GET", "/waiting", params={"job": list(jobs)})
+
+    def what_if(
+        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+    ) -> dict[str, Any]:
+        """What other policies would have done with the jobs of the journal."""
+        body = {"policies": list(policies), "since_s": since_s, "config": config}
+        return self._call("POST", "/what-if", json=body, timeout=_REPLAY_S)
+
+    def journal_trace(self, since_s: float | None = None) -> dict[str, Any]:
+        """The journal as a trace, and its nodes."""
+        return self._call("POST", "/what-if/trace", json={"since_s": since_s}, timeout=_REPLAY_S)
+
     def queues(self) -> dict[str, Any]:
         """The queues."""
         return self._call("GET", "/queues")
@@ -248,6 +272,17 @@ class Client:
 
 def pack_folder(folder: Path) -> bytes:
     """A folder as a gzipped tar: the same bytes for the same content."""
+    try:
+        return _pack(folder)
+    except OSError as error:
+        name = error.filename or folder
+        raise PackError(
+            f"folder {folder} cannot be sent: {name}: {error.strerror}; keep what changes while "
+            "it is sent, and what cannot be read, somewhere else"
+        ) from None
+
+
+def _pack(folder: Path) -> bytes:
     raw, total = io.BytesIO(), 0
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(_files(folder)):

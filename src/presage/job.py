@@ -13,8 +13,7 @@ and ends the process with exit code 143. Before the number of workers changes, a
 `step` number n, the same for all, and rank 0 saves. Without Presage the same script runs as it is:
 one worker, checkpoints in ./checkpoints, nothing reported.
 
-Standard library only, quick to import, and imports nothing else of Presage. Starts no thread and
-no process. Call it from the main thread.
+Standard library only. Starts no thread and no process. Call it from the main thread.
 """
 
 from __future__ import annotations
@@ -405,8 +404,8 @@ class _StepTimer:
             self._took.append(time.perf_counter() - self._began)
 
     def median_s(self) -> float | None:
-        """Of the latest steps; None before the second."""
-        return sorted(self._took)[len(self._took) // 2] if self._took else None
+        took = sorted(self._took)
+        return took[len(took) // 2] if took else None  # none before the second step
 
 
 class _Stop:

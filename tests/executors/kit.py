@@ -57,7 +57,7 @@ class LocalKit:
         workers: list[Worker] = []
         free = [(node.name, d) for node in NODES for d in range(len(node.devices))]
         for number, role in enumerate(roles):
-            for index in range(role.workers):
+            for index in range(max(role.workers, role.most)):
                 held, free = free[: role.gpus], free[role.gpus :]
                 devices = tuple(device for _, device in held)
                 workers.append(Worker(number, index, NODES[0].name, devices))
@@ -123,4 +123,5 @@ def _role(role: RoleWork) -> dict[str, Any]:
     resources: dict[str, Any] = {"gpus": role.gpus}
     if role.memory_mib:
         resources["memory"] = f"{role.memory_mib}Mi"
-    return {"workers": role.workers, "command": command, "resources": resources}
+    workers = f"{role.workers}..{role.most}" if role.most else role.workers
+    return {"workers": workers, "command": command, "resources": resources}

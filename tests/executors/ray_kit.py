@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from presage.core.engine import Engine
 from presage.core.loop import step
 from presage.core.ports import Executor
 from presage.executors._processes import all_pids, environment, read_stat
+from presage.executors._ray_head import HEALTH
 from presage.executors.ray import RayExecutor, RayLink
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
@@ -29,12 +32,23 @@ from tests.executors.kit import LocalKit
 NODES = 4
 GPUS = 4
 
-HEALTH = {
-    "health_check_initial_delay_ms": 500,
-    "health_check_period_ms": 500,
-    "health_check_failure_threshold": 3,
-    "health_check_timeout_ms": 1000,
-}
+ROOT = Path(tempfile.gettempdir()) / f"presage-{os.getuid()}"
+"""Where nodes keep what runs there."""
+
+_shared: list[RayCluster] = []
+
+
+def shared_cluster(config: pytest.Config) -> RayCluster:
+    """One cluster for the whole test run: it takes a quarter of a minute to start."""
+    if find_spec("ray") is None:
+        reason = "ray is not installed: pip install 'presage[ray]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (CI=true: nothing is skipped)", pytrace=False)
+        pytest.skip(reason)
+    if not _shared:
+        _shared.append(RayCluster())
+        config.add_cleanup(_shared[0].close)
+    return _shared[0]
 
 
 class RayCluster:
@@ -43,7 +57,6 @@ class RayCluster:
     def __init__(self, nodes: int = NODES, head_cpus: int = 0, port: int | None = None) -> None:
         from ray.cluster_utils import Cluster
 
-        self.root = Path(tempfile.mkdtemp(prefix="presage-ray-"))
         head: dict[str, Any] = {"num_cpus": head_cpus, "num_gpus": 0, "node_name": "head"}
         head |= {"include_dashboard": False, "gcs_server_port": port}
         self._cluster = Cluster(
@@ -76,7 +89,6 @@ class RayCluster:
     def close(self) -> None:
         """End all of it."""
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
-        shutil.rmtree(self.root, ignore_errors=True)
 
 
 def run_gangs(kit: RayKit, gangs: int) -> dict[str, Any]:
@@ -138,7 +150,7 @@ class RayKit(LocalKit):
         names = list(self._cluster.nodes)
         used = 0
         for number, role in enumerate(roles):
-            for index in range(role.workers):
+            for index in range(max(role.workers, role.most)):
                 node = names[len(workers) % len(names)]
                 workers.append(Worker(number, index, node, tuple(range(used, used + role.gpus))))
                 used += role.gpus
@@ -166,7 +178,7 @@ class RayKit(LocalKit):
         found = []
         for pid in all_pids():
             mark = environment(pid).partition(b"\0PRESAGE_RUN=")[2].partition(b"\0")[0].decode()
-            if mark.startswith(str(self._cluster.root)) and f"/runs/{job}/" in mark:
+            if mark.startswith(f"{ROOT}/") and f"/{self.owner}/{job}/" in mark:
                 stat = read_stat(pid)
                 if stat and stat.state != "Z":
                     found.append(pid)
@@ -176,7 +188,7 @@ class RayKit(LocalKit):
         """Processes and files, on the server and on the nodes."""
         runs = self.data / "runs"
         files = [str(path) for path in runs.glob("*") if path.name == job or path.name[0] == "."]
-        files += map(str, self._cluster.root.glob(f"*/{self.owner}/{job}/*"))
+        files += map(str, ROOT.glob(f"*/{self.owner}/{job}/*"))
         return [*map(str, self.processes(job)), *files]
 
     @property

@@ -428,27 +428,6 @@ while True: time.sleep(0.01)
     assert "saved" in kit.log("wrapped", 1, "worker-0")
 
 
-def test_torchrun_jobs_find_each_other(kit: LocalKit, watch: Watcher) -> None:
-    script = """
-import os, socket
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if rank == 0:
-    with socket.create_server(place) as server:
-        peer, _ = server.accept()
-        print("met", peer.recv(9).decode(), "of", size)
-else:
-    while True:
-        try: socket.create_connection(place).sendall(b"%d" % rank); break
-        except ConnectionRefusedError: pass
-"""
-    command = [sys.executable, "-c", script]
-    kit.write_job("pair", command=command, workers=2, launcher="torchrun")
-    watch.executor.launch(ev.Launch("pair", 1, (Worker(0, 0, "n0"), Worker(0, 1, "n1"))))
-    assert watch.end("pair").outcome is Outcome.SUCCEEDED
-    assert kit.log("pair", 1, "worker-0") == "met 1 of 2\n"
-
-
 def test_telemetry_is_kept(kit: LocalKit, watch: Watcher) -> None:
     burn = """
 import time

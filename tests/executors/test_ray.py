@@ -12,7 +12,6 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
 from presage.model.event import Outcome
 from presage.model.job import ReasonCode
-from presage.testing.executors import ExecutorKit, ExecutorSuite, RoleWork, Watcher
-from tests.executors.ray_kit import RayCluster, RayKit, run_gangs
+from presage.testing.executors import Counting, ExecutorKit, ExecutorSuite, RoleWork, Watcher
+from tests.executors.ray_kit import RayCluster, RayKit, run_gangs, shared_cluster
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -54,23 +53,16 @@ while step < int(os.environ.get("STEPS", "100000")):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    """One cluster for all of this: it takes a quarter of a minute to start."""
-    if find_spec("ray") is None:
-        reason = "ray is not installed: pip install 'presage[ray]'"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason} (CI=true: nothing is skipped)", pytrace=False)
-        pytest.skip(reason)
-    cluster = RayCluster()
-    yield cluster
-    cluster.close()
+def cluster(pytestconfig: pytest.Config) -> RayCluster:
+    """The cluster of this test run."""
+    return shared_cluster(pytestconfig)
 
 
 @pytest.fixture(scope="module")
 def link(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLink]:
     """A driver; a server would have one of its own."""
     log = tmp_path_factory.mktemp("driver") / "log"
-    link = RayLink(cluster.address, root=str(cluster.root), log=log)
+    link = RayLink(cluster.address, log=log)
     yield link
     link.close()
 
@@ -147,27 +139,7 @@ def test_a_gang_that_no_state_of_the_cluster_can_hold_is_refused(
         watch.assert_nothing_left(job)
 
 
-def test_workers_on_different_nodes_find_each_other(kit: RayKit, watch: Watcher) -> None:
-    script = """
-import os, socket
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if rank == 0:
-    with socket.create_server(place) as server:
-        peer, _ = server.accept()
-        print("met", peer.recv(9).decode(), "of", size)
-else:
-    while True:
-        try: socket.create_connection(place).sendall(b"%d" % rank); break
-        except ConnectionRefusedError: pass
-"""
-    command = [sys.executable, "-c", script]
-    kit.write_job("pair", command=command, workers=2, launcher="torchrun")
-    watch.executor.launch(ev.Launch("pair", 1, (Worker(0, 0, "n3"), Worker(0, 1, "n1"))))
-    assert watch.end("pair").outcome is Outcome.SUCCEEDED
-    assert kit.log("pair", 1, "worker-0") == "met 1 of 2\n"
-
-
+@pytest.mark.soak
 def test_fifty_gangs_pass_through_without_a_leak_or_a_deadlock(
     kit: RayKit, cluster: RayCluster
 ) -> None:
@@ -217,6 +189,26 @@ raise SystemExit("the hub refused " + os.environ["HUB_TOKEN"])
     assert len(samples) >= 2
     assert {sample["worker"] for sample in samples} == {"worker-0"}
     watch.assert_nothing_left("whole")
+
+
+def test_results_of_all_nodes_and_attempts_are_kept(kit: RayKit, watch: Watcher) -> None:
+    script = """
+import os, pathlib
+place, rank = pathlib.Path(os.environ["PRESAGE_RESULT_DIR"]), os.environ["PRESAGE_RANK"]
+(place / "ranks").mkdir(exist_ok=True)
+for name in ("plain-" + rank, "ranks/" + rank): (place / name).write_text(rank)
+with (place / "same").open("a") as file: print("rank", rank, file=file)
+"""
+    workers = watch.run("makers", RoleWork(script, workers=2))
+    watch.end("makers")
+    watch.settle()
+    watch.executor.launch(ev.Launch("makers", 2, workers))
+    watch.end("makers", 2)
+    results = kit.data / "jobs" / "makers" / "results"
+    found = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
+    assert found == {"plain-0", "plain-1", "ranks/0", "ranks/1", "same"}
+    assert (results / "same").read_text() == "rank 0\nrank 0\n"
+    watch.assert_nothing_left("makers")
 
 
 def test_a_secret_that_is_not_there_is_named(kit: RayKit, watch: Watcher) -> None:
@@ -281,44 +273,21 @@ print("end", n)
     watch.assert_nothing_left("steady")
 
 
-def test_runs_go_on_when_the_server_is_killed(
-    kit: RayKit, cluster: RayCluster, tmp_path: Path
+@pytest.mark.soak
+def test_a_driver_that_is_killed_in_a_resize_leaves_it_to_the_next(
+    kit: RayKit, watch: Watcher
 ) -> None:
-    gate = tmp_path / "gate"
-    wait = (
-        f"import os, time\nprint('up')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
-    )
-    (worker,) = kit.add_job("survivor", RoleWork(wait))
-    server = _SERVER.format(address=cluster.address, root=str(cluster.root), data=str(kit.data))
-    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        driver = int(process.stdout.readline())
-        while "up" not in kit.log("survivor", 1, "worker-0"):
-            time.sleep(0.01)
-        process.kill()
-    while _alive(driver):  # it ends with its server
-        time.sleep(0.01)
-    watch = Watcher(kit)
-    watch.executor.launch(ev.Launch("survivor", 1, (worker,)))  # as a new server does
-    watch.settle()
-    assert not watch.of("survivor", ev.JobExited)
-    gate.touch()
-    assert watch.end("survivor").outcome is Outcome.SUCCEEDED
-    watch.assert_nothing_left("survivor")
-
-
-_SERVER = """
-import time
-from pathlib import Path
-from presage.executors.ray import RayExecutor, RayLink
-from presage.model.cluster import Worker
-from presage.model.event import Launch
-link = RayLink({address!r}, root={root!r})
-executor = RayExecutor(Path({data!r}), link)
-print(link.pid, flush=True)
-executor.launch(Launch("survivor", 1, (Worker(0, 0, "n0"),)))
-time.sleep(600)
-"""
+    """Workers here and there share no files; what one saved is there for the others."""
+    counting = Counting(watch)
+    watch.resize("count", counting.workers[:3])
+    watch.until(lambda: watch.of("count", ev.StageChanged), "resizing")
+    os.kill(kit.link.pid, signal.SIGKILL)
+    watch.until(lambda: watch.of("count", ev.JobResized), "resized")
+    watch.until(lambda: counting.steps()[-1][1] == 3, "counting with 3")
+    steps = [step for step, _ in counting.steps()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len({pid for pid in kit.worker_pids("count")}) == 3
+    counting.end()
 
 
 def test_a_killed_guardian_or_agent_takes_its_run_along(kit: RayKit, watch: Watcher) -> None:
@@ -339,6 +308,7 @@ def test_a_killed_guardian_or_agent_takes_its_run_along(kit: RayKit, watch: Watc
     watch.assert_nothing_left("orphan-2")
 
 
+@pytest.mark.soak  # in short through a server: tests/server/test_serve_ray.py
 def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
     kit: RayKit, watch: Watcher, cluster: RayCluster
 ) -> None:
@@ -374,7 +344,7 @@ def test_a_cluster_that_disappears_and_returns_loses_no_job(tmp_path: Path) -> N
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     cluster = RayCluster(nodes=0, head_cpus=2, port=port)
-    link = RayLink(cluster.address, root=str(cluster.root))
+    link = RayLink(cluster.address)
     kit = RayKit(tmp_path / "server", cluster, link)
     kit.timeout_s = 120.0
     watch = Watcher(kit)
@@ -383,8 +353,6 @@ def test_a_cluster_that_disappears_and_returns_loses_no_job(tmp_path: Path) -> N
     watch.until_log("patient", "step 40")
     cluster.close()
     watch.until(lambda: link.away_s() > 0, "out of reach")
-    watch.settle()
-    assert not watch.of("patient", ev.JobExited)  # nobody knows yet
     cluster = RayCluster(nodes=0, head_cpus=2, port=port)
     assert watch.end("patient").outcome is Outcome.LOST
     watch.until(lambda: {node.name for node in watch.executor.nodes()} == {"head"}, "back")
@@ -412,9 +380,6 @@ def test_an_address_that_does_not_answer_is_refused_in_one_line() -> None:
         with pytest.raises(RayUnreachable, match="no Ray cluster answers at") as refusal:
             RayLink(address)
         assert len(str(refusal.value).splitlines()) == 1
-        taken.listen()
-        with pytest.raises(RayUnreachable, match="cannot be used: no answer"):
-            RayLink(address, patience_s=1.0)
 
 
 # -- without a cluster -------------------------------------------------------------------------
@@ -505,11 +470,6 @@ def _parent(pid: int) -> int:
     stat = read_stat(pid)
     assert stat is not None
     return stat.parent
-
-
-def _alive(pid: int) -> bool:
-    stat = read_stat(pid)
-    return stat is not None and stat.state != "Z"
 
 
 def _last_step(log: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,30 +39,10 @@ print("up", given.rank, "of", given.workers, flush=True)
 while count < int(os.environ.get("STEPS", 1_000_000)):
     count += 1
     print("step", count, "of", given.workers, flush=True)
-    if str(count) == os.environ.get("ASK_AT") and given.workers == 1:
-        job.request_workers(3)
     job.step(step=count)
     time.sleep(0.005)
 """
 """Counts; rank 0 keeps the count. Everyone counts for itself, so nobody waits for the others."""
-
-TRAPS = """\
-import os, pathlib, signal, sys, time
-kept = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"]) / "count"
-count = int(kept.read_text()) if kept.exists() else 0
-stop = []
-signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-while not stop:
-    count += 1
-    print("step", count, "of", os.environ["PRESAGE_WORKERS"], flush=True)
-    time.sleep(0.005)
-if os.environ["PRESAGE_RANK"] == "0":
-    kept.write_text(str(count))
-"""
-"""Knows nothing of Presage but its environment, and saves when it is told to stop."""
-
-DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\n"
-DEAF += "time.sleep(600)"
 
 
 def crew(count: int, node: str = "n0") -> tuple[Worker, ...]:
@@ -133,54 +112,11 @@ def test_workers_come_and_go_and_no_step_is_lost(counter: Resized) -> None:
     assert not counter.watch.of("count", ev.JobExited)
 
 
-def test_a_program_that_only_heeds_sigterm_is_resized(kit: LocalKit, watch: Watcher) -> None:
-    job = Resized(kit, watch, TRAPS)
-    job.start(1)
-    job.to(2)
-    job.to(1)
-    assert all(b - a in (0, 1) for (a, _), (b, _) in pairwise(job.steps()))
-    job.end()
-
-
-def test_a_resize_is_answered_as_often_as_it_is_sent(counter: Resized) -> None:
-    counter.to(2)
-    counter.to(2)
-    counter.watch.restart()
-    counter.watch.facts.clear()
-    counter.watch.settle()
-    counter.to(2)
-    assert {workers for _, workers in counter.steps()} == {1, 2}
-
-
-def test_an_earlier_resize_does_not_answer_for_a_later_one(counter: Resized) -> None:
-    counter.to(2)
-    counter.ask(3)
-    counter.watch.restart()  # before the answer; the new executor reads everything again
-    counter.watch.facts.clear()
-    counter.ask(3)
-    counter.watch.until(lambda: counter.watch.of("count", ev.JobResized), "resized")
-    assert len(counter.kit.worker_pids("count")) == 3
-
-
 def test_workers_may_move_to_another_node(counter: Resized) -> None:
     counter.ask(1, node="n1")
     counter.watch.until(lambda: counter.watch.of("count", ev.JobResized), "resized")
     plan = json.loads((counter.kit.data / "runs" / "count" / "1" / "plan.json").read_text())
     assert [worker["is"] for worker in plan["workers"]] == [[0, 0, "n1", [0]]]
-
-
-def test_a_stop_in_the_middle_of_a_resize_is_heard(kit: LocalKit, watch: Watcher) -> None:
-    job = Resized(kit, watch, DEAF)
-    watch.executor.launch(ev.Launch("count", 1, crew(1)))
-    watch.until(lambda: "up" in job.log(), "up")
-    job.ask(2)
-    watch.until(lambda: watch.of("count", ev.StageChanged), "resizing")
-    watch.stop("count")
-    watch.until(lambda: len(watch.of("count", ev.StageChanged)) > 1, "stopping")
-    kit.kill_worker("count", 1, 0)
-    assert watch.end("count").outcome is Outcome.STOPPED
-    assert not watch.of("count", ev.JobResized)
-    watch.assert_nothing_left("count")
 
 
 def test_a_job_that_ends_first_has_ended_well(kit: LocalKit, watch: Watcher) -> None:
@@ -210,26 +146,6 @@ def test_a_failure_after_a_resize_is_a_failure(kit: LocalKit, watch: Watcher) ->
     assert exited.reason is not None
     assert "too many" in exited.reason.text
     watch.assert_nothing_left("count")
-
-
-def test_a_job_asks_for_workers(kit: LocalKit, watch: Watcher) -> None:
-    job = Resized(kit, watch, COUNTER, env={"ASK_AT": "2"})
-    job.start(1)
-
-    def asked() -> list[ev.Fact]:
-        return [fact for fact in watch.facts if isinstance(fact, ev.ScaleRequested)]
-
-    watch.until(asked, "asked")
-    assert asked() == [ev.ScaleRequested("count", 3)]
-    watch.restart()  # the server died before it wrote that down
-    watch.facts.clear()
-    watch.settle()
-    assert asked() == [ev.ScaleRequested("count", 3)]
-    watch.restart()
-    watch.facts.clear()
-    watch.settle()
-    assert not asked()
-    job.end()
 
 
 # -- torchrun -----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_less_takes_patience_and_more_does_not() -> None:
     more = sizer.see("r", 3.0, 1.05, 1000.0)
     assert more is not None
     assert more.limits.memory_mib == 1151
-    assert more.limits.cpu_milli == 1208
+    assert more.limits.cpu_milli == 1266
 
 
 def test_a_run_that_meets_its_limit_gets_all_it_asked_for() -> None:

@@ -31,7 +31,7 @@ def calm(server: Server) -> Iterator[None]:
 def test_from_submit_to_logs(server: Server, manifest: Path) -> None:
     submitted = server.presage("submit", str(manifest), "--json")
     assert submitted.code == 0, submitted.err
-    assert submitted.json.keys() == {"id", "status"}
+    assert submitted.json.keys() == {"id", "status", "eta_s"}
     job = submitted.json["id"]
     waited = server.presage("wait", job, "--timeout", "30", "--json")
     assert (waited.code, waited.json["status"]) == (0, "COMPLETED")

@@ -78,7 +78,8 @@ def test_the_status_has_the_promised_shape(server: Server) -> None:
     job = server.wait(server.submit("exit 3", name="shape"))
     assert list(job) == [
         *("id", "name", "owner", "queue", "status", "stage", "reason", "attempt", "workers"),
-        *("nodes", "submitted_at", "started_at", "ended_at", "exit_code", "progress", "history"),
+        *("nodes", "submitted_at", "started_at", "ended_at", "exit_code", "progress", "eta_s"),
+        *("estimates", "history"),
     ]
     assert (job["status"], job["exit_code"]) == ("FAILED", 3)
     assert job["reason"]["code"] == "error"
@@ -225,7 +226,8 @@ def test_two_roles_run_together(server: Server) -> None:
 def test_torchrun_gives_workers_a_rendezvous(server: Server) -> None:
     script = (
         "import torch.distributed as d; d.init_process_group('gloo'); import torch; "
-        "t = torch.ones(1) * d.get_rank(); d.all_reduce(t); print('sum', int(t), flush=True)"
+        "t = torch.ones(1) * d.get_rank(); d.all_reduce(t); print('sum', int(t), flush=True); "
+        "d.destroy_process_group()"
     )
     job_id = server.submit([sys.executable, "-c", script], launcher="torchrun", workers=2)
     job = server.wait(job_id, timeout_s=90)
@@ -262,7 +264,11 @@ def test_the_same_key_gives_the_same_job(server: Server) -> None:
     first, again, other = submit("k1"), submit("k1"), submit("k2")
     assert first.json()["id"] == again.json()["id"] != other.json()["id"]
     server.wait(first.json()["id"])
-    assert submit("k1").json() == {"id": first.json()["id"], "status": "COMPLETED"}
+    assert submit("k1").json() == {
+        "id": first.json()["id"],
+        "status": "COMPLETED",
+        "eta_s": None,
+    }
 
 
 def test_a_job_that_waits_can_be_halted_and_stopped(server: Server) -> None:

@@ -15,7 +15,7 @@ from presage.model import event as ev
 from presage.model.job import JobSpec, Reason, ReasonCode, StopIntent
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
-from presage.sim.ahead import copy_state, run_ahead
+from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
 from presage.sim.history import History
 from tests.scenario import Scenario, job, nodes
 
@@ -179,3 +179,77 @@ def test_a_copy_is_what_a_snapshot_restores() -> None:
     copy.check()
     scenario.go(ev.NodeDown("n0"), at=9.0)
     assert copy.now == 4.0
+
+
+class Ticking:
+    """A clock on which every look takes as long as was set."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def queue_of(count: int) -> Scenario:
+    scenario = Scenario(nodes(1))
+    scenario.submit(*(job(f"j{k}", 1) for k in range(count)), at=0.0)
+    return scenario
+
+
+def boxed(most_s: float, step_s: float = 1.0, samples: int = 24) -> tuple[Forecast, int]:
+    rests = []
+    box = TimeBox(Ticking(step_s), most_s, lambda: rests.append(1))
+    total = {f"j{k}": 10.0 for k in range(9)}
+    forecast = run_ahead(
+        queue_of(9).engine.state,
+        lambda: build("fifo"),
+        Exactly(**total),
+        samples=samples,
+        time_box=box,
+    )
+    return forecast, len(rests)
+
+
+def test_a_time_box_with_enough_time_changes_nothing() -> None:
+    forecast, rests = boxed(1e9)
+    assert forecast.samples == 24
+    assert rests >= 24 * 7
+    assert forecast.starts["j8"].p50_s == 80.0
+
+
+def test_when_time_is_short_there_are_fewer_runs() -> None:
+    forecast, _ = boxed(100.0)
+    assert 3 <= forecast.samples < 12
+    assert forecast.starts["j8"].p50_s == 80.0
+
+
+def test_when_time_is_very_short_runs_end_early_and_tell_what_they_saw() -> None:
+    forecast, _ = boxed(12.0)
+    assert forecast.samples == 3
+    assert forecast.starts["j1"].p50_s == 10.0
+    assert forecast.starts["j8"] == Start(None, None, None, ())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "tiresias", "elastic"])
+def test_a_coarse_look_is_late_by_its_grain_at_most(policy: str) -> None:
+    rng = np.random.default_rng(5)
+    total = {f"j{k}": float(rng.integers(10, 500)) for k in range(40)}
+    scenario = Scenario(nodes(4, 4), policy, runtimes=total)
+    sizes = rng.choice([1, 1, 2, 4], 40)
+    scenario.submit(*(job(f"j{k}", int(sizes[k])) for k in range(40)), at=0.0)
+    state = scenario.engine.state
+
+    def starts(grain: float) -> dict[str, float]:
+        forecast = run_ahead(
+            state, lambda: build(policy), Exactly(**total), samples=1, grain=grain
+        )
+        return {name: start.p50_s or 0.0 for name, start in forecast.starts.items()}
+
+    exact, coarse = starts(0.0), starts(0.02)
+    assert exact.keys() == coarse.keys()
+    assert exact != coarse or policy == "tiresias"  # whose rounds are coarser
+    late = np.array([coarse[name] - exact[name] for name in exact])
+    # A queue adds the lateness of the jobs before; others may also pass at another moment.
+    assert abs(np.median(late)) <= 0.1 * max(exact.values())

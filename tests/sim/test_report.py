@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -159,7 +160,7 @@ def test_the_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     assert 'data-chart="gantt"' in page
 
 
-def embedded(page: str) -> dict[str, dict[str, object]]:
+def embedded(page: str) -> dict[str, Any]:
     found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', page)
     assert found
     data = json.loads(found[1])

@@ -88,6 +88,8 @@ def test_figures_agree_with_a_simulation_of_the_exported_file(
         same_figures(result, simulate(file, export.nodes, build(name), name=name))
         same_figures(result, simulate(trace, CLUSTER, build(name), name=name))
     same_figures(results[recorded], as_it_was)
+    same_figures(export.recorded, as_it_was)
+    assert fairness(export.recorded, export.trace) == pytest.approx(fairness(as_it_was, trace))
     assert results["sjf"].summary()["avg_jct_s"] != results["fifo"].summary()["avg_jct_s"]
     told = figures(results["sjf"], export.trace)
     assert told.keys() == results["sjf"].summary().keys() | {"fairness"}
@@ -177,6 +179,11 @@ def test_since_begins_with_those_who_are_there() -> None:
         ("new", 10.0, 20.0),
     ]
     assert export.since == 50.0
+    assert export.recorded.jobs.select("wait_s", "jct_s").rows() == [
+        (0.0, 50.0),
+        (50.0, 80.0),
+        (70.0, 90.0),
+    ]
     with pytest.raises(JournalError, match="no job ran"):
         export_trace(journal.steps, since=1000.0)
 

@@ -96,6 +96,49 @@ def test_scale(visit: Visitor, guarded: Server) -> None:
     guarded.wait(fixed)
 
 
+def test_a_waiting_job_says_when_it_starts_and_what_would_help(
+    visit: Visitor, guarded: Server
+) -> None:
+    full = {"resources": {"gpus": 4}, "grace": "1s"}
+    taken = [guarded.submit("sleep 60", **full) for _ in range(2)]
+    taken.append(guarded.submit("sleep 60", resources={"gpus": 2}, grace="1s"))
+    for job in taken:
+        guarded.wait(job, "PROCESSING")
+    waits = guarded.submit("true", **full)
+    page = visit("/ui/queue?show=waiting", "admin")
+    row = page.get_by_role("row").filter(has_text=waits)
+    expect(row).to_contain_text(re.compile(r"\d (s|min|h) \(.* to .*\)"))
+    expect(row).to_contain_text("needs 4 GPUs")
+    page.goto(f"{guarded.url}/ui/jobs/{waits}")
+    expect(page.get_by_text(re.compile(r"starts in .*, estimated \d+ s ago"))).to_be_visible()
+    page.get_by_role("button", name="Find out").click()
+    expect(page.get_by_text("with 2 instead of 4 GPUs for each worker")).to_be_visible()
+    for job in (waits, *taken):
+        guarded.tell(job, "stop")
+        guarded.wait(job)
+    expect(page.get_by_role("button", name="Find out")).to_have_count(0)
+
+
+def test_policies_are_compared_by_operators(visit: Visitor, guarded: Server) -> None:
+    guarded.wait(guarded.submit("sleep 0.1", resources={"gpus": 4}))
+    page = visit("/ui/policies", "admin")
+    expect(page.get_by_role("checkbox", name="fifo (decides here)")).to_be_checked()
+    for name in ("srtf", "tiresias"):
+        page.get_by_role("checkbox", name=name).check()
+    page.get_by_role("checkbox", name="srtf").uncheck()
+    page.get_by_role("combobox").select_option(label="all of it")
+    page.get_by_role("button", name="Compare").click()
+    table = page.get_by_role("table")
+    expect(table.get_by_role("row")).to_have_count(5)  # two of the first three, and tiresias
+    expect(table.get_by_role("row").nth(1)).to_contain_text("as it happened")
+    chart = page.get_by_role("img", name=re.compile("Mean wait and mean time to completion"))
+    expect(chart).to_have_attribute("aria-label", re.compile("tiresias: "))
+    expect(page.get_by_text("come out the same again")).to_be_visible()
+    user = visit("/ui/policies", "ada")
+    expect(user.get_by_text("needs the role operator")).to_be_visible()
+    expect(user.get_by_role("button", name="Compare")).to_have_count(0)
+
+
 def test_a_bad_manifest_is_explained(visit: Visitor) -> None:
     page = visit("/ui/submit")
     page.get_by_label("Manifest").fill("name: a\ncomand: x\n")

@@ -8,7 +8,16 @@ import pytest
 
 from presage.web.elements import map_changes
 from presage.web.sign_in import _own
-from presage.web.words import amount, duration, eta_text, gpu_figures, why, worker_bounds
+from presage.web.words import (
+    amount,
+    duration,
+    eta_age,
+    eta_text,
+    gpu_figures,
+    outlook_lines,
+    why,
+    worker_bounds,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,23 @@ def test_an_estimate_is_shown_where_there_is_one() -> None:
     assert eta_text({**JOB, "eta_s": eta}) == "10 min (60 s to 2.0 h)"
     assert eta_text({**JOB, "eta_s": eta, "status": "PROCESSING"}) == ""
     assert eta_text({**JOB, "eta_s": None}) == eta_text(JOB) == ""
+    assert eta_age({**JOB, "eta_s": eta}) == "estimated 3 s ago"
+    assert eta_age(JOB) == ""
+    open_end = {**eta, "p90": None}
+    told = eta_text({**JOB, "eta_s": open_end})
+    assert told == "10 min (60 s to later than can be foreseen)"
+
+
+def test_what_would_help_is_said_in_lines() -> None:
+    eta = {"p10": 60.0, "p50": 600.0, "p90": 7200.0, "age_s": 0.0}
+    found = {"status": "QUEUED", "ahead": 1, "helps": [{"change": "in queue b", "eta_s": eta}]}
+    assert outlook_lines(found) == [
+        "1 job of its queue waits before it.",
+        "Starts in 10 min (60 s to 2.0 h) in queue b.",
+    ]
+    assert "Nothing that was tried" in outlook_lines({**found, "helps": []})[1]
+    assert "ask again" in outlook_lines({**found, "helps": None})[1]
+    assert outlook_lines({**found, "status": "PROCESSING"}) == ["It does not wait any more."]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +16,23 @@ from rich.text import Text
 
 from presage.cli._output import print_json, say
 from presage.client import Client
-from presage.manifest import read_manifest
-from presage.model.errors import UserError
+from presage.manifest import advice, read_manifest
+from presage.model.errors import PresageError, UserError
 
-__all__ = ["explain", "halt", "logs", "ps", "resume", "status", "stop", "submit", "wait"]
+__all__ = [
+    "explain",
+    "halt",
+    "logs",
+    "ps",
+    "resume",
+    "span_words",
+    "starts_in",
+    "status",
+    "stop",
+    "styled_status",
+    "submit",
+    "wait",
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="A job.")]
@@ -36,17 +51,44 @@ _STYLE = {
 
 def submit(
     manifest: Annotated[Path, typer.Argument(help="A manifest; `presage init` writes one.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say where and when it would start; submit nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Submit MANIFEST, with a copy of the folder it is in."""
     checked = read_manifest(manifest)
+    if dry_run:
+        _dry_run(manifest, advice(checked, manifest.absolute().parent), json)
+        return
     with Client() as client:
         body = client.submit(manifest)
+        with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
+            body["eta_s"] = client.job(body["id"], wait_eta_s=_ETA_S)["eta_s"]
     if json:
         print_json(body)
         return
     typer.echo(body["id"])
     say(f"{checked.name} is {body['status']}; follow it with: presage logs -f {body['id']}")
+    if body["eta_s"]:
+        say(f"it {starts_in(body['eta_s'])}")
+
+
+_ETA_S = 2.0
+"""How long a submission waits to be told when the job starts."""
+
+
+def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
+    with Client() as client:
+        body = client.dry_run(manifest.read_bytes())
+    if json:
+        print_json({"manifest": str(manifest), "valid": True, **body, "notes": notes})
+        return
+    where = f" on {', '.join(body['nodes'])}" if body["nodes"] else ""
+    when = "starts now" if body["starts_now"] else starts_in(body["eta_s"], age=False)
+    typer.echo(f"{body['name']} {when}{where}, if it is submitted to queue {body['queue']}")
+    for note in notes:
+        say(f"note: {note}")
 
 
 def ps(
@@ -72,15 +114,16 @@ def ps(
         say("no jobs" if all or status else "no jobs that are not over; --all shows the others")
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("ID", "STATUS", "WORKERS", "AGE", "WHY"):
+    for name in ("ID", "STATUS", "WORKERS", "AGE", "STARTS IN", "WHY"):
         last = name == "WHY"
         table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
     for job in jobs:
         table.add_row(
             job["id"],
-            _status(job),
+            styled_status(job),
             str(job["workers"] or ""),
             _span(time.time() - job["submitted_at"]),
+            span_words(job["eta_s"]),
             job["reason"]["text"] or _done(job),
         )
     Console().print(table)
@@ -95,9 +138,13 @@ def status(id: JobId, json: Json = False) -> None:
         return
     grid = Table.grid(padding=(0, 2))
     grid.add_row("job", job["id"])
-    grid.add_row("status", _status(job))
+    grid.add_row("status", styled_status(job))
     if job["reason"]["text"]:
         grid.add_row("because", job["reason"]["text"])
+    if job["status"] == "QUEUED":
+        grid.add_row("", starts_in(job["eta_s"]))
+    if job["estimates"]:
+        grid.add_row("foreseen", job["estimates"]["text"])
     grid.add_row("owner", f"{job['owner']}, queue {job['queue']}")
     if job["workers"]:
         grid.add_row("workers", f"{job['workers']} on {', '.join(job['nodes'])}")
@@ -151,15 +198,29 @@ def logs(
 
 
 def explain(id: JobId, json: Json = False) -> None:
-    """Say why a job is where it is."""
+    """Say why a job is where it is: what it waits for, who is ahead, when it starts, and what
+    would help."""
     with Client() as client:
         body = client.explain(id)
     if json:
         print_json(body)
         return
     typer.echo(f"{body['id']} is {body['status']}: {body['reason']['text'] or 'all is well'}")
+    if body["status"] != "QUEUED":
+        return
     if body["ahead"]:
-        typer.echo(f"{body['ahead']} jobs of its queue are ahead of it")
+        named = body["ahead_jobs"]
+        more = "" if len(named) == body["ahead"] else ", …" if named else ""
+        who = f": {', '.join(named)}{more}" if named else ""
+        jobs = "1 job is" if body["ahead"] == 1 else f"{body['ahead']} jobs are"
+        typer.echo(f"ahead in its queue {jobs} waiting{who}")
+    typer.echo(f"it {starts_in(body['eta_s'])}")
+    for option in body["helps"] or ():
+        typer.echo(f"{option['change']} it {starts_in(option['eta_s'], age=False)}")
+    if body["helps"] is None:
+        say("what would help was not worked out in time; ask again")
+    elif not body["helps"]:
+        typer.echo("nothing that was tried lets it start notably earlier")
 
 
 def stop(id: JobId, json: Json = False) -> None:
@@ -188,7 +249,45 @@ def _tell(job_id: str, what: str, json: bool) -> None:
         typer.echo(f"{body['id']} {body['status']}")
 
 
-def _status(job: dict[str, Any]) -> Text:
+def starts_in(eta: Mapping[str, float | None] | None, *, age: bool = True) -> str:
+    """When a job starts, in words: 'starts in 4–12 min (most likely 7), estimated 3 s ago'."""
+    if eta is None:
+        return "starts at a time that is not known yet"
+    ago = f", estimated {eta['age_s']:.0f} s ago" if age else ""
+    low, middle, high = eta["p10"], eta["p50"], eta["p90"]
+    if low is None:
+        return f"starts later than can be foreseen{ago}"
+    if high is not None and high < 1:
+        return f"starts in a moment{ago}"
+    size, unit = _unit(high or middle or low)
+    upto = f"–{_number(high / size)} {unit}" if high is not None else f" {unit} or much more"
+    likely = f" (most likely {_number(middle / size)})" if middle is not None else ""
+    return f"starts in {_number(low / size)}{upto}{likely}{ago}"
+
+
+def span_words(eta: Mapping[str, float | None] | None) -> str:
+    """The interval alone, for a table: '4–12 min'."""
+    if eta is None or eta["p10"] is None:
+        return ""
+    high = eta["p90"]
+    size, unit = _unit(high if high is not None else eta["p10"])
+    upto = f"–{_number(high / size)} {unit}" if high is not None else f" {unit} …"
+    return f"{_number(eta['p10'] / size)}{upto}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return size, unit
+    return 1.0, "s"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+
+
+def styled_status(job: dict[str, Any]) -> Text:
+    """The status of a job in its colour."""
     text = job["status"] + (f" ({job['stage']})" if job["stage"] else "")
     return Text(text, style=_STYLE.get(job["status"], ""))
 

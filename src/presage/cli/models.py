@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import expm1
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ __all__ = ["models"]
 
 models = typer.Typer(
     name="models",
+    add_completion=False,
     help="What was learned from own runs: list, compare, pin and roll back versions.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -79,7 +81,7 @@ def compare(
         )
         return
     for number, error in errors.items():
-        told = "knows none of them" if error is None else f"off by {100 * error:.1f} % on average"
+        told = "knows none of them" if error is None else f"off by {_percent(error)} on average"
         say(f"{quantity} {number}: {told} ({len(runs)} runs)")
 
 
@@ -152,4 +154,5 @@ def _table(name: str, standing: Standing) -> Table:
 
 
 def _percent(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:.1f} %"
+    """A mean distance in logarithms as what a typical prediction is off by."""
+    return "" if error is None else f"{100 * expm1(error):.1f} %"

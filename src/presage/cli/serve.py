@@ -7,9 +7,12 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,9 +25,13 @@ from presage.policy import registry
 from presage.policy.config import ConfigFile
 from presage.sim.clusters import describe, read_cluster
 
+if TYPE_CHECKING:
+    from presage.executors.ray import RayLink
+    from presage.server.settings import Settings
+
 __all__ = ["serve"]
 
-EXECUTORS = ("local",)
+EXECUTORS = ("local", "ray")
 
 
 def serve(
@@ -50,29 +57,98 @@ def serve(
             help="Nodes: 2x4 (two of four GPUs), or a file.", show_default="this machine"
         ),
     ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Ray cluster: HOST:PORT of its head, auto (that of this machine), or local "
+            "(start one here).",
+            show_default="auto",
+        ),
+    ] = None,
+    ray_shared: Annotated[
+        Path | None,
+        typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help=f"{', '.join(registry.names())}, or one of --config.")
     ] = "fifo",
     config: Annotated[Path | None, typer.Option(help="Policies and queues in YAML.")] = None,
+    rightsize: Annotated[
+        bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
+    ] = False,
     lease: Annotated[
         float, typer.Option(min=0.5, max=300, help="Seconds until another server takes over.")
     ] = 5.0,
 ) -> None:
     """Run the control plane: take jobs, decide, run them, until it is stopped."""
-    try:
-        import uvicorn
+    _import_server()
+    from presage.server.settings import Settings, default_data
 
-        from presage.server.app import create_app
-        from presage.server.settings import Settings, default_data, is_loopback
+    wish = _Wish(executor, nodes, ray_address, ray_shared)
+    wish.check()
+    file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
+    pipeline = registry.policy_config(policy, registry.pipelines(file))
+    place = (data or default_data()).expanduser().absolute()
+    _set_up_process()
+    with _listen(host, port) as listener, _world(wish, place) as (there, ray):
+        settings = Settings(
+            data=place,
+            nodes=there,
+            policy=pipeline,
+            host=host,
+            port=listener.getsockname()[1],
+            db=db or "",
+            ray=ray,
+            ray_shared=ray_shared,
+            queues={**file.queues, **pipeline.queues},
+            rightsize=rightsize,
+            lease_s=lease,
+            first_token=os.environ.get("PRESAGE_TOKEN", ""),
+        )
+        _run(settings, listener, f"{describe(there)}, policy {policy}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to run the jobs."""
+
+    executor: str
+    nodes: str | None
+    ray_address: str | None
+    ray_shared: Path | None
+
+    def check(self) -> None:
+        """Refuse what does not go together."""
+        if self.executor not in EXECUTORS:
+            raise UserError(
+                f"unknown executor '{self.executor}'; there are: {', '.join(EXECUTORS)}"
+            )
+        if self.executor == "ray":
+            if self.nodes:
+                raise UserError(
+                    "--nodes goes with --executor local; with ray, the nodes are those of the "
+                    "cluster: leave it out"
+                )
+            if self.ray_shared is not None and not self.ray_shared.is_dir():
+                raise UserError(f"--ray-shared {self.ray_shared} is not a directory here")
+        elif self.ray_address or self.ray_shared:
+            raise UserError("--ray-address and --ray-shared go with --executor ray: add it")
+
+
+def _import_server() -> None:
+    """Bring in what only a server needs."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import presage.server.app  # noqa: F401
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("presage"):
             raise
         raise MissingExtra("server", "the control plane") from None
-    if executor not in EXECUTORS:
-        raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
-    file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
-    pipeline = registry.policy_config(policy, registry.pipelines(file))
-    there = read_cluster(nodes) if nodes else (_this_machine(),)
+
+
+def _set_up_process() -> None:
+    """Logging, and a Python that answers quickly."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -81,40 +157,62 @@ def serve(
     gc.collect()
     gc.freeze()  # what is imported stays: do not look through it again and again
     gc.set_threshold(50_000, 20, 100)
-    with _listen(host, port) as listener:
-        settings = Settings(
-            data=(data or default_data()).expanduser().absolute(),
-            nodes=there,
-            policy=pipeline,
-            host=host,
-            port=listener.getsockname()[1],
-            db=db or "",
-            executor=executor,
-            queues={**file.queues, **pipeline.queues},
-            lease_s=lease,
-            first_token=os.environ.get("PRESAGE_TOKEN", ""),
+
+
+@contextmanager
+def _world(wish: _Wish, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
+    """The nodes there are, and the connection to Ray if they are Ray's."""
+    if wish.executor == "local":
+        yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None
+        return
+    link = _connect(wish.ray_address or "auto", data)
+    try:
+        yield tuple(node for _, node in link.nodes), link
+    finally:
+        link.close()
+
+
+def _connect(address: str, data: Path) -> RayLink:
+    from presage.executors.ray import RayHead, RayLink
+
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = data / "ray-driver.log"
+    if address != "local":
+        return RayLink(address, log=log)
+    head = RayHead(data)
+    link = RayLink(address, head=head, log=log)
+    say(f"Ray cluster of this machine: {link.address}   it outlives the server: kill {head.pid}")
+    return link
+
+
+def _run(settings: Settings, listener: socket.socket, about: str) -> None:
+    """Answer until somebody stops it."""
+    import uvicorn
+
+    from presage.server.app import create_app
+    from presage.server.settings import is_loopback
+
+    app = create_app(settings)
+    if not is_loopback(settings.host) and app.state.service.accounts.open():
+        raise UserError(
+            f"--host {settings.host} can be reached by others and there are no users: set "
+            "PRESAGE_TOKEN to a secret of yours (it becomes the admin's token), or make a "
+            "user on loopback first"
         )
-        app = create_app(settings)
-        if not is_loopback(host) and app.state.service.accounts.open():
-            raise UserError(
-                f"--host {host} can be reached by others and there are no users: set "
-                "PRESAGE_TOKEN to a secret of yours (it becomes the admin's token), or make a "
-                "user on loopback first"
-            )
-        say(f"Presage answers at {settings.url}  ({describe(there)}, policy {policy})")
-        say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
-        if find_spec("nicegui") is not None:
-            say(f"dashboard: {settings.url}/ui/")
-        uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=3,
-                server_header=False,
-                h11_max_incomplete_event_size=64 << 10,
-            )
-        ).run(sockets=[listener])
+    say(f"Presage answers at {settings.url}  ({about})")
+    say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
+    if find_spec("nicegui") is not None:
+        say(f"dashboard: {settings.url}/ui/")
+    uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=3,
+            server_header=False,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    ).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from presage.core.engine import Engine
 from presage.core.ports import CanLimit, CanResize, Executor, Store
 from presage.core.state import State
-from presage.model.errors import InternalError
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
+from presage.model.job import Reason, ReasonCode, StopIntent
 
 __all__ = ["act", "fold", "step"]
 
@@ -49,9 +49,11 @@ def act(executor: Executor, decisions: Iterable[Decision]) -> None:
         elif isinstance(decision, Stop):
             executor.stop(decision)
         elif isinstance(decision, Resize):
-            if not isinstance(executor, CanResize):
-                raise InternalError(f"{type(executor).__name__} cannot resize a job")
-            executor.resize(decision)
+            if isinstance(executor, CanResize):
+                executor.resize(decision)
+            else:  # it goes on from its checkpoint when it is placed again
+                why = Reason(ReasonCode.REQUESTED, "stopped to be resized")
+                executor.stop(Stop(decision.job, decision.attempt, StopIntent.REQUEUE, why))
         elif isinstance(decision, Limit) and isinstance(executor, CanLimit):
             executor.limit(decision)
 

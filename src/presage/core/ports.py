@@ -51,7 +51,8 @@ class Predictor(Protocol):
     version: str
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
-        """Seconds of running it needs in all, on these workers or as it asked."""
+        """Seconds of running it needs in all, on these workers or as it asked. The same number for
+        any workers says that nobody knows how the job scales."""
         ...
 
     def utilization(self, job: Job) -> Estimate:

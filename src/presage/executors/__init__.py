@@ -1,4 +1,4 @@
-"""Real worlds that run jobs: today this machine (`local`). Each passes
+"""Real worlds that run jobs: this machine (`local`) and Ray clusters (`ray`). Each passes
 `presage.testing.executors`.
 
 The guardian of a run imports from here with the standard library alone; keep this file empty.

@@ -73,7 +73,7 @@ class Part:
             cgroup=delegated_group(),
             log_cap=order["log_cap"],
         )
-        plan["wake"], plan["secrets"] = str(wake), {}
+        plan["wake"], plan["secrets"], plan["ran_s"] = str(wake), {}, order["ran_s"]
         if order["shared"] and plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
             plan["checkpoint_dir"] = f"{order['shared']}/{job}"
         elif plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
@@ -91,6 +91,8 @@ class Part:
         self.run = Run(job, attempt, Path(plan["run"]))
         self.run.directory.mkdir(parents=True)
         os.mkfifo(self.run.directory / "control", 0o600)
+        self._log_base: dict[str, int] = order["logs"]
+        """How long the server's logs are that the workers of this run continue."""
         self._process: subprocess.Popen[bytes] | None = None
         self._shipped: _ray_files.Listing = {}
         self._units: set[str] = set()
@@ -149,14 +151,19 @@ class Part:
             then["events"] = len(events)
         left = False
         for name, path in self._streams():
-            offset, chunk = _tail(path, then["logs"].get(name, 0))
-            if chunk or offset < then["logs"].get(name, 0):
+            base, known = self._log_base.get(name, 0), then["logs"].get(name, 0)
+            offset, chunk = _tail(path, max(0, known - base))
+            offset += base
+            if chunk or offset < known:
                 news.setdefault("logs", {})[name] = (offset, chunk)
                 then["logs"][name] = offset + len(chunk)
             left = left or len(chunk) == _LOG_CHUNK
         progress = _progress(Path(self.run.progress))
         if progress is not None and progress != cursor.get("progress"):
             news["progress"] = then["progress"] = progress
+        request = self._request()
+        if request is not None and request != cursor.get("request"):
+            news["request"] = then["request"] = request
         saved = self.saved(fresh=False)
         if saved and (mark := _digest(saved)) != cursor.get("saved"):
             news["saved"] = then["saved"] = mark
@@ -165,6 +172,21 @@ class Part:
         if news:
             news["cursor"] = then
         return news
+
+    def _request(self) -> list[int] | None:
+        """How many workers the training asks for, after a mark that tells this wish from others;
+        None if it asks for nothing that is not known yet."""
+        file = self.run.directory / "request.json"
+        with suppress(OSError, ValueError):
+            return [file.stat().st_mtime_ns, int(json.loads(file.read_bytes()))]
+        return None
+
+    def forget_request(self, mark: int) -> None:
+        """The server has written a wish down."""
+        file = self.run.directory / "request.json"
+        with suppress(OSError):
+            if file.stat().st_mtime_ns == mark:
+                file.unlink()
 
     def _streams(self) -> Iterator[tuple[str, Path]]:
         for worker in self.plan["workers"]:
@@ -184,6 +206,12 @@ class Part:
         self._units |= self._shipped.keys() | files.keys()
         deleted = sorted(self._units - files.keys())
         return {"changed": changed, "deleted": deleted} if changed or deleted else {}
+
+    def release(self) -> None:
+        """The rank that saves for all has done so elsewhere, and ended: nobody waits for it."""
+        place = Path(self.plan["checkpoint_dir"])
+        with suppress(OSError):
+            (place / f".ended-{self.plan['attempt']}").touch()
 
     def area(self, name: str) -> Path:
         """A directory that is kept alike here and on the server."""
@@ -207,9 +235,8 @@ class Part:
 class NodeAgent:
     """What the server asks of a node. Every call may come twice, and from several servers."""
 
-    def __init__(self, root: str | None, node: str) -> None:
-        user = f"presage-{os.getuid()}"
-        self._base = Path(root or Path(tempfile.gettempdir()) / user).absolute() / node[:16]
+    def __init__(self, node: str) -> None:
+        self._base = Path(tempfile.gettempdir()) / f"presage-{os.getuid()}" / node[:16]
         self._base.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._base.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._base} belongs to somebody else")
@@ -266,6 +293,16 @@ class NodeAgent:
         """Ask the workers to stop, with time for a checkpoint."""
         if key in self._parts:
             self._parts[key].leave_word("stop", {"code": code, "text": text, "grace_s": grace_s})
+
+    def forget_request(self, key: str, mark: int) -> None:
+        """A wish for workers is written down on the server."""
+        if key in self._parts:
+            self._parts[key].forget_request(mark)
+
+    def release(self, key: str) -> None:
+        """Workers that wait for the one that saves need not wait any longer."""
+        if key in self._parts:
+            self._parts[key].release()
 
     def drop(self, key: str) -> None:
         """Leave nothing of a run here."""

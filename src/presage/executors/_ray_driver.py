@@ -33,16 +33,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from presage.executors._plan import Places
 from presage.executors._ray_agent import NodeAgent
+from presage.executors._ray_cluster import AgentGone, AgentSilent, AgentUnusable
 from presage.executors._ray_place import RayNode, name_nodes
-from presage.executors._ray_run import AgentGone, AgentSilent, AgentUnusable, GangRun
+from presage.executors._ray_run import GangRun
 from presage.model.codec import encode
 
 __all__ = ["main"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Part of an agent's name: a version of Presage that talks differently uses agents of its own."""
 _NAMESPACE = "presage"
 _NODES_S = 0.5
+_ALIVE_S = 2.0
+"""How often the server hears that all is as before."""
 _NEWS_S = 5.0
 _SLACK_S = 20.0
 _START_S = 60.0
@@ -54,10 +57,10 @@ _AT_ONCE = 32
 class Driver:
     """The connection to a cluster, and the data directories that it serves."""
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self) -> None:
         self.nodes: dict[str, RayNode] = {}
-        self._root = root
         self._said: Any = None
+        self._said_at = 0.0
         self._agents: dict[str, Any] = {}
         self._keepers: dict[str, Keeper] = {}
 
@@ -65,6 +68,8 @@ class Driver:
 
     async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Ask the agent on a node (by id); raises AgentGone or AgentSilent."""
+        if all(alive.id != node for alive in self.nodes.values()):
+            raise AgentGone(f"node {self._name(node)} went away")
         agent = await self._agent(node)
         try:
             return await asyncio.wait_for(getattr(agent, method).remote(*arguments), timeout_s)
@@ -138,7 +143,7 @@ class Driver:
         )
         name = self._name(node)
         try:
-            handle: Any = await asyncio.to_thread(actor.remote, self._root, node)
+            handle: Any = await asyncio.to_thread(actor.remote, node)
             await asyncio.wait_for(handle.hello.remote(), _START_S)
         except TimeoutError:
             raise AgentSilent(f"the agent on node {name} is not up after {_START_S:g} s") from None
@@ -180,14 +185,19 @@ class Driver:
                 keeper.lose(id, f"node {known[id]} went away")
         working = [node for node in nodes if node.works]
         now = [[node.id, encode(node.as_node())] for node in working]
-        if now != self._said:
-            self._said = now
-            say({"nodes": now})
+        if now != self._said or time.monotonic() - self._said_at >= _ALIVE_S:
+            say({} if now == self._said else {"nodes": now})
+            self._said, self._said_at = now, time.monotonic()
 
     def serve(self, data: str) -> None:
         """Keep the runs of a data directory from now on."""
         if data not in self._keepers:
             self._keepers[data] = Keeper(Path(data), self)
+
+    def leave(self, data: str) -> None:
+        """Somebody else keeps the runs of a data directory from now on."""
+        if data in self._keepers:
+            self._keepers.pop(data).end()
 
     def look_at(self, data: str) -> None:
         """There is something new in a data directory."""
@@ -201,7 +211,8 @@ class Keeper:
     def __init__(self, data: Path, driver: Driver) -> None:
         self._places = Places(data)
         self._driver = driver
-        self._runs: dict[str, GangRun] = {}
+        self._runs: dict[Path, GangRun] = {}
+        """By their directories."""
         self._listening: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._owner = _owner(data)
@@ -211,17 +222,21 @@ class Keeper:
     def look(self) -> None:
         """Take up runs that are new, and have the others look for word."""
         for directory in _run_directories(self._places.runs):
-            key = f"{self._owner}/{directory.parent.name}/{directory.name}"
-            if key in self._runs:
-                self._runs[key].poke()
+            if directory in self._runs:
+                self._runs[directory].poke()
                 continue
             try:
                 run = GangRun(self._places, self._owner, directory, self._driver, self._listen_on)
             except (OSError, ValueError):
                 continue  # it was just removed
             if not run.over:
-                self._runs[key] = run
+                self._runs[directory] = run
                 self._do(self._keep(run))
+
+    def end(self) -> None:
+        """Do nothing more; what runs goes on."""
+        for task in self._tasks:
+            task.cancel()
 
     def lose(self, id: str, why: str) -> None:
         """A node is gone."""
@@ -231,7 +246,7 @@ class Keeper:
     async def _keep(self, run: GangRun) -> None:
         """A run, to its end."""
         await run.live()
-        del self._runs[run.key]
+        del self._runs[run.directory]
 
     def _listen_on(self, id: str) -> None:
         """Have somebody listen on a node."""
@@ -255,10 +270,14 @@ class Keeper:
                     run.lose(id, str(gone))
                 return
             for key, new in news.items():
-                if key in self._runs:
-                    self._runs[key].take(id, new)
+                if key in (now := self._by_key()):
+                    now[key].take(id, new)
                 elif new is not None:
                     await self._drop(id, key)
+
+    def _by_key(self) -> dict[str, GangRun]:
+        """The runs by what agents call them at this moment."""
+        return {run.key: run for run in self._runs.values()}
 
     async def _clear_up(self) -> None:
         """Give back what belongs to this data directory and to no run of it."""
@@ -272,7 +291,7 @@ class Keeper:
         for id in await self._driver.existing_agents():
             with suppress(AgentGone, AgentSilent):
                 runs = await self._driver.call(id, "runs", self._owner, timeout_s=_SLACK_S)
-                for key in set(runs) - self._runs.keys():
+                for key in set(runs) - self._by_key().keys():
                     await self._drop(id, key)
 
     async def _drop(self, id: str, key: str) -> None:
@@ -338,8 +357,8 @@ def say(message: dict[str, Any]) -> None:
 _OUT = 1
 
 
-async def _run(root: str | None) -> None:
-    driver = Driver(root)
+async def _run() -> None:
+    driver = Driver()
     await driver.look()
     reader = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(
@@ -360,6 +379,8 @@ async def _hear(reader: asyncio.StreamReader, driver: Driver) -> None:
         message = json.loads(line)
         if "serve" in message:
             driver.serve(message["serve"])
+        if "leave" in message:
+            driver.leave(message["leave"])
         if "look" in message:
             driver.look_at(message["look"])
 
@@ -367,7 +388,7 @@ async def _hear(reader: asyncio.StreamReader, driver: Driver) -> None:
 def main() -> None:
     """Connect to the address that is the first argument, and serve."""
     global _OUT
-    address, root = sys.argv[1], sys.argv[2] or None
+    address = sys.argv[1]
     _OUT = os.dup(1)
     os.dup2(2, 1)  # whatever else prints does not talk to the server
     try:
@@ -380,7 +401,7 @@ def main() -> None:
     except Exception as error:
         say({"error": _last_line(error)})
         os._exit(1)
-    asyncio.run(_run(root))
+    asyncio.run(_run())
 
 
 if __name__ == "__main__":

@@ -7,20 +7,24 @@ begins with a dot at the top, or with `.saving-` anywhere, is not finished and n
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 __all__ = [
     "CHUNK",
     "FILES",
     "Listing",
+    "add_to",
     "apply",
     "differing",
     "listing",
     "read_chunk",
+    "send",
+    "take_over",
     "write_chunk",
     "write_log",
 ]
@@ -33,6 +37,14 @@ FILES = "."
 Unit: TypeAlias = dict[str, list[int]]
 Listing: TypeAlias = dict[str, Unit]
 """Size and time of change (ns) of each file, by its path, by unit."""
+
+
+class Ask(Protocol):
+    """Asks the agent on a node for something about a run."""
+
+    async def __call__(self, method: str, /, *arguments: Any) -> Any:
+        """Its answer."""
+        ...
 
 
 def listing(root: Path) -> Listing:
@@ -117,6 +129,66 @@ def _apply_files(root: Path, staged: Path, *, deleted: bool) -> None:
     for path in root.iterdir():
         if path.is_file() and path.name not in kept and not path.name.startswith("."):
             path.unlink()
+
+
+async def take_over(ask: Ask, area: str, there: dict[str, Any], here: Path, staged: Path) -> None:
+    """Make our copy of an area what it is on a node, unit by unit. What was removed there goes
+    here when all that is new has come."""
+    new = differing(listing(here), there["changed"])
+    await _fetch_units(ask, area, {unit: there["changed"][unit] for unit in new}, staged)
+    now = await ask("listing", area)
+    whole = [unit for unit in new if now.get(unit) == there["changed"][unit]]
+    deleted = there["deleted"] if len(whole) == len(new) else []
+    await asyncio.to_thread(apply, here, staged, whole, deleted)
+
+
+async def add_to(ask: Ask, area: str, here: Path, staged: Path) -> None:
+    """Bring what an area has on a node to what others brought; a file of the same path is
+    replaced."""
+    there = await ask("listing", area)
+    new = {unit: there[unit] for unit in differing(listing(here), there)}
+    await _fetch_units(ask, area, new, staged)
+    await asyncio.to_thread(_merge, here, staged)
+
+
+async def _fetch_units(ask: Ask, area: str, units: Listing, staged: Path) -> None:
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    for unit in units.values():
+        for name, (size, changed_ns) in unit.items():
+            await _fetch(ask, area, name, size, changed_ns, staged)
+
+
+async def _fetch(ask: Ask, area: str, name: str, size: int, changed_ns: int, staged: Path) -> None:
+    offset = 0
+    while True:
+        chunk = await ask("read", area, name, offset)
+        if chunk is None:
+            return  # gone already; its unit is not taken over
+        write_chunk(staged, name, offset, chunk, changed_ns)
+        offset += len(chunk)
+        if offset >= size or not chunk:
+            return
+
+
+async def send(ask: Ask, area: str, root: Path, name: str) -> None:
+    """Copy a file to a node."""
+    stat = (root / name).stat()
+    offset = 0
+    while True:
+        chunk = read_chunk(root, name, offset)
+        await ask("write", area, name, offset, chunk, stat.st_mtime_ns)
+        offset += len(chunk)
+        if offset >= stat.st_size or not chunk:
+            return
+
+
+def _merge(root: Path, staged: Path) -> None:
+    for path in [path for path in staged.rglob("*") if path.is_file()]:
+        target = root / path.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def write_log(path: Path, offset: int, chunk: bytes) -> None:

@@ -55,7 +55,10 @@ class NodeGuardian(Guardian):
             for worker in self.plan["workers"]:
                 worker["env"] |= {"MASTER_ADDR": meet["address"], "MASTER_PORT": str(meet["port"])}
             self.plan["torchrun"] = False  # the port was chosen on the first node
-        return super()._start()
+        failure = super()._start()
+        if failure is None:
+            self._began -= self.plan["ran_s"]  # the time limit is that of all sizes together
+        return failure
 
     def _missing(self, worker: dict[str, Any]) -> str | None:
         """What is wrong with the program of a worker, before any other node starts its own."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import presage
+from presage.executors._ray_head import RayHead
 from presage.model.cluster import Node
 from presage.model.codec import decode
 from presage.model.errors import MissingExtra, UserError
 
 __all__ = ["RayLink", "RayUnreachable"]
+
+log = logging.getLogger("presage.ray")
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -29,6 +34,16 @@ _BOOT = (
 _SOURCE = str(Path(presage.__file__).parent.parent)
 _CONNECT_S = 3.0
 _AGAIN_S = 1.0
+_LOOK_S = 3.0
+_START_S = 60.0
+_SILENT_S = 12.0
+"""A driver that said nothing for so long is stuck, since its cluster is."""
+_ENVIRONMENT = {"RAY_gcs_server_port_wait_time_s": "8"}
+"""How often a driver tries to connect, about once a second; without it, for much longer."""
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How HTTP/2 begins (RFC 9113, 3.4): Ray speaks gRPC, which is built on it."""
+_SETTINGS = 4
+"""Kind of the frame that the other side begins with."""
 
 
 class RayUnreachable(UserError):
@@ -40,31 +55,34 @@ class RayUnreachable(UserError):
 class RayLink:
     """A connection to a Ray cluster that outlives the cluster: it comes back when that does.
 
-    The first connection must succeed; RayUnreachable says why it did not. `root` is where nodes
-    keep what runs there (a directory of theirs); `log` is where Ray's complaints go.
+    The first connection must succeed; RayUnreachable says why it did not. `address` is that of a
+    cluster, `auto` for the one that this machine belongs to, or that of a `head` of ours. `log` is
+    where Ray's complaints go.
     """
 
     def __init__(
         self,
         address: str = "auto",
         *,
-        root: str | None = None,
+        head: RayHead | None = None,
         log: Path | None = None,
         patience_s: float = 45.0,
     ) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtra("ray", "the executor ray")
         self.address = address
         self.nodes: tuple[tuple[str, Node], ...] = ()
         """Those that take jobs, each with the id Ray has for it."""
-        self._root = root or ""
+        self._head = head
         self._log = log
         self._lock = threading.Lock()
-        self._listeners: dict[Callable[[], None], None] = {}
-        self._served: dict[str, None] = {}
+        self._listeners: dict[Callable[[], None], str] = {}
+        """Who is called when nodes come or go, each with the data directory it is for."""
         self._trouble = ""
         self._away_since: float | None = time.monotonic()
         self._first = threading.Event()
         self._closing = threading.Event()
-        _probe(address)
+        self._reach()
         self._process = self._spawn()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -86,14 +104,15 @@ class RayLink:
     def serve(self, data: Path, listener: Callable[[], None]) -> None:
         """Keep the runs of a data directory; `listener` is called when nodes come or go."""
         with self._lock:
-            self._served[str(data)] = None
-            self._listeners[listener] = None
+            self._listeners[listener] = str(data)
             self._send({"serve": str(data), "look": str(data)})
 
-    def leave(self, listener: Callable[[], None]) -> None:
-        """Call no more."""
+    def leave(self, data: Path, listener: Callable[[], None]) -> None:
+        """Call no more. When nobody is left who listens, another link may keep these runs."""
         with self._lock:
             self._listeners.pop(listener, None)
+            if str(data) not in self._listeners.values():
+                self._send({"leave": str(data)})
 
     def look(self, data: Path) -> None:
         """Say that there is something new in a data directory."""
@@ -107,16 +126,18 @@ class RayLink:
             self._process.kill()
         self._thread.join()
 
-    # -- helpers --------------------------------------------------------------------------------
+    # -- the driver -----------------------------------------------------------------------------
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         target = os.open(self._log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        guarded = self._head.environment if self._head is not None else {}
         try:
             return subprocess.Popen(
-                [sys.executable, "-c", _BOOT, _SOURCE, self.address, self._root],
+                [sys.executable, "-c", _BOOT, _SOURCE, self.address],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=target,
+                env={**_ENVIRONMENT, **os.environ, **guarded},
                 start_new_session=True,  # Ctrl-C is for the server
             )
         finally:
@@ -131,35 +152,81 @@ class RayLink:
     def _keep(self) -> None:
         """Read what the driver says; when it ends, start another."""
         while True:
-            process = self._process
-            assert process.stdout is not None
-            assert process.stdin is not None
-            for line in process.stdout:
+            for line in self._lines():
                 self._hear(json.loads(line))
-            process.stdout.close()
-            with suppress(OSError):
-                process.stdin.close()
-            process.wait()
-            if self._away_since is None:
-                self._away_since = time.monotonic()
-            if not self._first.is_set():
-                self._trouble = self._trouble or "its driver ended at once"
-                self._first.set()
-            if self._closing.wait(_AGAIN_S):
-                return
+            self._put_away(self._process)
+            self._note_loss()
+            while not self._closing.wait(_AGAIN_S):
+                with suppress(UserError):
+                    self._reach()
+                    break
             with self._lock:
                 if self._closing.is_set():
                     return
                 self._process = self._spawn()
-                for data in self._served:
+                for data in dict.fromkeys(self._listeners.values()):
                     self._send({"serve": data})
+
+    def _lines(self) -> Iterator[bytes]:
+        """What the driver says, until it ends. One that falls silent is ended: its cluster is
+        gone, or does not answer."""
+        process, rest, silent_s, most_s = self._process, b"", 0.0, _START_S
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        while silent_s < most_s:
+            if select.select([fd], [], [], _LOOK_S)[0]:
+                chunk = os.read(fd, 1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+                silent_s, most_s = 0.0, _SILENT_S
+                continue
+            silent_s += _LOOK_S
+            if most_s == _SILENT_S and not self._answers():
+                break
+        process.kill()
+
+    def _answers(self) -> bool:
+        """Whether something listens where the cluster did."""
+        try:
+            if self.address != "auto":
+                _probe(self.address)
+        except RayUnreachable:
+            return False
+        return True
+
+    def _put_away(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.close()
+        with suppress(OSError):
+            process.stdin.close()
+        process.wait()
+
+    def _note_loss(self) -> None:
+        if not self._first.is_set():
+            self._trouble = self._trouble or "its driver ended at once"
+            self._first.set()
+        elif self._away_since is None and not self._closing.is_set():
+            log.warning(
+                "the Ray cluster at %s is out of reach; its jobs are left as they are until it "
+                "is back",
+                self.address,
+            )
+        if self._away_since is None:
+            self._away_since = time.monotonic()
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "error" in message:
             self._trouble = message["error"]
             return
+        if "nodes" not in message:
+            return  # all is as before
         self._trouble = ""
         self.nodes = tuple((id, decode(Node, body)) for id, body in message["nodes"])
+        if self._first.is_set() and self._away_since is not None:
+            log.warning("the Ray cluster at %s is back, nodes: %d", self.address, len(self.nodes))
         self._away_since = None
         self._first.set()
         with self._lock:
@@ -167,13 +234,16 @@ class RayLink:
         for listener in listeners:
             listener()
 
+    def _reach(self) -> None:
+        """Refuse at once what cannot work; Ray itself would try for a long time."""
+        if self._head is not None:
+            self.address = self._head.address()
+        if self.address != "auto":
+            _probe(self.address)
+
 
 def _probe(address: str) -> None:
-    """Refuse at once what cannot work; Ray itself would try for a long time."""
-    if find_spec("ray") is None:
-        raise MissingExtra("ray", "the executor ray")
-    if address == "auto":
-        return
+    """Refuse an address that is none, and one where nobody answers as Ray would."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise RayUnreachable(
@@ -181,10 +251,17 @@ def _probe(address: str) -> None:
             "unless changed), from a machine that joined it with 'ray start --address=HOST:PORT'"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as peer:
+            peer.sendall(_HELLO)
+            answer = peer.recv(9)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise RayUnreachable(
             f"no Ray cluster answers at {address} ({why.lower()}): check the address, or start "
             "one with 'ray start --head'"
         ) from None
+    if len(answer) < 9 or answer[3] != _SETTINGS:
+        raise RayUnreachable(
+            f"what answers at {address} is not a Ray cluster: give the port of its head (6379 "
+            "unless changed)"
+        )

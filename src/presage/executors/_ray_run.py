@@ -2,8 +2,11 @@
 
 Everything that must outlive this process is in the directory of the run on the server:
 `launch.json` (what to start), `placed.json` (where, and whether workers may have begun),
-`stop.json` (it must stop), `verdict.json` (how it ended), `events.jsonl` (what was told). Whoever
-dies, the next one reads these and goes on.
+`resize.json` (it is to have other workers), `stop.json` (it must stop), `verdict.json` (how it
+ended), `events.jsonl` (what was told). Whoever dies, the next one reads these and goes on.
+
+A resize stops all workers after a checkpoint and starts the new set in the same attempt, like the
+first one: placed, prepared, begun. `size` in `launch.json` is the number of the latest.
 """
 
 from __future__ import annotations
@@ -12,60 +15,28 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from presage.executors import _ray_files
 from presage.executors._plan import Places
-from presage.executors._ray_place import RayNode, bundles, gpus_asked, what_is_missing
+from presage.executors._ray_cluster import AgentGone, AgentSilent, AgentUnusable, Cluster
+from presage.executors._ray_place import bundles, gpus_asked, what_is_missing
+from presage.executors._ray_story import Story
 from presage.executors._runspec import RunSpec, RunSpecError
 from presage.model.cluster import Worker
 
-__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "Cluster", "GangRun"]
+__all__ = ["GangRun"]
 
 _PLACE_S = 20.0
 """How long a gang that fits may wait for what Ray has promised to others."""
 _LOST_GRACE_S = 5.0
 """Time that the rest of a gang has to save when a node is lost: it can rarely go on."""
 _CALL_S = 30.0
-
-
-class AgentGone(Exception):
-    """The agent of a node has died, or its node has; what it ran is no more."""
-
-
-class AgentSilent(Exception):
-    """The agent of a node does not answer just now."""
-
-
-class AgentUnusable(AgentSilent):
-    """There can be no agent on a node until somebody does something about it."""
-
-
-class Cluster(Protocol):
-    """What a run needs of Ray."""
-
-    nodes: dict[str, RayNode]
-    """Those that are alive, by name."""
-
-    async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
-        """Ask the agent on a node (by id); raises AgentGone or AgentSilent."""
-        ...
-
-    async def reserve(
-        self, name: str, asked: list[tuple[str, dict[str, float]]], timeout_s: float
-    ) -> bool:
-        """Reserve (node id, resources) all at once; False if that took too long. Raises AgentGone
-        when a node goes away meanwhile."""
-        ...
-
-    async def release(self, name: str) -> None:
-        """Give a reservation back, if there is one."""
-        ...
 
 
 class Refused(Exception):
@@ -86,8 +57,12 @@ class _Part:
         self.over: dict[str, Any] | None = None
         self.lost: str | None = None
         self.drained = False
+        self.released = False
+        """Whether it was told that rank 0 has saved and ended."""
         self.saved = False
         """Whether checkpoints may be there and not yet here."""
+        self.asked: int | None = None
+        """The wish for workers that was written down here and not yet taken away there."""
         self.collecting: asyncio.Task[None] | None = None
 
     @property
@@ -111,25 +86,36 @@ class GangRun:
         self._order = json.loads((directory / "launch.json").read_bytes())
         self.job: str = self._order["job"]
         self.attempt: int = self._order["attempt"]
-        self.key = f"{owner}/{self.job}/{self.attempt}"
+        self._owner = owner
         self._places = places
         self._cluster = cluster
         self._listen = listen
         """Has the news of a node (by id) passed on to its runs."""
         self._home = places.job(self.job)
         self._logs = places.logs(self.job, self.attempt)
-        self._telemetry = self._home / "telemetry" / f"{self.attempt}.jsonl"
-        self._unwritten = b""
-        self._told = self._what_was_told()
-        self._sampled = self._what_was_sampled()
+        self._story = Story(places, directory, self.job, self.attempt)
         self._changed = asyncio.Event()
         self._asked_to_stop = False
         self.parts: dict[str, _Part] = {}
         self._placed: dict[str, Any] = self._read("placed.json") or {}
+        if self._placed.get("size") != self._size:  # of the workers before a resize
+            self._placed = {}
         for node, id in self._placed.get("nodes", {}).items():
             self.parts[id] = _Part(node, id, self._placed["serves"][node])
 
     # -- from outside ---------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """What agents call it. It changes with the size, so that nothing they say of the workers
+        before is taken for news of those after."""
+        size = f".{self._size}" if self._size else ""
+        return f"{self._owner}/{self.job}/{self.attempt}{size}"
+
+    @property
+    def _size(self) -> int:
+        """Number of the latest resize that was begun; 0 before the first."""
+        return int(self._order.get("size", 0))
 
     @property
     def reservation(self) -> str | None:
@@ -139,7 +125,7 @@ class GangRun:
     @property
     def over(self) -> bool:
         """Whether its last event is written."""
-        return bool(self._told & {"JobExited", "LaunchFailed"})
+        return self._story.over
 
     def poke(self) -> None:
         """Look at once whether there is something to do."""
@@ -149,7 +135,8 @@ class GangRun:
         """A node, or the agent there, is gone."""
         part = self.parts.get(id)
         if part is not None and not part.gone:
-            part.lost = why
+            alive = any(node.id == id for node in self._cluster.nodes.values())
+            part.lost = why if alive else f"node {part.node} went away"
             self.poke()
 
     def take(self, id: str, news: dict[str, Any] | None) -> None:
@@ -165,11 +152,14 @@ class GangRun:
             self._take_event(part, event)
         for name, (offset, chunk) in news.get("logs", {}).items():
             if name == "telemetry":
-                self._take_samples(chunk)
+                self._story.samples(chunk)
             else:
                 _ray_files.write_log(self._logs / f"{name}.log", offset, chunk)
         if "progress" in news:
-            self._pass_on(news["progress"])
+            self._story.progress(news["progress"])
+        if "request" in news:
+            part.asked, workers = news["request"]
+            self._story.request(workers)
         part.saved = part.saved or "saved" in news
         part.drained = part.drained or news.get("drained", False)
         part.cursor = news["cursor"]
@@ -189,32 +179,39 @@ class GangRun:
             verdict = await self._run()
             self._write("verdict.json", verdict)
         await self._give_back()
-        self._tell(verdict.pop("type"), **verdict)
-        while not self._flush():
+        self._story.tell(verdict.pop("type"), **verdict)
+        while not self._story.flush():
             await asyncio.sleep(1.0)  # a full disk; a result is worth the wait
 
     # -- the stages -----------------------------------------------------------------------------
 
     async def _run(self) -> dict[str, Any]:
-        try:
-            if not self._placed.get("go"):
-                if self._stop_asked():
-                    return self._stopped()
-                self._logs.mkdir(parents=True, exist_ok=True)
-                await self._place()
-                await self._prepare()
-                if (early := await self._all_ready()) is not None:
-                    return early
-            else:
-                self._listen_on_all()
-            await self._begin()
-        except Refused as refused:
-            return _failed(str(refused))
-        except AgentUnusable as unusable:
-            return _failed(str(unusable))
-        except (AgentSilent, AgentGone) as trouble:  # not the job's fault: it is tried again
-            return _lost(str(trouble))
-        return await self._watch()
+        """One set of workers after the other; how the run ended."""
+        while True:
+            try:
+                verdict = await self._bring_up() or await self._watch()
+            except (Refused, AgentUnusable) as refused:
+                return self._refused(str(refused))
+            except (AgentSilent, AgentGone) as trouble:  # not the job's fault: it is tried again
+                return _lost(str(trouble))
+            if verdict is not None:
+                return verdict
+            await self._change_size()
+
+    async def _bring_up(self) -> dict[str, Any] | None:
+        """Have all workers begin, unless they have; how the run ended if it did before."""
+        if self._placed.get("go"):
+            self._listen_on_all()
+        else:
+            if self._stop_asked():
+                return self._stopped()
+            self._logs.mkdir(parents=True, exist_ok=True)
+            await self._place()
+            await self._prepare()
+            if (early := await self._all_ready()) is not None:
+                return early
+        await self._begin()
+        return None
 
     async def _place(self) -> None:
         """Find the nodes and reserve what the gang needs there."""
@@ -239,6 +236,7 @@ class GangRun:
         self._placed = {
             "nodes": nodes,
             "serves": serving,
+            "size": self._size,
             "reservation": f"presage/{self.key}/{secrets.token_hex(4)}",
             "grace_s": spec.grace_s,
         }
@@ -257,7 +255,12 @@ class GangRun:
     async def _prepare(self) -> None:
         """Bring in what the nodes need, and start the guardians."""
         content = self._secrets(self._spec)
-        order = {**self._order, "spec": (self._home / "job.json").read_text()}
+        order = {
+            **self._order,
+            "spec": (self._home / "job.json").read_text(),
+            "logs": {path.stem: path.stat().st_size for path in self._logs.glob("*.log")},
+            "ran_s": time.time() - self._order["began"] if "began" in self._order else 0.0,
+        }
         outcomes = await asyncio.gather(
             *(self._prepare_on(part, order, content) for part in self.parts.values()),
             return_exceptions=True,
@@ -269,19 +272,22 @@ class GangRun:
     async def _prepare_on(
         self, part: _Part, order: dict[str, Any], content: dict[str, str]
     ) -> None:
-        wrong = await self._call(part, "make", {**order, "node": part.node})
+        ask = partial(self._call, part)
+        wrong = await ask("make", {**order, "node": part.node})
         if wrong:
             raise Refused(wrong)
         if self._spec.folder:
             name = f"{self._spec.folder}.tar.gz"
             with suppress(FileNotFoundError):  # the guardian says so in better words
-                await self._send(part, "folders", self._places.data / "folders", name)
-        kept = self._home / "checkpoints"
-        if not self._order["shared"]:
-            for unit in _ray_files.listing(kept).values():
+                await _ray_files.send(ask, "folders", self._places.data / "folders", name)
+        areas = [] if self._order["shared"] else ["checkpoints"]
+        if part.node == self._first_node():
+            areas.append("results")  # those of workers before, which rank 0 may go on with
+        for area in areas:
+            for unit in _ray_files.listing(self._home / area).values():
                 for name in unit:
-                    await self._send(part, "checkpoints", kept, name)
-        wrong = await self._call(part, "start", content)
+                    await _ray_files.send(ask, area, self._home / area, name)
+        wrong = await ask("start", content)
         if wrong:
             raise Refused(wrong)
 
@@ -309,33 +315,62 @@ class GangRun:
                 with suppress(AgentSilent, AgentGone):  # it is noticed while watching
                     await self._call(part, "go", self._placed["go"])
 
-    async def _watch(self) -> dict[str, Any]:
-        """Until all is over; how it ended."""
-        verdict: dict[str, Any] | None = None
+    async def _watch(self) -> dict[str, Any] | None:
+        """Until all workers are gone; how the run ended, or None if it goes on with others."""
         parts = list(self.parts.values())
+        verdict: dict[str, Any] | None = None
         stopping = False
         while True:
             if all(part.started_at is not None for part in parts):
-                self._tell("JobStarted", at=max(part.started_at or 0.0 for part in parts))
+                self._tell_started(parts)
             if not stopping:
                 verdict = self._judge(parts)
-                stopping = verdict is not None or self._only_servers_left(parts)
+                if verdict is None and self._resize_is_due(parts):
+                    self._begin_change()
+                stopping = verdict is not None or self._changing or self._only_servers_left(parts)
                 if stopping:
                     lost = any(part.lost for part in parts)
                     grace_s = _LOST_GRACE_S if lost else self._placed["grace_s"]
                     await self._stop_all("exited", "the rest of the run is over", grace_s)
+            if stopping:
+                await self._tell_who_waits(parts)
             if all(part.gone for part in parts):
                 break
             for part in parts:
-                if part.saved and part.lost is None and part.collecting is None:
-                    part.collecting = asyncio.create_task(self._collect(part, "checkpoints"))
+                if part.lost is None:
+                    await self._take_in(part)
             await self._next()
-        for part in parts:
+        await self._collect_all(parts)
+        return self._conclude(parts, verdict)
+
+    async def _take_in(self, part: _Part) -> None:
+        """What its news ask for, while it runs."""
+        if part.saved and part.collecting is None:
+            part.collecting = asyncio.create_task(self._collect(part))
+        if part.asked is not None:
+            mark, part.asked = part.asked, None
+            with suppress(AgentSilent, AgentGone):
+                await self._call(part, "forget_request", mark)
+
+    async def _collect_all(self, parts: list[_Part]) -> None:
+        """Bring all that was made here. Rank 0 has the last word on a result of two nodes."""
+        for part in sorted(parts, key=lambda part: part.node == self._first_node()):
             if part.collecting is not None:
                 await part.collecting
             if part.lost is None:
-                await self._collect(part, "checkpoints")
-                await self._collect(part, "results")
+                await self._collect(part)
+                await self._collect_results(part)
+
+    def _conclude(
+        self, parts: list[_Part], verdict: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Nobody runs any more: how the run ended, or None if that was for a resize."""
+        lost = next((part.lost for part in parts if part.lost), None)
+        if verdict is None and lost is not None:
+            return _lost(lost)
+        well = all(part.over and part.over.get("outcome") == "succeeded" for part in parts)
+        if verdict is None and self._changing and not well:
+            return self._stopped() if self._stop_asked() else None
         return verdict or _exited("succeeded", "exited", "every worker ended well", 0)
 
     def _judge(self, parts: list[_Part]) -> dict[str, Any] | None:
@@ -343,10 +378,12 @@ class GangRun:
         lost = [part.lost for part in parts if part.lost]
         if lost:
             return _lost(lost[0])
+        if self._changing:
+            return None  # they end because they were told to
         ends = sorted((part.over for part in parts if part.over), key=lambda end: end["when"])
         for end in ends:
             if end["type"] == "LaunchFailed":
-                return _failed(end["reason"]["text"])
+                return self._refused(end["reason"]["text"])
             if end["outcome"] != "succeeded":
                 reason = end["reason"]
                 return _exited(
@@ -354,15 +391,64 @@ class GangRun:
                 )
         return None
 
+    def _refused(self, text: str) -> dict[str, Any]:
+        if self._size:
+            return _exited("failed", "error", f"it could not be resized: {text}", None)
+        return {"type": "LaunchFailed", "reason": {"code": "launch_failed", "text": text}}
+
+    async def _tell_who_waits(self, parts: list[_Part]) -> None:
+        """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
+        cannot see it: tell them when the node of rank 0 is done."""
+        first = next(part for part in parts if part.node == self._first_node())
+        if first.over is None:
+            return
+        for part in parts:
+            if part.over is None and part.lost is None and not part.released:
+                part.released = True
+                with suppress(AgentSilent, AgentGone):
+                    await self._call(part, "release")
+
+    # -- other workers --------------------------------------------------------------------------
+
+    @property
+    def _changing(self) -> bool:
+        """Whether the workers are being stopped so that others can take their place."""
+        return bool(self._placed.get("changing"))
+
+    def _resize_is_due(self, parts: list[_Part]) -> bool:
+        """Whether there is a resize to begin. A run that is coming to its end keeps its size."""
+        running = all(part.started_at is not None and part.over is None for part in parts)
+        asked = self._read("resize.json") if running else None
+        return asked is not None and asked["number"] > self._size
+
+    def _begin_change(self) -> None:
+        self._story.tell("StageChanged", stage="resizing", number=self._size)
+        self._placed["changing"] = True
+        self._write("placed.json", self._placed)
+
+    async def _change_size(self) -> None:
+        """Everybody has stopped: be the run of the workers that were asked for."""
+        began = min(part.started_at or time.time() for part in self.parts.values())
+        await self._give_back()
+        asked = self._read("resize.json") or {}
+        self._order = {"began": began, **self._order}
+        self._order |= {"workers": asked["target"], "size": asked["number"]}
+        self._write("launch.json", self._order)
+        self._placed, self.parts = {}, {}
+
     def _only_servers_left(self, parts: list[_Part]) -> bool:
         left = [part for part in parts if part.over is None]
         return bool(left) and len(left) < len(parts) and all(part.serves for part in left)
 
     async def _stop_all(self, code: str, text: str, grace_s: float) -> None:
-        for part in self.parts.values():
-            if part.over is None and part.lost is None:
-                with suppress(AgentSilent, AgentGone):
-                    await self._call(part, "stop", code, text, grace_s)
+        """Ask all nodes at once: ranks that train in step cannot be stopped one by one."""
+        left = [part for part in self.parts.values() if part.over is None and part.lost is None]
+        calls = [self._call(part, "stop", code, text, grace_s) for part in left]
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(
+                answer, AgentSilent | AgentGone
+            ):
+                raise answer
 
     async def _give_back(self) -> None:
         """Leave nothing of the run on any node that can be reached, nor with Ray."""
@@ -375,56 +461,21 @@ class GangRun:
 
     # -- files ----------------------------------------------------------------------------------
 
-    async def _collect(self, part: _Part, area: str) -> None:
-        """Take over what the workers on a node have saved."""
+    async def _collect(self, part: _Part) -> None:
+        """Take over the checkpoints that the workers on a node have made."""
         part.saved = False
         with suppress(AgentSilent, AgentGone):
-            if area == "results":
-                found = await self._call(part, "listing", area)
-                await self._take_over(part, area, {"changed": found, "deleted": []})
-            elif not self._order["shared"] and (saved := await self._call(part, "saved")):
-                await self._take_over(part, area, saved)
+            if not self._order["shared"] and (saved := await self._call(part, "saved")):
+                area, staged = "checkpoints", self.directory / f"checkpoints-{part.id}.new"
+                ask = partial(self._call, part)
+                await _ray_files.take_over(ask, area, saved, self._home / area, staged)
         part.collecting = None
         self.poke()
 
-    async def _take_over(self, part: _Part, area: str, there: dict[str, Any]) -> None:
-        """Make our copy of an area what it is on a node, unit by unit. What was removed there goes
-        here when all that is new has come."""
-        here = self._home / area
-        new = _ray_files.differing(_ray_files.listing(here), there["changed"])
-        staged = self.directory / f"{area}-{part.id}.new"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir()
-        for unit in new:
-            for name, (size, changed_ns) in there["changed"][unit].items():
-                await self._fetch(part, area, name, size, changed_ns, staged)
-        now = await self._call(part, "listing", area)
-        whole = [unit for unit in new if now.get(unit) == there["changed"][unit]]
-        deleted = there["deleted"] if len(whole) == len(new) else []
-        await asyncio.to_thread(_ray_files.apply, here, staged, whole, deleted)
-
-    async def _fetch(
-        self, part: _Part, area: str, name: str, size: int, changed_ns: int, staged: Path
-    ) -> None:
-        offset = 0
-        while True:
-            chunk = await self._call(part, "read", area, name, offset)
-            if chunk is None:
-                return  # gone already; its unit is not taken over
-            _ray_files.write_chunk(staged, name, offset, chunk, changed_ns)
-            offset += len(chunk)
-            if offset >= size or not chunk:
-                return
-
-    async def _send(self, part: _Part, area: str, root: Path, name: str) -> None:
-        stat = (root / name).stat()
-        offset = 0
-        while True:
-            chunk = _ray_files.read_chunk(root, name, offset)
-            await self._call(part, "write", area, name, offset, chunk, stat.st_mtime_ns)
-            offset += len(chunk)
-            if offset >= stat.st_size or not chunk:
-                return
+    async def _collect_results(self, part: _Part) -> None:
+        with suppress(AgentSilent, AgentGone):
+            area, staged = "results", self.directory / f"results-{part.id}.new"
+            await _ray_files.add_to(partial(self._call, part), area, self._home / area, staged)
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
         found = {}
@@ -447,84 +498,16 @@ class GangRun:
             part.port = event["port"]
         elif kind == "JobStarted":
             part.started_at = event["at"]
-        elif kind == "StageChanged":
-            self._tell(kind, stage=event["stage"])
+        elif kind == "StageChanged" and not self._changing:
+            self._story.tell(kind, stage=event["stage"], number=self._size)
         elif kind in ("JobExited", "LaunchFailed"):
             part.over = event
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        """Add an event unless it was told before, by this process or another."""
-        mark = f"{kind} {fields['stage']}" if "stage" in fields else kind
-        if mark not in self._told:
-            self._told.add(mark)
-            about = {"type": kind, "job": self.job, "attempt": self.attempt}
-            line = {**about, **fields, "when": time.time()}
-            self._unwritten += json.dumps(line).encode() + b"\n"
-            self._flush()
-
-    def _flush(self) -> bool:
-        """Bring events to disk; False when there is no room, and then nothing was written."""
-        try:
-            with (self.directory / "events.jsonl").open("ab", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                if file.write(self._unwritten) != len(self._unwritten):
-                    file.truncate(size)
-                    return False
-                os.fsync(file.fileno())
-        except OSError:
-            return False
-        self._unwritten = b""
-        self._wake()
-        return True
-
-    def _wake(self) -> None:
-        """Tell the executor, if one listens, that there is something to read."""
-        with suppress(OSError):
-            fd = os.open(self._places.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.write(fd, f"{self.job}/{self.attempt}\n".encode())
-            finally:
-                os.close(fd)
-
-    def _what_was_told(self) -> set[str]:
-        told = set()
-        with suppress(OSError):
-            for line in (self.directory / "events.jsonl").read_bytes().splitlines():
-                with suppress(ValueError):
-                    event = json.loads(line)
-                    stage = event.get("stage")
-                    told.add(f"{event['type']} {stage}" if stage else event["type"])
-        return told
-
-    def _pass_on(self, report: dict[str, Any]) -> None:
-        with suppress(OSError):
-            new = self.directory / "progress.new"
-            new.write_text(json.dumps(report))
-            new.replace(self.directory / "progress.json")
-            self._wake()
-
-    def _take_samples(self, chunk: bytes) -> None:
-        """Add samples to the telemetry of the job, but those that were added before."""
-        new = []
-        for line in chunk.splitlines():
-            with suppress(ValueError):
-                sample = json.loads(line)
-                if sample["at"] > self._sampled.get(sample["worker"], 0.0):
-                    self._sampled[sample["worker"]] = sample["at"]
-                    new.append(line + b"\n")
-        with suppress(OSError):
-            self._telemetry.parent.mkdir(parents=True, exist_ok=True)
-            with self._telemetry.open("ab") as file:
-                file.writelines(new)
-
-    def _what_was_sampled(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        with suppress(OSError):
-            for line in self._telemetry.read_bytes().splitlines():
-                with suppress(ValueError):
-                    sample = json.loads(line)
-                    found[sample["worker"]] = sample["at"]
-        return found
+    def _tell_started(self, parts: list[_Part]) -> None:
+        self._story.tell("JobStarted", at=max(part.started_at or 0.0 for part in parts))
+        if self._size:
+            self._story.tell("JobResized", number=self._size)
+            self._story.tell("StageChanged", stage="", number=self._size)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -584,7 +567,3 @@ def _exited(outcome: str, code: str, text: str, exit_code: int | None) -> dict[s
 def _lost(text: str) -> dict[str, Any]:
     text = f"{text}; the job goes on from its last checkpoint"
     return _exited("lost", "node_lost", text, None)
-
-
-def _failed(text: str) -> dict[str, Any]:
-    return {"type": "LaunchFailed", "reason": {"code": "launch_failed", "text": text}}

@@ -22,6 +22,7 @@ from typing import Any
 import presage
 from presage.executors._guardian import LOCK_FD
 from presage.executors._processes import kill_marked, read_stat
+from presage.model.cluster import Resources
 
 __all__ = ["Run", "make_run", "open_high", "spawn_guardian", "sweep"]
 
@@ -49,6 +50,8 @@ class Run:
         self.cores: list[int] = []
         self.resize_number = int(self.resize_request().get("number", 0))
         """Number of the latest resize that was asked for."""
+        self.resized_number = 0
+        """Number of the latest resize that was read to be complete."""
         self._request = str(directory / "request.json")
         self._taken = str(directory / "request.taken")
         self._taken_before = True
@@ -114,12 +117,16 @@ class Run:
                 return pid
         return None
 
-    def plan(self) -> dict[str, Any]:
-        """The plan its guardian follows; empty when it cannot be read."""
+    def read(self, name: str) -> dict[str, Any]:
+        """A file of the run; empty when it cannot be read."""
         with suppress(OSError, ValueError):
-            plan: dict[str, Any] = json.loads((self.directory / "plan.json").read_bytes())
-            return plan
+            body: dict[str, Any] = json.loads((self.directory / name).read_bytes())
+            return body
         return {}
+
+    def plan(self) -> dict[str, Any]:
+        """The plan its guardian follows."""
+        return self.read("plan.json")
 
     def ask_to_stop(self, code: str, text: str) -> None:
         """Leave word that the run must stop, and nudge the guardian. Twice does no harm."""
@@ -135,10 +142,7 @@ class Run:
 
     def resize_request(self) -> dict[str, Any]:
         """The latest resize that was asked for; empty if none was."""
-        with suppress(OSError, ValueError):
-            request: dict[str, Any] = json.loads((self.directory / "resize.json").read_bytes())
-            return request
-        return {}
+        return self.read("resize.json")
 
     def ask_to_resize(self, target: list[Any], workers: list[dict[str, Any]]) -> None:
         """Leave word that the run is to have these workers. The same again keeps its number."""
@@ -153,6 +157,13 @@ class Run:
             new.replace(self.directory / "resize.json")
             self.resize_number = number
         self._nudge()
+
+    def ask_to_limit(self, limits: Resources) -> None:
+        """Leave word that each worker of the first role is to be held to this."""
+        new = self.directory / "limits.new"
+        body = {"cpu_milli": limits.cpu_milli, "memory_mib": limits.memory_mib}
+        new.write_text(json.dumps(body))
+        new.replace(self.directory / "limits.json")
 
     def _nudge(self) -> None:
         with suppress(OSError):  # not up yet, or gone; it looks for the word before it starts

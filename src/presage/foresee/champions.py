@@ -161,6 +161,23 @@ class Champions:
         self._write(quantity, "index.json", encode(standing))
         return version
 
+    def ran_out(self, signature: str, mib: float) -> None:
+        """Remember that a workload ran out of memory with so much of it."""
+        notes = self._notes()
+        notes[signature] = max(mib, notes.get(signature, 0.0))
+        self._write("memory", "ran-out.json", notes)
+
+    def not_enough(self, signature: str) -> float:
+        """The most memory with which a workload ran out of it, in MiB; 0 if it never did."""
+        return self._notes().get(signature, 0.0)
+
+    def _notes(self) -> dict[str, float]:
+        try:
+            found = json.loads((self.folder / "memory" / "ran-out.json").read_bytes())
+            return {str(name): float(mib) for name, mib in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
     def pin(self, quantity: str, number: int) -> Standing:
         """Have a version answer until `unpin`."""
         standing = self.standing(quantity)

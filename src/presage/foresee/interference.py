@@ -53,7 +53,8 @@ class InterferenceEstimator(Estimator):
     """Normalised speed of a job beside others, for rows of `FEATURES` or for jobs.
 
     `groups` in `fit` has two columns: the model of the own job and of the other. The intervals
-    come from predictions for models that were in no pair of the training set.
+    come from predictions for models that were in no pair of the training set; `fit` keeps those
+    predictions, row by row, in `held_out_speed_`.
     """
 
     def __init__(self, trees: int = 150, leaf: int = 2, folds: int = 5, seed: int = 0) -> None:
@@ -85,6 +86,7 @@ class InterferenceEstimator(Estimator):
             speed, held_out, sides[:, 0], self._difficulty(rows), space="log"
         )
         interval = self.conformal_.interval(held_out, self._difficulty(rows))
+        self.held_out_speed_ = held_out
         self.held_out_ = {"mae": mae(speed, held_out), "coverage": coverage(speed, interval)}
         self.middle_ = np.nan_to_num(np.nanmedian(rows[:, self.known_], axis=0))
         self.trees_ = self._fit_trees(rows, speed)
@@ -114,6 +116,11 @@ class InterferenceEstimator(Estimator):
             pairs = 1 / (1 + added.sum(axis=0, keepdims=True))
         low, middle, high = (float(value) for value in pairs[0])
         return Estimate(low, middle, high, "relative speed", "interference")
+
+    def speeds(self, jobs: Sequence[JobAlone], gpu: Gpu) -> Floats:
+        """The speed of each job (row) beside each (column), the middle of what is foreseen."""
+        rows = np.stack([row(own, other, gpu) for own in jobs for other in jobs])
+        return self.predict_interval(rows)[:, 1].reshape(len(jobs), len(jobs))
 
     def explain(self, own: JobAlone, other: JobAlone, gpu: Gpu) -> dict[str, float]:
         """How much each known feature of a pair moves the speed away from what its middle value

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from presage.edge import Limits, parse_json, parse_yaml, read_yaml
 from presage.manifest.advice import advice
-from presage.manifest.auto import Foreseen, resolved, says_auto
+from presage.manifest.auto import Needs, resolved, says_auto
 from presage.manifest.schema import (
     Manifest,
     ManifestError,
@@ -29,10 +29,10 @@ from presage.manifest.spec import argv, to_spec
 __all__ = [
     "EXAMPLE",
     "LIMITS",
-    "Foreseen",
     "Manifest",
     "ManifestError",
     "ModelReference",
+    "Needs",
     "RoleManifest",
     "WorkerResources",
     "advice",

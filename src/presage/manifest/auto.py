@@ -9,7 +9,7 @@ from math import ceil
 from presage.manifest.quantities import AUTO
 from presage.manifest.schema import Manifest, ManifestError, RoleManifest, WorkerResources
 
-__all__ = ["Foreseen", "resolved", "says_auto"]
+__all__ = ["Needs", "resolved", "says_auto"]
 
 _SPARE = 1.15
 """Given on top of what memory is foreseen at the 90 % quantile."""
@@ -19,7 +19,7 @@ _PARTS = (0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class Needs:
     """What is known of one worker; None for what is not."""
 
     memory_mib: float | None = None
@@ -37,7 +37,7 @@ def says_auto(manifest: Manifest) -> bool:
     return any(_autos(role.resources) for role in manifest.all_roles.values())
 
 
-def resolved(manifest: Manifest, foreseen: Foreseen) -> Manifest:
+def resolved(manifest: Manifest, foreseen: Needs) -> Manifest:
     """The manifest with numbers; `ManifestError` where nothing is known that would give one."""
     if manifest.roles is not None:
         roles: Mapping[str, RoleManifest] = {
@@ -59,7 +59,7 @@ def _autos(asked: WorkerResources) -> list[str]:
     return [key for key in keys if getattr(asked, key) == AUTO]
 
 
-def _numbers(asked: WorkerResources, foreseen: Foreseen, share: bool) -> WorkerResources:
+def _numbers(asked: WorkerResources, foreseen: Needs, share: bool) -> WorkerResources:
     numbers: dict[str, object] = {}
     for key in _autos(asked):
         if key == "memory":
@@ -77,7 +77,7 @@ def _mib(known: float | None, key: str) -> str:
     return f"{_ROUND_MIB * ceil(known * _SPARE / _ROUND_MIB)}Mi"
 
 
-def _gpus(foreseen: Foreseen, share: bool) -> int | float:
+def _gpus(foreseen: Needs, share: bool) -> int | float:
     if foreseen.utilization is None:
         raise _unknown("gpus", "1")
     need = foreseen.utilization

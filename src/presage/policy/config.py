@@ -14,7 +14,9 @@ __all__ = [
     "QueueConfig",
 ]
 
-OrderName = Literal["fifo", "sjf", "srtf", "qssf", "tiresias", "priority", "fair_share"]
+OrderName = Literal[
+    "fifo", "sjf", "srtf", "qssf", "tiresias", "priority", "fair_share", "utilization"
+]
 PlacementName = Literal[
     "pack",
     "spread",
@@ -27,6 +29,7 @@ PlacementName = Literal[
     "random",
 ]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Weights = Annotated[dict[PlacementName, Positive], Field(min_length=1)]
 
 
@@ -41,6 +44,7 @@ class QueueConfig(_Strict):
     borrow: bool = True
     limit_gpus: Annotated[float, Field(ge=0)] | None = None
     weight: Positive = 1.0
+    max_slowdown: Slowdown | None = None
 
 
 class PolicyConfig(_Strict):
@@ -59,7 +63,15 @@ class PolicyConfig(_Strict):
     elastic: bool = False
     shrink_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     grow_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    grow_by: Literal["gain", "fewest"] = "gain"
+    resize_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_jobs_per_gpu: Annotated[int, Field(ge=1)] | None = None
+    colocate: bool = False
+    max_slowdown: Slowdown = 1.5
+    idle_worth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.03
+    profile_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    profile_gpus: Annotated[int, Field(ge=0)] = 0
+    move_gain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     queues: dict[str, QueueConfig] = {}
 
     @model_validator(mode="after")
@@ -68,6 +80,12 @@ class PolicyConfig(_Strict):
             raise ValueError("preempt: rank goes with neither elastic, backfill nor gang: false")
         if (self.shrink_after_s or self.grow_after_s) and not self.elastic:
             raise ValueError("shrink_after_s and grow_after_s need elastic: true")
+        if self.colocate and (self.preempt != "none" or self.elastic or self.backfill):
+            raise ValueError("colocate goes with neither preempt, elastic nor backfill")
+        if self.colocate and (not self.gang or self.order in ("tiresias", "fair_share")):
+            raise ValueError("colocate goes with neither gang: false nor that order")
+        if self.resize_cost_s and not (self.elastic and self.grow_by == "gain"):
+            raise ValueError("resize_cost_s needs elastic: true and grow_by: gain")
         return self
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor
 from typing import Any
@@ -21,11 +22,14 @@ from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.state import State
 from presage.core.workers import least_milli, missing
+from presage.model.cluster import Worker
 from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
 from presage.policy.backfill import Backfill
 from presage.policy.backlog import Backlog, Group, waits
+from presage.policy.colocate import Sharing
 from presage.policy.elastic import (
+    ByGain,
     fits_queue,
     grow,
     least_workers,
@@ -67,6 +71,10 @@ class Rules:
     """How long a job waits before others of its priority are shrunk for it."""
     grow_after_s: float = 0.0
     """How long an elastic job keeps its size before it grows."""
+    gain: ByGain | None = None
+    """Elastic jobs get and give workers by what each brings, instead of by their number."""
+    sharing: Sharing | None = None
+    """Jobs share GPUs as far as predictions allow (`policy.colocate`)."""
     prefers_estimates: bool = False
     """The order is made for estimated durations, even where true ones are known."""
 
@@ -83,6 +91,7 @@ class Pipeline:
         """Whether room can be made where there is none."""
         self._bounded = rules.queues.bounded
         by_turns = rules.greedy or rules.backfill or rules.ranked or self._bounded
+        by_turns = by_turns or rules.sharing is not None
         self._in_line = not by_turns and self._band is None
         """Whether nobody ever passes the first job: then groups need not be kept apart."""
         self._line: list[tuple[SortKey, Job, Group]] = []
@@ -104,6 +113,8 @@ class Pipeline:
         if self._in_line:
             if self._line:
                 self._walk_line(plan, predict)
+        elif rules.sharing is not None:
+            rules.sharing.walk(plan, predict, rules.queues, self._placer)
         elif self._backlog.groups and rules.ranked:
             queues, backlog = rules.queues, self._backlog
             walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
@@ -112,7 +123,9 @@ class Pipeline:
         if state.scaling:
             waiting = rules.ranked and bool(state.pending)
             obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
-        if rules.elastic:
+        if rules.gain is not None:
+            rules.gain.share(plan, predict, self._placer, rules.queues)
+        elif rules.elastic:
             grow(plan, self._placer, rules.queues, rules.grow_after_s)
         if self._rounds is not None:
             self._wake_for_round(plan)
@@ -126,12 +139,14 @@ class Pipeline:
         mine = self._full_key(job, plan, predict)
         others = [other for other in plan.state.pending.values() if other is not job]
         ahead = sum(self._full_key(other, plan, predict) < mine for other in others)
-        if self._placer(job).find(job, plan, least_workers(job)) is not None:
+        if self._find(job, plan, predict) is not None:
             behind = f"{ahead} job{'s' if ahead != 1 else ''} ahead of it"
             text = f"{describe(job)} would fit, but {behind} must start first"
             return Reason(
                 ReasonCode.QUEUED_BEHIND, text if ahead else "it starts in the next pass"
             )
+        if rules.sharing is not None and rules.sharing.shares(job):
+            return rules.sharing.explain(job, plan, predict)
         return why_no_room(job, plan, ahead, rules.placer)
 
     # -- taking jobs in -------------------------------------------------------------------------
@@ -141,6 +156,8 @@ class Pipeline:
         new = state.queued
         if self._state is not state:
             self._state, self._backlog, self._line = state, Backlog(), []
+            if self.rules.sharing is not None:
+                self.rules.sharing.reset()
             new = list(state.pending.values())
         order, backlog, nodes = self.rules.order, self._backlog, len(state.capacity.nodes)
         for job in new:
@@ -148,30 +165,33 @@ class Pipeline:
                 continue
             group = backlog.group(job)
             if group.checked != nodes:
-                group.checked, group.never = nodes, self._never(job, plan)
+                group.checked, group.never = nodes, self._never(job, plan, predict)
             if group.never is not None:
                 plan.reject(job, group.never)
+            elif self.rules.sharing is not None:
+                self.rules.sharing.push(order(job, plan, predict), job, plan.now)
             elif self._in_line:
                 heappush(self._line, (order(job, plan, predict), job, group))
             else:
                 backlog.push(order(job, plan, predict), job, group)
         state.queued.clear()
 
-    def _never(self, job: Job, plan: Plan) -> Reason | None:
+    def _never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         """Why no state of this cluster could hold a job, or None."""
         names = plan.state.capacity.index
         if self._empty is None or self._empty.state.capacity.index.keys() != names.keys():
             self._empty = _empty_cluster(plan.state)
         reason = self.rules.queues.never(job)
-        if reason is None and not self._ever_fits(job):
+        if reason is None and self._find(job, self._empty, predict) is None:
             room = why_no_room(job, self._empty, 0, self.rules.placer)
             reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
         return reason
 
-    def _ever_fits(self, job: Job) -> bool:
-        assert self._empty is not None
-        placer, least = self._placer(job), least_workers(job)
-        return placer.find(job, self._empty, least) is not None
+    def _find(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Worker, ...] | None:
+        """Where the fewest workers of a job would go."""
+        if self.rules.sharing is not None:
+            return self.rules.sharing.find(job, plan, predict, self._placer(job))
+        return self._placer(job).find(job, plan, least_workers(job))
 
     # -- the walk -------------------------------------------------------------------------------
 
@@ -282,7 +302,9 @@ class Pipeline:
             group.failed_at = capacity.released
             return _NO_ROOM
         wish_lists: tuple[Wanted, ...] = (group.least,)
-        if group.elastic and (not rules.elastic or self._alone(plan)):
+        if group.elastic and rules.gain is not None and len(plan.state.pending) == 1:
+            wish_lists = rules.gain.sizes(job, plan, predict)
+        elif group.elastic and (not rules.elastic or self._alone(plan)):
             wish_lists = sizes(job)
         for wanted in wish_lists:
             if bounded and not fits_queue(job, plan, wanted, rules.queues):
@@ -294,7 +316,9 @@ class Pipeline:
         group.failed_at = capacity.released
         if self._movable:
             victims = rules.reclaim(job, plan, predict) if rules.reclaim is not None else []
-            if make_room(job, plan, placer, group.least, victims, self._donors(job, plan)):
+            donors = self._donors(job, plan)
+            loss = partial(rules.gain.loss, predict=predict) if rules.gain else None
+            if make_room(job, plan, placer, group.least, victims, donors, loss):
                 return None
         return _NO_ROOM
 

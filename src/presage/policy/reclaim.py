@@ -10,12 +10,14 @@ nodes that are drained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from typing import Protocol
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor
-from presage.core.workers import ask_of, least_milli, shrunk
+from presage.core.workers import ask_of, least_milli
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 from presage.policy.order import Order
@@ -26,6 +28,7 @@ __all__ = [
     "ByOrder",
     "ByPriority",
     "ByQuota",
+    "Loss",
     "Reclaim",
     "candidates",
     "evacuate",
@@ -105,6 +108,10 @@ def candidates(plan: Plan) -> list[Job]:
     ]
 
 
+Loss = Callable[[Job, int], float]
+"""What the last of so many workers brings to a job."""
+
+
 def make_room(
     job: Job,
     plan: Plan,
@@ -112,30 +119,34 @@ def make_room(
     wanted: Wanted,
     victims: Sequence[Job],
     donors: Sequence[Job],
+    loss: Loss | None = None,
 ) -> bool:
     """Reserve room for a job, shrinking donors and stopping victims, as few as possible; False
     changes nothing.
 
     Verified: nobody is disturbed unless the job then fits. Room that is being released anyway
-    comes first.
+    comes first. Donors give in the order of `loss`, what their last worker brings them; without
+    it, those with the largest surplus first.
     """
-    chips = _leaving(plan) + _surplus(donors)
-    free_chips = len(_leaving(plan))
-    spared = {(id(victim), workers) for victim, workers in chips}
-    for victim in victims:
-        rest = tuple(w for w in victim.allocation if (id(victim), (w,)) not in spared)
-        chips.append((victim, rest))
     need = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
-    offered = sum(ask_of(v, w.role).gpu_milli for v, workers in chips for w in workers)
-    if plan.state.capacity.free_milli + offered < need:
+    capacity, leaving = plan.state.capacity, _leaving(plan)
+    if capacity.free_milli + _offered(leaving, victims, donors) < need:
         return False
-    given: list[int] = []
+    free_chips = len(leaving)
+    source: Iterator[Chip] = chain(leaving, _surplus(donors, loss))
+    if victims:
+        parts = list(source)
+        source = chain(parts, _whole(victims, parts))
+    chips: list[Chip] = []
     found = None
-    for k, chip in enumerate(chips):
+    for k, chip in enumerate(source):
         lend(plan, chip, 1)
-        given.append(k)
-        if k >= free_chips - 1 and (found := placer.find(job, plan, wanted)) is not None:
+        chips.append(chip)
+        if k < free_chips - 1 or capacity.free_milli < need:
+            continue
+        if (found := placer.find(job, plan, wanted)) is not None:
             break
+    given = list(range(len(chips)))
     if found is not None:
         found = _spare(job, plan, placer, wanted, chips, given, free_chips, found)
     for k in reversed(given):
@@ -185,26 +196,64 @@ def _leaving(plan: Plan) -> list[Chip]:
     return [(other, workers) for other, workers in chips if workers]
 
 
-def _surplus(donors: Sequence[Job]) -> list[Chip]:
-    """Workers that these jobs hold above their minimum, one by one, the largest surplus first."""
-    chips: list[tuple[int, int, Chip]] = []
+def _offered(leaving: list[Chip], victims: Sequence[Job], donors: Sequence[Job]) -> int:
+    """Milli-GPUs that are released, could be given or taken."""
+    milli = sum(ask_of(job, w.role).gpu_milli for job, workers in leaving for w in workers)
+    held = {job.seq: job.held_milli - least_milli(job) for job in donors}
+    held |= {job.seq: job.held_milli for job in victims}
+    return milli + sum(held.values())
+
+
+def _whole(victims: Sequence[Job], parts: list[Chip]) -> Iterator[Chip]:
+    """What victims hold beside the parts they would give anyway."""
+    spared = {(id(victim), workers) for victim, workers in parts}
+    for victim in victims:
+        yield (
+            victim,
+            tuple(w for w in victim.allocation if (id(victim), (w,)) not in spared),
+        )
+
+
+def _surplus(donors: Sequence[Job], loss: Loss | None) -> Iterator[Chip]:
+    """Workers that these jobs hold above their minimum, one by one, the least needed first."""
+    heap: list[tuple[float, int, int, Job]] = []
     for job in donors:
-        minimum = sum(role.min for role in job.spec.roles)
-        for k in range(1, len(job.allocation) - minimum + 1):
-            kept, before = shrunk(job, k), shrunk(job, k - 1)
-            if kept is None or before is None:
-                break
-            gone = tuple(w for w in before if w not in kept)
-            chips.append((len(job.allocation) - k - minimum, job.seq, (job, gone)))
-    chips.sort(key=lambda item: (-item[0], item[1]))
-    return [chip for _, _, chip in chips]
+        above = len(job.allocation) - sum(role.min for role in job.spec.roles)
+        if above > 0:
+            key = float(-above) if loss is None else loss(job, len(job.allocation))
+            heap.append((key, job.seq, 0, job))
+    heapify(heap)
+    spare: dict[int, list[Worker]] = {}
+    while heap:
+        key, seq, k, job = heap[0]
+        if k == 0:
+            spare[seq] = _spare_workers(job)
+        yield job, (spare[seq][k],)
+        if k + 1 == len(spare[seq]):
+            heappop(heap)
+        else:
+            key = key + 1 if loss is None else loss(job, len(job.allocation) - k - 1)
+            heapreplace(heap, (key, seq, k + 1, job))
+
+
+def _spare_workers(job: Job) -> list[Worker]:
+    """The workers above the minimum of their roles, in the order in which they would leave."""
+    counts = [-role.min for role in job.spec.roles]
+    for worker in job.allocation:
+        counts[worker.role] += 1
+    spare: list[Worker] = []
+    for worker in reversed(job.allocation):
+        if counts[worker.role] > 0:
+            counts[worker.role] -= 1
+            spare.append(worker)
+    return spare
 
 
 def _evict(job: Job, plan: Plan, chips: list[Chip]) -> None:
     """Stop the jobs that give everything, shrink the others."""
-    gone: dict[str, list[Worker]] = {}
+    gone: dict[str, set[Worker]] = {}
     for victim, workers in chips:
-        gone.setdefault(victim.id, []).extend(workers)
+        gone.setdefault(victim.id, set()).update(workers)
     for victim_id, leaving in gone.items():
         victim = plan.state.jobs[victim_id]
         kept = tuple(w for w in victim.allocation if w not in leaving)

@@ -7,8 +7,10 @@ from typing import get_args
 
 from presage.model.errors import ConfigError
 from presage.model.job import Placement
-from presage.policy import openb, order
+from presage.policy import colocate, openb, order
+from presage.policy.colocate import Sharing, SharingRules
 from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
+from presage.policy.elastic import ByGain
 from presage.policy.order import FairShare, Order, Tiresias
 from presage.policy.pipeline import Pipeline, Rules
 from presage.policy.placer import Placer
@@ -29,6 +31,7 @@ NAMED: dict[str, PolicyConfig] = {
     "fair_share": PolicyConfig(order="fair_share", preempt="quota"),
     "backfill": PolicyConfig(order="fifo", backfill=True),
     "elastic": PolicyConfig(order="priority", preempt="priority", elastic=True),
+    "colocate": PolicyConfig(order="qssf", mode="greedy", colocate=True, move_gain_s=300.0),
 }
 """The named pipelines. Anything else is composed in a configuration file."""
 
@@ -38,6 +41,7 @@ _ORDERS: dict[str, Order] = {
     "srtf": order.srtf,
     "qssf": order.qssf,
     "priority": order.priority,
+    "utilization": colocate.utilization,
 }
 _SCORES: dict[str, Callable[[], Score]] = {
     "pack": Pack,
@@ -86,8 +90,12 @@ def build(config: PolicyConfig | str) -> Pipeline:
     """The policy that a configuration describes."""
     if isinstance(config, str):
         config = policy_config(config)
-    rules = {name: QueueRule(**queue.model_dump()) for name, queue in config.queues.items()}
-    queues = Queues(rules)
+    queues = Queues(
+        {
+            name: QueueRule(**queue.model_dump(exclude={"max_slowdown"}))
+            for name, queue in config.queues.items()
+        }
+    )
     chosen = _order(config, queues)
     return Pipeline(
         Rules(
@@ -103,9 +111,16 @@ def build(config: PolicyConfig | str) -> Pipeline:
             elastic=config.elastic,
             shrink_after_s=config.shrink_after_s,
             grow_after_s=config.grow_after_s,
+            gain=_gain(config),
+            sharing=_sharing(config),
             prefers_estimates=config.order == "qssf",
         )
     )
+
+
+def _gain(config: PolicyConfig) -> ByGain | None:
+    by_gain = config.elastic and config.grow_by == "gain"
+    return ByGain(config.resize_cost_s, config.grow_after_s) if by_gain else None
 
 
 def _order(config: PolicyConfig, queues: Queues) -> Order:
@@ -114,6 +129,22 @@ def _order(config: PolicyConfig, queues: Queues) -> Order:
     if config.order == "fair_share":
         return FairShare(queues)
     return _ORDERS[config.order]
+
+
+def _sharing(config: PolicyConfig) -> Sharing | None:
+    if not config.colocate:
+        return None
+    bounds = {name: queue.max_slowdown for name, queue in config.queues.items()}
+    rules = SharingRules(
+        most=config.max_jobs_per_gpu or SharingRules().most,
+        max_slowdown=config.max_slowdown,
+        bounds={name: bound for name, bound in bounds.items() if bound is not None},
+        idle_worth=config.idle_worth,
+        profile_s=config.profile_s,
+        profile_gpus=config.profile_gpus,
+        move_gain_s=config.move_gain_s,
+    )
+    return Sharing(rules, greedy=config.mode == "greedy")
 
 
 def _reclaim(config: PolicyConfig, chosen: Order, queues: Queues) -> Reclaim | None:

@@ -74,11 +74,14 @@ class SizingRules:
     """Given on top of what is thought to be needed."""
     quantile: float = 0.99
     """Of what a phase used."""
-    horizon_s: float = 10.0
-    """Phases expected within this time count as well; at least two samples."""
-    likely: float = 0.1
-    """A phase with at least this probability is expected."""
-    patience: int = 5
+    horizon_s: float = 4.0
+    """Phases expected within this time count as well; at least two samples. From a sample to a
+    limit in force it takes up to three seconds."""
+    likely: float = 0.5
+    """A phase with at least this probability is expected; its CPU is given ahead."""
+    likely_memory: float = 0.1
+    """The same for memory, of which too little does more harm."""
+    patience: int = 3
     """So many samples in a row must have been content with less before less is given."""
     notable: float = 0.1
     """A reduction is worth a resize from this part on."""
@@ -170,8 +173,8 @@ class Sizer:
         if not ask:
             return 0
         wish = min(mine.wishes[-1][which], ask)
-        if wish > given:
-            return wish
+        if wish > given:  # with a little more, so that what climbs is not resized all the time
+            return min(ask, max(wish, int((1 + self.rules.notable) * given)))
         if len(mine.wishes) < self.rules.patience:
             return given
         enough = min(max(wishes[which] for wishes in mine.wishes), ask)
@@ -188,9 +191,10 @@ class Sizer:
             cores = max(sample[0] for sample in mine.recent)
             memory = max(sample[1] for sample in mine.recent)
             return int(1000 * cores * grown) + 1, int(memory * grown) + 1, "what it used of late"
-        phases = list(expected)
-        cores = float(np.nanmax(self._cpu[phases]))
-        memory = float(np.nanmax(self._memory[phases]))
+        rules = self.rules
+        soon = [phase for phase, share in expected.items() if share >= rules.likely]
+        cores = float(np.nanmax(self._cpu[soon]))
+        memory = float(np.nanmax(self._memory[list(expected)]))
         coming = [
             f"phase {phase} is expected ({share:.0%})"
             for phase, share in expected.items()
@@ -204,8 +208,9 @@ class Sizer:
         if mine.phase < 0 or self._model is None or not np.isfinite(self._cpu[mine.phase]):
             return {}
         visit = self._model.forecast_online(self._stepper, [run], self._horizon_s).visit[0]
-        likely = np.flatnonzero((visit >= self.rules.likely) & np.isfinite(self._cpu))
-        return {mine.phase: 1.0} | {int(phase): float(visit[phase]) for phase in likely}
+        least = min(self.rules.likely, self.rules.likely_memory)
+        likely = np.flatnonzero((visit >= least) & np.isfinite(self._cpu))
+        return {int(phase): float(visit[phase]) for phase in likely} | {mine.phase: 1.0}
 
 
 def series_of(run: str, samples: Sequence[tuple[float, float, float]]) -> Series:
@@ -218,9 +223,18 @@ def series_of(run: str, samples: Sequence[tuple[float, float, float]]) -> Series
     )
 
 
+def _settled(phase: Ints) -> Ints:
+    """Phases without the samples at their edges, which tell of both sides."""
+    found = phase.copy()
+    change = np.flatnonzero(np.diff(phase)) + 1
+    found[change] = -1
+    found[change - 1] = -1
+    return found
+
+
 def _tables(model: LivePhases, quantile: float) -> tuple[Floats, Floats]:
     """What each phase used of CPU (a quantile) and memory (the most), by the training."""
-    phase = np.concatenate(model.predict_many(model.training))
+    phase = np.concatenate([_settled(one) for one in model.predict_many(model.training)])
     cores = np.concatenate([one.column(FEATURES[0]) for one in model.training])
     memory = np.concatenate([one.column(FEATURES[1]) for one in model.training])
     known = np.isfinite(cores) & np.isfinite(memory)

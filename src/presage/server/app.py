@@ -17,6 +17,7 @@ from presage.server.routes import (
     cluster,
     events,
     folders,
+    foresight,
     health,
     jobs,
     logs,
@@ -50,6 +51,8 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.loop = asyncio.get_running_loop()
         service.live.start()
+        for part in service.beside:
+            part.start()
         tasks = [
             asyncio.create_task(deliver(service)),
             asyncio.create_task(record(service, app.state.history)),
@@ -74,7 +77,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.history = History(settings.data / "history.jsonl")
     problems.install(app)
     app.include_router(jobs.submissions)
-    for routes in (jobs, scale, logs, events, cluster, charts, users, folders, health):
+    for routes in (
+        jobs,
+        foresight,
+        scale,
+        logs,
+        events,
+        cluster,
+        charts,
+        users,
+        folders,
+        health,
+    ):
         app.include_router(routes.router)
 
     def most(path: str) -> int:

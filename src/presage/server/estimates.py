@@ -19,18 +19,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from presage.core.ports import Predictor
+from presage.foresee.adapter import FittedSlowdowns, Foreseen, Slowdowns, TimeSharing
 from presage.foresee.champions import QUANTITIES, Champions
-from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.load import load_graph
+from presage.foresee.gpus import find
 from presage.foresee.own import SIZES
-from presage.foresee.predict import predict_graph
-from presage.manifest import Foreseen, Manifest, ModelReference
-from presage.model.cluster import Node
+from presage.manifest import Manifest, ModelReference, Needs
+from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
+from presage.server.foresight import Declared
 
-__all__ = ["Alone", "Estimator", "workload"]
+__all__ = ["Alone", "Estimator", "predictor", "workload"]
 
 log = logging.getLogger("presage.estimates")
 
@@ -41,6 +42,8 @@ _UNNAMED = "gpu"
 _REFERENCE_GPU = "a100-40g"
 """What an estimate is for when no GPU of the cluster is in the catalogue."""
 _MOST_MODEL_BYTES = 64 << 20
+_AFTER_OOM = 1.5
+"""A workload that ran out of memory is foreseen to need this much more than it had."""
 _DATA = (".onnx", ".json")
 
 
@@ -61,6 +64,21 @@ def workload(spec: JobSpec, model: ModelReference | None) -> str:
     """The signature under which own runs of a job are kept: whoever runs it, the same work."""
     about = model.model_dump_json(exclude={"steps"}) if model else " ".join(spec.entrypoint)
     return hashlib.sha256(about.encode()).hexdigest()[:24]
+
+
+def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
+    """What a live policy knows: what was foreseen at submission, and, where jobs share devices,
+    what they do to each other there."""
+    kinds = {device.type for node in nodes for device in node.devices}
+    gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
+    slowdowns: Slowdowns = TimeSharing()
+    if shares and CORE not in kinds:
+        from presage.foresee import estimators
+
+        version = estimators.version("interference")
+        known = find(gpu or _REFERENCE_GPU)
+        slowdowns = FittedSlowdowns(estimators.interference(), known, version)
+    return Foreseen(slowdowns, Declared())
 
 
 class Estimator:
@@ -103,7 +121,7 @@ class Estimator:
             return None
         return Estimates(self.version, runtime, memory, busy, step)
 
-    def needs(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Foreseen:
+    def needs(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Needs:
         """What `auto` in a manifest stands for."""
         alone = self.alone(manifest, spec, folder)
         memory, _, busy = self._learned(manifest, spec, alone)
@@ -115,9 +133,9 @@ class Estimator:
             device.memory_mib
             for node in self._nodes()
             for device in node.devices
-            if device.memory_mib and _may_have(spec, device.type)
+            if 0 < device.memory_mib < UNLIMITED and _may_have(spec, device.type)
         ]
-        return Foreseen(
+        return Needs(
             memory_mib=host.p90 if host else None,
             gpu_memory_mib=memory.p90 if on_gpu and memory else None,
             utilization=busy.p50 if busy else None,
@@ -153,6 +171,10 @@ class Estimator:
             else:
                 found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))
         memory, step, busy = found
+        least = _AFTER_OOM * self._champions.not_enough(name) if memory is not None else 0.0
+        if memory is not None and memory.p90 < least:
+            p10, p50, p90 = (max(value, least) for value in (memory.p10, memory.p50, memory.p90))
+            memory = Estimate(p10, p50, p90, memory.unit, f"{memory.source}; it ran out before")
         if busy is not None:
             p10, p50, p90 = (min(1.0, value) for value in (busy.p10, busy.p50, busy.p90))
             busy = Estimate(p10, p50, p90, busy.unit, busy.source)
@@ -164,12 +186,8 @@ class Estimator:
             return CPU
         here = [device.type for node in self._nodes() for device in node.devices]
         named = [name for name in (*role.gpu_types, *dict.fromkeys(here)) if name]
-        for name in named:
-            try:
-                return find(name).name
-            except PresageError:
-                continue
-        return named[0] if named else _UNNAMED
+        known = (_in_catalogue(name) for name in named)
+        return next(filter(None, known), named[0] if named else _UNNAMED)
 
     def _model_file(self, model: ModelReference, folder: str | None) -> Path | None:
         """The model file of an uploaded folder, by itself in a cache; None for the zoo."""
@@ -182,6 +200,14 @@ class Estimator:
         if not (kept / name).is_file():
             _extract(self._folder(folder), model.ref, kept / name)
         return kept / name
+
+
+@lru_cache(maxsize=256)
+def _in_catalogue(name: str) -> str | None:
+    try:
+        return find(name).name
+    except PresageError:
+        return None
 
 
 def _may_have(spec: JobSpec, kind: str) -> bool:
@@ -217,11 +243,15 @@ def _extract(archive: Path, member: str, to: Path) -> None:
 
 @lru_cache(maxsize=512)
 def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
+    # Imported here: most jobs name no model, and a server without such jobs starts sooner.
+    from presage.foresee.graph.load import load_graph
+    from presage.foresee.predict import predict_graph
+
     graph = load_graph(
         str(file or model.ref), optimizer=model.optimizer, precision=model.precision
     )
     try:
-        gpu: Gpu = find(device)
+        gpu = find(device)
     except PresageError:  # a CPU, or a GPU that the catalogue does not have
         gpu = find(_REFERENCE_GPU)
     elsewhere = device in (CPU, CORE)

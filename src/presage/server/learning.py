@@ -28,6 +28,7 @@ from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
+from presage.model.job import ReasonCode
 from presage.server.estimates import CORE, CPU, Estimator, workload
 from presage.server.live import Live
 from presage.store.records import JobRow
@@ -157,6 +158,8 @@ class Learner:
                 if item.status == "COMPLETED":
                     row = self._store.jobs.get(item.job)
                     learned += row is not None and self._learn(row)
+                if item.reason_code == ReasonCode.OUT_OF_MEMORY:
+                    self._ran_out(item.job)
                 if item.status in ("COMPLETED", "FAILED", "CANCELLED"):
                     self._shared.discard(item.job)
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -192,6 +195,19 @@ class Learner:
                 self._champions.add(quantity, run)
                 self._new[quantity] += 1
         return any(actual is not None for actual in told.values())
+
+    def _ran_out(self, job: str) -> None:
+        """Note on the workload that what the job asked for was not enough."""
+        row = self._store.jobs.get(job)
+        if row is None:
+            return
+        manifest = Manifest.from_json(row.manifest)
+        spec = to_spec(manifest, row.id, row.owner)
+        asked = max(
+            role.resources.memory_mib or role.resources.gpu_memory_mib for role in spec.roles
+        )
+        if asked:
+            self._champions.ran_out(workload(spec, manifest.model), float(asked))
 
     def _judge(self, quantity: str, row: JobRow, actual: float) -> None:
         """Compare with what was foreseen when the job was submitted."""

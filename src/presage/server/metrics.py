@@ -39,11 +39,39 @@ async def exposition(service: Service) -> str:
             "Time of a turn of the deciding loop, of the latest 1,000",
             [({"quantile": str(q)}, value) for q, value in spots.items()],
         )
+    _foresight(service, page)
+    _learning(service, page)
     try:
         await _cluster(service, page)
     except PresageError:
         page.note("this server does not decide, so it does not know the cluster")
     return page.text()
+
+
+def _foresight(service: Service, page: _Page) -> None:
+    known = service.foresight
+    page.add("presage_forecasts_total", "counter", "Forecasts since the start", known.made)
+    page.add("presage_forecast_cpu_seconds_total", "counter", "CPU time of them", known.cpu_s)
+    page.add("presage_forecast_samples", "gauge", "Runs of the latest forecast", known.samples())
+    page.add("presage_history_runs", "gauge", "Run times learned from", known.runs_known())
+    age = known.age_s()
+    if age is not None:
+        page.add("presage_forecast_age_seconds", "gauge", "Age of the latest forecast", age)
+
+
+def _learning(service: Service, page: _Page) -> None:
+    """How far estimates were off; nothing until some were judged."""
+    drift = service.learner.drift()
+    for name, about, of in (
+        ("error", "Mean distance of the latest estimates from the truth, in logarithms", "error"),
+        ("inside", "Share of truths between p10 and p90", "inside"),
+        ("drift", "1 when estimates are off by far more than their model promised", "drifted"),
+    ):
+        rows = [({"quantity": key}, float(getattr(one, of))) for key, one in drift.items()]
+        page.add(f"presage_estimate_{name}", "gauge", about, rows)
+    if service.sizing is not None:
+        count = service.sizing.resizes
+        page.add("presage_limits_advised_total", "counter", "Limits that were advised", count)
 
 
 async def _cluster(service: Service, page: _Page) -> None:

@@ -15,52 +15,35 @@ from pathlib import Path
 from typing import Any
 
 from presage.core.engine import Engine
-from presage.manifest import Manifest, to_spec
+from presage.foresee.champions import Champions
+from presage.manifest import Manifest, resolved, says_auto, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Node
+from presage.model.codec import encode
 from presage.model.errors import UserError
-from presage.model.estimate import Estimate
-from presage.model.job import Job
+from presage.model.estimate import Estimates
+from presage.model.job import JobSpec
 from presage.policy import registry
 from presage.server.auth import Accounts, Denied, may_change, may_see
 from presage.server.board import ENDED
+from presage.server.estimates import Estimator, predictor
 from presage.server.executors import make_executor
+from presage.server.foresight import Foresight
+from presage.server.learning import Learner
 from presage.server.live import Answers, Live, NotLeading
 from presage.server.problems import Conflict, NotFound
 from presage.server.seat import Seat
 from presage.server.settings import Settings
+from presage.server.sizing import Sizing
 from presage.store import open_store
 from presage.store.records import AuditEntry, JobRow, User
 
-__all__ = ["Declared", "Service"]
+__all__ = ["Service"]
 
 _AT_ONCE = 4
 """Requests that are answered in one go."""
 _ANSWER_S = 15.0
 """How long a request waits for the disk before it is told to ask again."""
-
-
-class Declared:
-    """Foresees only what people declared: a run takes its time limit, or a day."""
-
-    version = "declared-1"
-
-    def runtime(self, job: Job, workers: Sequence[Any] = ()) -> Estimate:
-        """The time limit."""
-        return Estimate.exact(job.spec.time_limit_s or 86_400.0, "s", "time limit")
-
-    def utilization(self, job: Job) -> Estimate:
-        """Nothing is known: a whole device."""
-        return Estimate.exact(1.0, "share", "not known")
-
-    def memory(self, job: Job) -> Estimate:
-        """What was asked for."""
-        asked = max((role.resources.gpu_memory_mib for role in job.spec.roles), default=0)
-        return Estimate.exact(float(asked), "MiB", "asked for")
-
-    def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
-        """Fair shares."""
-        return Estimate.exact(1.0 + len(neighbours), "times", "fair shares")
 
 
 class Service:
@@ -78,22 +61,46 @@ class Service:
         """Submissions pass one by one, so that a crowd of them lets others through between."""
         self._submitting: dict[str, asyncio.Task[JobRow]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
+        predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = Live(
             self.store,
             lambda: make_executor(self),
             lambda: registry.build(settings.policy),
-            Declared(),
+            predict,
             seat=Seat(settings.data),
             url=settings.url,
             lease_s=settings.lease_s,
             answer=self._answer,
             committed=self._tell,
         )
+        self.foresight = Foresight(
+            self.live,
+            self.store,
+            lambda: registry.build(settings.policy),
+            predict,
+            settings.data / "forecasts.jsonl",
+        )
+        champions = Champions(settings.data / "models")
+        self.estimator = Estimator(
+            champions, lambda: settings.nodes, self.folder, self.foresight.usual_runtime
+        )
+        self.learner = Learner(self.live, self.store, champions, self.estimator, settings.data)
+        self.sizing = Sizing(self.live, self.store, settings.data) if settings.rightsize else None
+        self.what_if = asyncio.Lock()
+        """One replay of the journal at a time."""
 
     def close(self) -> None:
         """Stop deciding and let go of the database; jobs go on."""
+        for part in self.beside:
+            part.stop()
         self.live.stop()
         self.store.close()
+
+    @property
+    def beside(self) -> Sequence[Foresight | Learner | Sizing]:
+        """What works beside the deciding loop, each on a thread of its own."""
+        parts = (self.foresight, self.learner, self.sizing)
+        return [part for part in parts if part is not None]
 
     # -- news -----------------------------------------------------------------------------------
 
@@ -153,9 +160,11 @@ class Service:
     async def _accept(
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
-        self._check_queue(manifest.queue)
+        self.check_queue(manifest.queue)
         if folder is not None and not self.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        spec = to_spec(manifest, job_id, user.name)
+        manifest, estimates = await self._foresee(manifest, spec, folder)
         spec = to_spec(manifest, job_id, user.name)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
@@ -169,10 +178,23 @@ class Service:
             submitted_at=now,
             manifest=manifest.to_json(),
             folder=folder,
+            estimates=encode(estimates) if estimates is not None else None,
         )
         audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
-        await self._decide(ev.JobSubmitted(spec), row, audit)
+        await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
         return row
+
+    async def _foresee(
+        self, manifest: Manifest, spec: JobSpec, folder: str | None
+    ) -> tuple[Manifest, Estimates | None]:
+        """What is foreseen of a job, and its manifest with numbers instead of auto."""
+        if manifest.model is None and not says_auto(manifest):
+            return manifest, self.estimator.of(manifest, spec, folder)
+        estimates = await asyncio.to_thread(self.estimator.of, manifest, spec, folder)
+        if says_auto(manifest):
+            needs = await asyncio.to_thread(self.estimator.needs, manifest, spec, folder)
+            manifest = resolved(manifest, needs)
+        return manifest, estimates
 
     async def request(
         self, fact: ev.Fact, user: User, what: str, job: str = "", **detail: Any
@@ -254,7 +276,8 @@ class Service:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _check_queue(self, queue: str) -> None:
+    def check_queue(self, queue: str) -> None:
+        """Refuse a queue that is not there."""
         known = self.settings.queues
         if known and queue not in known and queue != "default":
             raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from presage.executors.ray import RayLink
 from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy.config import PolicyConfig, QueueConfig
@@ -35,13 +36,19 @@ class Settings:
 
     data: Path
     nodes: tuple[Node, ...]
+    """Those that the executor `local` pretends to have."""
     policy: PolicyConfig
     host: str = "127.0.0.1"
     port: int = 8265
     db: str = ""
     """URL of the database; empty: SQLite in the data directory."""
-    executor: str = "local"
+    ray: RayLink | None = None
+    """The cluster that the executor `ray` runs jobs on; None for the executor `local`."""
+    ray_shared: Path | None = None
+    """Where all nodes of that cluster and this machine find the same files."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
+    rightsize: bool = False
+    """Whether running jobs are held to the CPU and memory that they need."""
     lease_s: float = 5.0
     most_body: int = 1 << 20
     """Bytes of a request, uploads of folders aside."""

@@ -12,6 +12,8 @@ from presage.store.records import AuditEntry, JobRow, Transition, User
 __all__ = [
     "Accepted",
     "AuditList",
+    "DryRun",
+    "Eta",
     "Explanation",
     "JobList",
     "JobStatus",
@@ -22,6 +24,7 @@ __all__ = [
     "Problem",
     "QueueList",
     "QueueView",
+    "Submitted",
     "UserList",
     "UserView",
     "status_view",
@@ -62,11 +65,54 @@ class HistoryView(_View):
     reason: ReasonView
 
 
+class Eta(_View):
+    """In how many seconds from now a job starts: the most likely middle, and an interval that
+    holds in four of five cases. Null lies beyond what can be foreseen."""
+
+    p10: float | None
+    p50: float | None
+    p90: float | None
+    age_s: float
+    """How long ago this was estimated."""
+
+
 class Accepted(_View):
     """A job is on disk, or a request about one."""
 
     id: str
     status: str
+
+
+class Submitted(Accepted):
+    """A new job is on disk."""
+
+    eta_s: Eta | None
+    """When it starts; null when that is not known yet, which is usual in this moment: ask for the
+    job."""
+
+
+class EstimateView(_View):
+    """A number that was foreseen."""
+
+    p10: float
+    p50: float
+    p90: float
+    unit: str
+    source: str
+
+
+class EstimatesView(_View):
+    """What was foreseen of a job."""
+
+    version: str
+    """Of the models that were asked."""
+    runtime_s: EstimateView | None = None
+    memory_mib: EstimateView | None = None
+    """GPU memory on each device; of a job without GPUs, its memory."""
+    utilization: EstimateView | None = None
+    step_s: EstimateView | None = None
+    text: str
+    """All of it for people."""
 
 
 class JobSummary(_View):
@@ -87,11 +133,15 @@ class JobSummary(_View):
     ended_at: float | None
     exit_code: int | None
     progress: dict[str, Any] | None
+    eta_s: Eta | None
+    """When it starts; null when it does not wait or nothing is known."""
 
 
 class JobStatus(JobSummary):
     """Everything about one job."""
 
+    estimates: EstimatesView | None
+    """What was foreseen when it was submitted; null when nothing was."""
     history: list[HistoryView]
 
 
@@ -111,6 +161,30 @@ class Explanation(_View):
     reason: ReasonView
     ahead: int | None
     """Jobs of its queue that were submitted before it and still wait."""
+    ahead_jobs: list[str]
+    """The first of them that you may know of."""
+    eta_s: Eta | None
+    helps: list[Help] | None
+    """Changes with which it would start notably earlier, the best first; null when that was not
+    worked out in time."""
+
+
+class Help(_View):
+    """A change, and when the job would start with it."""
+
+    change: str
+    eta_s: Eta | None
+
+
+class DryRun(_View):
+    """What would become of a job if it was submitted now. Nothing is kept."""
+
+    name: str
+    queue: str
+    starts_now: bool
+    nodes: list[str]
+    """Where it would start, in the most likely case; empty when that cannot be foreseen."""
+    eta_s: Eta | None
 
 
 class NodeView(_View):
@@ -194,7 +268,11 @@ class AuditList(_View):
     entries: list[AuditView]
 
 
-def summary_view(row: JobRow, reason: Mapping[str, str] | None = None) -> dict[str, Any]:
+def summary_view(
+    row: JobRow,
+    reason: Mapping[str, str] | None = None,
+    eta_s: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
     """A job in a list; `reason` replaces the stored one."""
     return {
         "id": row.id,
@@ -212,15 +290,20 @@ def summary_view(row: JobRow, reason: Mapping[str, str] | None = None) -> dict[s
         "ended_at": row.ended_at,
         "exit_code": row.exit_code,
         "progress": dict(row.progress) if row.progress is not None else None,
+        "eta_s": eta_s if row.status == "QUEUED" else None,
     }
 
 
 def status_view(
-    row: JobRow, history: Sequence[Transition], reason: Mapping[str, str] | None = None
+    row: JobRow,
+    history: Sequence[Transition],
+    reason: Mapping[str, str] | None = None,
+    eta_s: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Everything about one job."""
     return {
-        **summary_view(row, reason),
+        **summary_view(row, reason, eta_s),
+        "estimates": _estimates(row),
         "history": [
             {
                 "at": item.at,
@@ -230,6 +313,34 @@ def status_view(
             for item in history
         ],
     }
+
+
+def _estimates(row: JobRow) -> dict[str, Any] | None:
+    known = row.estimates
+    if not known:
+        return None
+    parts = []
+    if run := known.get("runtime_s"):
+        parts.append(f"runs {_range(run, _time_scale(run['p90']))} in all")
+    if memory := known.get("memory_mib"):
+        scale = (1024, "GiB") if memory["p90"] >= 1024 else (1, "MiB")
+        parts.append(f"{_range(memory, scale)} of memory")
+    if busy := known.get("utilization"):
+        parts.append(f"{_range(busy, (0.01, '%'))} of a GPU")
+    if step := known.get("step_s"):
+        parts.append(f"{_range(step, _time_scale(step['p90']))} a step")
+    return {**known, "text": ", ".join(parts)}
+
+
+def _time_scale(seconds: float) -> tuple[float, str]:
+    steps = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+    return next((step for step in steps if seconds >= 2 * step[0]), (0.001, "ms"))
+
+
+def _range(estimate: Mapping[str, Any], scale: tuple[float, str]) -> str:
+    """`1.2 to 1.9 GiB`; one number where both ends look the same."""
+    low, high = (f"{estimate[end] / scale[0]:.3g}" for end in ("p10", "p90"))
+    return f"{low} {scale[1]}" if low == high else f"{low} to {high} {scale[1]}"
 
 
 def user_view(user: User) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from math import inf
+from math import floor, inf
 from operator import attrgetter
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from presage.sim.calibrate import Calibration
 from presage.sim.oracle import Oracle
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Forecast", "Runtimes", "Start", "copy_state", "run_ahead"]
+__all__ = ["Forecast", "Runtimes", "Start", "TimeBox", "copy_state", "run_ahead"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,6 +63,16 @@ class Start:
     nodes: tuple[str, ...]
     """Where it starts in the run whose answer is the median; empty beyond the horizon."""
 
+    def calibrated(self, calibration: Calibration, horizon_s: float) -> Start:
+        """The same, as it should be told. Who starts at once, or not within the horizon, is not
+        uncertain."""
+        if self.p10_s is None or not self.p50_s:
+            return self
+        most = horizon_s if self.p90_s is None else self.p90_s
+        told = calibration.interval(self.p10_s, self.p50_s, most)
+        low, middle, high = (None if wait >= horizon_s else wait for wait in told)
+        return Start(low, middle, high, self.nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -70,9 +80,43 @@ class Forecast:
 
     now: float
     samples: int
+    """Runs that were made: fewer than were asked for when time was short."""
     horizon_s: float
     starts: dict[str, Start]
     """By job. A job that would be rejected is not there."""
+
+
+class TimeBox:
+    """Bounds the work of a forecast: fewer runs when one takes long, and shorter ones when not
+    even `_LEAST_RUNS` would fit. `clock` counts the seconds that are spent; `rest` is called after
+    every step and may sleep, to leave the machine to others."""
+
+    def __init__(
+        self, clock: Callable[[], float], most_s: float, rest: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock, self._most_s, self._rest = clock, most_s, rest
+        self._began = self._run_began = clock()
+        self._longest_s = 0.0
+        self._runs = 0
+
+    def begin(self) -> bool:
+        """Before each run: whether there is time for it."""
+        now = self._clock()
+        if self._runs:
+            self._longest_s = max(self._longest_s, now - self._run_began)
+        fits = now - self._began + self._longest_s <= self._most_s
+        self._run_began = now
+        self._runs += 1
+        return fits or self._runs <= _LEAST_RUNS
+
+    def goes_on(self) -> bool:
+        """After each step of a run: whether it may go on."""
+        self._rest()
+        return self._clock() - self._run_began < self._most_s / _LEAST_RUNS
+
+
+_LEAST_RUNS = 3
+"""So many runs there always are, however short, so that there is a middle and two sides."""
 
 
 def run_ahead(
@@ -89,11 +133,15 @@ def run_ahead(
     rules: WorldRules | None = None,
     calibration: Calibration | None = None,
     horizon_s: float = HORIZON_S,
+    time_box: TimeBox | None = None,
+    grain: float = 0.0,
 ) -> Forecast:
     """Foresee the start of the jobs in `asked` (all that wait, by default) and in `submit`.
 
     `submit` are jobs that nobody has submitted yet: they join the queue now. `predict` is what
-    the policy knows of run times; without it, the policy sees those that were drawn.
+    the policy knows of run times; without it, the policy sees those that were drawn. With a time
+    box, jobs that no run came to before its time was up get no number. `grain` saves time: what
+    happens within this share of the time looked ahead is taken to happen together, at its end.
     """
     now = max(state.now, 0.0 if now is None else now)
     waiting = set(state.pending)
@@ -106,15 +154,18 @@ def run_ahead(
     nodes = [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
     runs = []
     for column in left.T if wanted else ():
+        if time_box is not None and not time_box.begin():
+            break
         drawn = dict(zip(names, column.tolist(), strict=True))
         run = _Run(copy_state(state), nodes, policy(), drawn)
-        runs.append(run.go(now, submit, set(wanted), predict, rules, now + horizon_s))
+        until = now + horizon_s
+        runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
     starts = {}
     for spec in specs:
         found = [run.get(spec.id, (inf, ())) for run in runs]
         if spec.id in wanted and any(at is not None for at, _ in found):
             starts[spec.id] = _start(found, now, horizon_s, calibration)
-    return Forecast(now, samples, horizon_s, starts)
+    return Forecast(now, len(runs), horizon_s, starts)
 
 
 def copy_state(state: State) -> State:
@@ -165,9 +216,11 @@ class _Run:
         predict: Predictor | None,
         rules: WorldRules | None,
         until: float,
+        time_box: TimeBox | None,
+        grain: float,
     ) -> dict[str, tuple[float | None, tuple[str, ...]]]:
         """Run until all that is wanted has started."""
-        state = self.state
+        state, began = self.state, now
         world = self._world(now, submit, rules)
         engine = Engine(self.policy, predict or Oracle(world, False), state)
         # Woke: a job may have been changed since the policy last looked.
@@ -182,10 +235,10 @@ class _Run:
             self._note(now, decisions, wanted)
             world.finished.clear()
             world.stopped.clear()
-            then = world.next_event()
+            then = max(world.next_event(), now + grain * (now - began))
             if state.wake_at is not None and state.wake_at < then:
                 then = state.wake_at
-            if then > until:
+            if then > until or (time_box is not None and not time_box.goes_on()):
                 break
             now = then
         return self.found
@@ -247,10 +300,19 @@ def _start(
     horizon_s: float,
     calibration: Calibration | None,
 ) -> Start:
-    waits = np.array([horizon_s if at is None else min(at - now, horizon_s) for at, _ in found])
-    low, middle, high = np.quantile(waits, (0.1, 0.5, 0.9), method="hazen").tolist()
-    median = int(np.argmin(np.abs(waits - middle)))
-    if calibration is not None and 0 < middle < horizon_s:
-        low, middle, high = calibration.interval(low, middle, high)
-    low, middle, high = (None if wait >= horizon_s else wait for wait in (low, middle, high))
-    return Start(low, middle, high, found[median][1] if middle is not None else ())
+    beyond = now + horizon_s
+    waits = [(inf if at is None or at >= beyond else at - now, nodes) for at, nodes in found]
+    waits.sort(key=lambda wait: wait[0])
+    low, middle, high = (_quantile([wait for wait, _ in waits], q) for q in (0.1, 0.5, 0.9))
+    nodes = waits[(len(waits) - 1) // 2][1] if middle is not None else ()
+    start = Start(low, middle, high, nodes)
+    return start if calibration is None else start.calibrated(calibration, horizon_s)
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float | None:
+    """Hazen's quantile; None when it lies beyond what is known."""
+    place = min(max(q * len(ordered) - 0.5, 0.0), len(ordered) - 1.0)
+    k = floor(place)
+    low, high = ordered[k], ordered[min(k + 1, len(ordered) - 1)]
+    value = low if place == k else low + (high - low) * (place - k) if low < inf else inf
+    return None if value == inf else value

@@ -15,7 +15,7 @@ from presage.core.state import State
 from presage.model.cluster import ANY_GPU, WHOLE_GPU, gpu_count
 from presage.model.errors import UserError
 from presage.model.job import JobSpec, Role
-from presage.sim.ahead import Runtimes, Start, copy_state, run_ahead
+from presage.sim.ahead import Runtimes, Start, TimeBox, copy_state, run_ahead
 from presage.sim.calibrate import Calibration
 
 __all__ = ["Option", "what_would_help"]
@@ -47,11 +47,14 @@ def what_would_help(
     samples: int = 12,
     seed: int = 0,
     calibration: Calibration | None = None,
+    time_box: Callable[[], TimeBox | None] = lambda: None,
+    grain: float = 0.0,
 ) -> tuple[Start | None, list[Option]]:
     """When a waiting job (or one not yet submitted) will start, and the changes with which it
     would start notably earlier, the best first.
 
-    `queues` are those that its owner may use. None instead of a start: it would be rejected.
+    `queues` are those that its owner may use; `time_box` makes one for each variant that is tried.
+    None instead of a start: it would be rejected.
     """
     waiting = state.pending.get(job) if isinstance(job, str) else None
     if isinstance(job, str) and waiting is None:
@@ -74,6 +77,8 @@ def what_would_help(
             samples=samples,
             seed=seed,
             calibration=calibration,
+            time_box=time_box(),
+            grain=grain,
         )
         return forecast.starts.get(variant.id)
 

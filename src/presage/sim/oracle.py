@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
-from presage.model.job import Job
+from presage.model.job import Job, JobSpec
 from presage.sim.world import World
 
-__all__ = ["Oracle"]
+__all__ = ["LearnsMemory", "Oracle"]
+
+
+@runtime_checkable
+class LearnsMemory(Protocol):
+    """A predictor that remembers which workloads ran out of memory."""
+
+    def out_of_memory(self, spec: JobSpec) -> None:
+        """A run of this job did."""
+        ...
 
 
 class Oracle:
@@ -34,7 +44,7 @@ class Oracle:
             self._known[job.spec.id] = known
         if workers and job.spec.elastic:
             task = self._world.tasks[job.spec.id]
-            speed = self._world.rules.speed.scale(len(workers), task.measured_workers)
+            speed = self._world.rules.speed.of(job.id, workers, task.measured_workers)
             return Estimate.exact(known.p50 / speed, "s", self.version)
         return known
 
@@ -47,11 +57,11 @@ class Oracle:
         return Estimate.exact(self._world.tasks[job.id].peak_memory_mib, "MiB", self.version)
 
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
-        """As the world's own speed model has it."""
+        """As the world itself has it."""
         tasks = self._world.tasks
-        others = [tasks[other.id].utilization for other in neighbours]
-        speed = self._world.rules.speed.share(tasks[job.id].utilization, others)
-        return Estimate.exact(1.0 / speed, "times", self.version)
+        others = [tasks[other.id] for other in neighbours]
+        value = self._world.slowdown(tasks[job.id], others) if others else 1.0
+        return Estimate.exact(value, "times", self.version)
 
     def forget(self, job_id: str) -> None:
         """A job ended."""

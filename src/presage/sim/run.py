@@ -11,12 +11,13 @@ from time import process_time
 
 from presage.core.engine import Engine
 from presage.core.loop import step
-from presage.core.ports import Policy, Store
+from presage.core.ports import Policy, Predictor, Store
 from presage.core.state import State
 from presage.model.cluster import Node
+from presage.model.estimate import Estimates
 from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp
 from presage.model.job import Job, JobState, ReasonCode
-from presage.sim.oracle import Oracle
+from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
 from presage.sim.result import SimResult
 from presage.sim.traces import Trace
@@ -38,18 +39,27 @@ def simulate(
     rules: WorldRules | None = None,
     seed: int = 0,
     use_estimates: bool = False,
+    models: Sequence[str] | None = None,
+    estimates: Sequence[Estimates] | None = None,
+    sharers: int = 1,
+    foresee: Callable[[Predictor], Predictor] | None = None,
     progress: Progress | None = None,
     store: Store | None = None,
     check_every: int = 0,
 ) -> SimResult:
-    """Every job of a trace from its submission to its end, as one result."""
+    """Every job of a trace from its submission to its end, as one result.
+
+    `models`, `estimates` and `sharers` are those of `Workload`. `foresee` makes the predictor,
+    given the one that looks into the world: take from that only what would be known.
+    """
     started = process_time()
     world = World(nodes, rules)
     prefers = bool(getattr(policy, "prefers_estimates", False))
     oracle = Oracle(world, use_estimates or prefers)
-    engine = Engine(policy, oracle, State(seed), check_every=check_every)
+    predict: Predictor = oracle if foresee is None else foresee(oracle)
+    engine = Engine(policy, predict, State(seed), check_every=check_every)
     recorder = Recorder(trace.jobs.height)
-    workload = Workload(trace, nodes)
+    workload = Workload(trace, nodes, models, estimates, sharers)
     journal = store if store is not None else _Discard()
     step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
     collecting = gc.isenabled()
@@ -92,9 +102,11 @@ def _run(
         requests: list[Fact] = []
         while at <= now and task is not None:
             world.expect(task, at)
-            requests.append(JobSubmitted(task.spec))
+            requests.append(JobSubmitted(task.spec, task.estimates))
             at, task = next(incoming, none)
         step(engine, world, journal, now, requests)
+        if world.overflowed:
+            _remember(world, engine.predict)
         if state.ended or world.stopped:
             _collect(world, state, oracle, recorder, now)
             if progress is not None and recorder.done >= report_at:
@@ -117,6 +129,14 @@ def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now
     for job_id in world.stopped:
         oracle.forget(job_id)
     world.stopped.clear()
+
+
+def _remember(world: World, predict: Predictor) -> None:
+    """Tell a predictor that learns which jobs ran out of memory."""
+    if isinstance(predict, LearnsMemory):
+        for task in world.overflowed:
+            predict.out_of_memory(task.spec)
+    world.overflowed.clear()
 
 
 def _status(job: Job) -> str:

@@ -16,6 +16,7 @@ A run time is the time a job held its workers, over all its runs:
 - alive at `since`: submitted at that moment, with what it still ran after it.
 
 Halts, and who asked for a resize, are not in a trace; nodes that went away are (`Export.rules`).
+What really happened to the same jobs is beside it (`Export.recorded`), in the same figures.
 Reads steps and returns values; it never writes a journal.
 """
 
@@ -32,11 +33,12 @@ import polars as pl
 from presage.core.engine import Engine
 from presage.core.ports import Policy, Predictor
 from presage.core.state import State
-from presage.model.cluster import Node
+from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import UserError
 from presage.model.event import Decision, Fact, JobSubmitted, Launch, NodeDown, NodeUp
 from presage.model.job import Job, JobSpec, JobState
-from presage.sim.result import SimResult
+from presage.sim.clusters import total_gpus
+from presage.sim.result import JOB_COLUMNS, SERIES_COLUMNS, SimResult
 from presage.sim.run import simulate
 from presage.sim.traces import COLUMNS, Trace
 from presage.sim.world import Outage, WorldRules
@@ -123,6 +125,9 @@ class Export:
     """The nodes' absences; everything else is as a simulated world is by default."""
     since: float
     """The journal's time of the trace's 0."""
+    recorded: SimResult
+    """What really happened to these jobs. A job that had not ended ends where the journal does,
+    and time that one was halted does not count."""
     notes: tuple[str, ...]
     """What was left out or assumed, one sentence each."""
 
@@ -185,7 +190,17 @@ class _Story:
     """Time it held workers: in all, or in its last run if it takes no checkpoints."""
     worker_s: float = 0.0
     marked_at: float = 0.0
-    ended: bool = False
+    queued_s: float = 0.0
+    all_held_s: float = 0.0
+    """Time it held workers, over all its runs."""
+    gpu_s: float = 0.0
+    runs: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    def end(self, last: float) -> float:
+        """When it ended; where the journal does, if it had not."""
+        return last if self.ended_at is None else self.ended_at
 
 
 @dataclass(slots=True)
@@ -222,9 +237,9 @@ class _Reader:
             if starts and job is not None:
                 self._start(now, job)
             if isinstance(event, JobSubmitted) and event.spec.id in jobs:
-                self.stories.setdefault(event.spec.id, _Story(event.spec, now))
+                self.stories.setdefault(event.spec.id, _Story(event.spec, now, marked_at=now))
         for job in self.state.ended:
-            self.stories[job.id].ended = True
+            self.stories[job.id].ended_at = now
         self.state.ended.clear()
         self.state.queued.clear()
 
@@ -233,24 +248,37 @@ class _Reader:
         self.began = True
         self.since = since = now if self.since == -inf else self.since
         self.stories = {
-            job.id: _Story(job.spec, since, marked_at=since) for job in self.state.jobs.values()
+            job.id: _Story(
+                job.spec,
+                since,
+                marked_at=since,
+                runs=1 if job.allocation else 0,
+                started_at=since if job.allocation else None,
+            )
+            for job in self.state.jobs.values()
         }
         self.absences = [absence for absence in self.absences if absence.until > since]
         self.joined = dict.fromkeys(self.joined, since)
 
     def _mark(self, now: float, job: Job) -> None:
         """Add up what a job held since it was last looked at."""
+        story = self.stories[job.id]
+        elapsed = now - story.marked_at
+        story.marked_at = now
         if job.allocation:
-            story = self.stories[job.id]
-            elapsed = now - story.marked_at
             story.held_s += elapsed
+            story.all_held_s += elapsed
             story.worker_s += elapsed * len(job.allocation)
-            story.marked_at = now
+            story.gpu_s += elapsed * job.held_milli / WHOLE_GPU
+        elif job.state is _PENDING:
+            story.queued_s += elapsed
 
     def _start(self, now: float, job: Job) -> None:
         """A new run; what an earlier one did is lost without a checkpoint."""
         story = self.stories[job.id]
         story.marked_at = now
+        story.runs += 1
+        story.started_at = now if story.started_at is None else story.started_at
         if not job.spec.checkpointable:
             story.held_s = story.worker_s = 0.0
 
@@ -280,11 +308,13 @@ class _Reader:
         notes = self._notes(told)
         trace = Trace(name, "native", jobs, notes=notes)
         rules = WorldRules(outages=tuple(self._outages(first)))
-        return Export(trace, tuple(self.nodes.values()), rules, first, notes)
+        nodes = tuple(self.nodes.values())
+        recorded = _recorded(told, first, self.state.now, total_gpus(nodes))
+        return Export(trace, nodes, rules, first, recorded, notes)
 
     def _notes(self, told: Sequence[tuple[str, _Story]]) -> tuple[str, ...]:
         never = len(self.stories) - len(told)
-        running = sum(not story.ended for _, story in told)
+        running = sum(story.ended_at is None for _, story in told)
         mixed = sum(_gpu_roles(story.spec) > 1 for _, story in told)
         counted = [
             (never, "that never ran: left out"),
@@ -311,6 +341,39 @@ _PENDING = JobState.PENDING
 _SOON_S = 1e-3
 """A simulated node has to be there before it can go away."""
 _FOR_GOOD_S = 1e9
+
+
+def _recorded(
+    told: Sequence[tuple[str, _Story]], first: float, last: float, gpus: int
+) -> SimResult:
+    """What happened to these jobs, as a simulation would tell it."""
+    rows = []
+    for job_id, story in told:
+        row: dict[str, Any] = {
+            "job_id": job_id,
+            "submit_s": story.submitted_at - first,
+            "start_s": (first if story.started_at is None else story.started_at) - first,
+            "end_s": story.end(last) - first,
+            "wait_s": story.queued_s,
+            "jct_s": story.queued_s + story.all_held_s,
+            "nodes": [],
+            "gpus": story.spec.min_gpu_milli / WHOLE_GPU,
+            "preemptions": story.runs - 1,
+            "status": "finished",
+        }
+        rows.append(tuple(row.get(column) for column in JOB_COLUMNS))
+    jobs = pl.DataFrame(rows, schema=JOB_COLUMNS, orient="row")
+    return SimResult(
+        policy="recorded",
+        jobs=jobs,
+        series=pl.DataFrame(schema=SERIES_COLUMNS),
+        gpus=gpus,
+        preemptions=sum(story.runs - 1 for _, story in told),
+        makespan_s=max(story.end(last) for _, story in told) - first,
+        gpu_seconds=sum(story.gpu_s for _, story in told),
+        held_gpu_seconds=0.0,
+        cpu_s=0.0,
+    )
 
 
 def _gpu_roles(spec: JobSpec) -> int:

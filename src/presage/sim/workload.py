@@ -12,6 +12,7 @@ from time import process_time
 from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Resources
+from presage.model.estimate import Estimates
 from presage.model.job import JobSpec, Role
 from presage.sim.traces import Trace
 from presage.sim.world import Task
@@ -50,8 +51,21 @@ _OOM_RETRIES = 3
 class Workload:
     """The jobs of a trace on a cluster, in the order of their submission."""
 
-    def __init__(self, trace: Trace, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        nodes: Sequence[Node],
+        models: Sequence[str] | None = None,
+        estimates: Sequence[Estimates] | None = None,
+        sharers: int = 1,
+    ) -> None:
+        """`models` has the model that each row trains, `estimates` what is foreseen of it. Above
+        1, `sharers` is how many jobs may share a GPU: a job then has a worker for each of its
+        GPUs, and each asks for a share."""
         started = process_time()
+        self._models = models
+        self._estimates = estimates
+        self._share_milli = WHOLE_GPU // sharers
         self._biggest = max((len(node.devices) for node in nodes), default=1)
         jobs = trace.jobs
         varying = [name for name in _SHAPE if (jobs[name].n_unique() > 1)]
@@ -76,15 +90,21 @@ class Workload:
         job_id, at, duration, estimate, busy, owner, queue, priority = values[:_WIDTH]
         key = values[_WIDTH:]
         shape = self._shapes.get(key) or self._new_shape(key)
-        spec = JobSpec(job_id, shape.roles, owner, queue, priority, max_retries=shape.retries)
+        model = self._models[row] if self._models is not None else None
+        spec = JobSpec(
+            job_id, shape.roles, owner, queue, priority, max_retries=shape.retries, model=model
+        )
         task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
+        if self._estimates is not None:
+            task.estimates = self._estimates[row]
         task.utilization = shape.share if busy is None else busy
         task.peak_memory_mib = shape.peak_mib
         return at, task
 
     def _new_shape(self, key: tuple[Any, ...]) -> _Shape:
         row = {**self._fixed, **dict(zip(self._varying, key, strict=True))}
-        shape = _shape(row, self._biggest)
+        shape = _shape(_shared(row, self._share_milli), self._biggest)
+        shape.peak_mib = _int(row["gpu_memory_mib"])
         shape.roles = self._roles.setdefault(shape.roles, shape.roles)
         self._shapes[key] = shape
         return shape
@@ -103,6 +123,16 @@ class _Shape:
     """How busy a job keeps a device that nobody measured: as busy as it asked for."""
     retries: int
     peak_mib: int
+
+
+def _shared(row: dict[str, Any], share_milli: int) -> dict[str, Any]:
+    """A row whose whole GPUs are shares of as many GPUs, one for each worker. What memory they
+    need is for others to foresee."""
+    gpus, rest = divmod(_int(row["gpu_milli"]), WHOLE_GPU)
+    if share_milli == WHOLE_GPU or row["workers"] is not None or not gpus or rest:
+        return row
+    each = {name: _int(row[name]) // gpus for name in ("cpu_milli", "memory_mib")}
+    return {**row, **each, "workers": gpus, "gpu_milli": share_milli, "gpu_memory_mib": 0}
 
 
 def _shape(row: dict[str, Any], biggest: int) -> _Shape:

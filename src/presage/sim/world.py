@@ -9,7 +9,7 @@ policies. It also measures what a run is judged by: waits, starts, ends, GPU tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Worker
+from presage.model.estimate import Estimates
 from presage.model.event import (
     Fact,
     JobExited,
@@ -63,6 +64,9 @@ class WorldRules:
     node_repair_s: float = 3600.0
     seed: int = 0
     speed: SpeedModel = field(default_factory=SpeedModel)
+    beside: Callable[[str, Sequence[str]], float] | None = None
+    """How many times longer a job of a model takes beside jobs of other models on its device;
+    without it, `speed` says so from how busy each keeps the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +85,8 @@ class Task:
     """Workers it needs before it makes progress."""
     estimate_s: float | None = None
     """What its owner or a model said it would take."""
+    estimates: Estimates | None = None
+    """What was foreseen of it when it was submitted."""
     work_s: float = 0.0
     """Seconds of work left, at the speed it was measured at."""
     utilization: float = 1.0
@@ -122,6 +128,8 @@ class World:
         """Tasks that ended since the runner last looked; it empties the list."""
         self.stopped: list[str] = []
         """Jobs that were stopped since then."""
+        self.overflowed: list[Task] = []
+        """Tasks that ran out of memory since then."""
         self.stops = 0
         self.used_milli = 0
         self.held_milli = 0
@@ -138,6 +146,8 @@ class World:
         self._serial = 0
         self._device_tasks: dict[tuple[str, int], list[Task]] = {}
         self._mixed = len({d.speed for node in nodes for d in node.devices} | {1.0}) > 1
+        self._uneven = self._mixed or self.rules.speed.by_place
+        """Whether it matters where a job runs, not only on how many workers."""
         self._measured_at = 0.0
         for outage in self.rules.outages:
             self._push(outage.at_s, _OUTAGE, outage)
@@ -329,7 +339,7 @@ class World:
 
     def _retime(self, task: Task) -> None:
         """Compute the speed and the end of a run anew."""
-        plain = len(task.workers) == task.measured_workers and not (task.shares or self._mixed)
+        plain = len(task.workers) == task.measured_workers and not (task.shares or self._uneven)
         task.speed = speed = 1.0 if plain else self._speed(task)
         task.version = version = task.version + 1
         self._serial = serial = self._serial + 1
@@ -337,31 +347,37 @@ class World:
         heappush(self._events, (end, _END, serial, task, version))
 
     def _speed(self, task: Task) -> float:
-        speed = 1.0
-        if len(task.workers) != task.measured_workers:
-            speed = self.rules.speed.scale(len(task.workers), task.measured_workers)
+        speed, model = 1.0, self.rules.speed
+        if model.by_place or len(task.workers) != task.measured_workers:
+            speed = model.of(task.spec.id, task.workers, task.measured_workers)
         if self._mixed:
             speed *= min(
                 (self._nodes[w.node].devices[d].speed for w in task.workers for d in w.devices),
                 default=1.0,
             )
         if task.shares:
-            speed *= min(
-                self.rules.speed.share(task.utilization, self._neighbours(task, worker))
-                for worker in task.workers
-            )
+            speed *= min(self._share_of(task, worker) for worker in task.workers)
         return speed
 
     # -- sharing a device -----------------------------------------------------------------------
 
-    def _neighbours(self, task: Task, worker: Worker) -> list[float]:
+    def _share_of(self, task: Task, worker: Worker) -> float:
+        """The speed of one worker beside those it shares its devices with."""
         others = [
             other
             for d in worker.devices
             for other in self._device_tasks.get((worker.node, d), ())
             if other is not task
         ]
-        return [other.utilization for other in others]
+        return 1.0 / self.slowdown(task, others) if others else 1.0
+
+    def slowdown(self, task: Task, others: Sequence[Task]) -> float:
+        """How many times longer a job takes while it shares a device with others."""
+        beside = self.rules.beside
+        if beside is not None:
+            return beside(task.spec.model or "", [other.spec.model or "" for other in others])
+        busy = [other.utilization for other in others]
+        return 1.0 / self.rules.speed.share(task.utilization, busy)
 
     def _share(self, task: Task) -> None:
         touched: list[Task] = []
@@ -395,6 +411,7 @@ class World:
         """A run that needed more than its device had left ends at once, its work undone."""
         self._leave(task)
         task.queued_at = self.now
+        self.overflowed.append(task)
         return JobExited(task.spec.id, task.attempt, Outcome.OUT_OF_MEMORY, _OOM)
 
     # -- nodes and bookkeeping ------------------------------------------------------------------

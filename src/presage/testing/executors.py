@@ -14,147 +14,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 import pytest
 
-from presage.core.ports import Executor
+from presage.core.ports import CanResize
 from presage.model import event as ev
-from presage.model.cluster import Worker
 from presage.model.event import Outcome
-from presage.model.job import Reason, ReasonCode, StopIntent
+from presage.model.job import Reason, ReasonCode
+from presage.testing.runs import Counting, ExecutorKit, RoleWork, Watcher, dedented
 
-__all__ = ["ExecutorKit", "ExecutorSuite", "RoleWork", "Watcher"]
+__all__ = ["Counting", "ExecutorKit", "ExecutorSuite", "RoleWork", "Watcher"]
 
 _LONG = "import time\nprint('up')\ntime.sleep(600)"
 _ASKED = Reason(ReasonCode.REQUESTED, "halted by request")
-
-
-@dataclass(frozen=True, slots=True)
-class RoleWork:
-    """What the workers of one role run: a Python script, or a program that need not exist."""
-
-    script: str = ""
-    program: tuple[str, ...] = ()
-    workers: int = 1
-    memory_mib: int = 0
-    gpus: int = 0
-
-
-class ExecutorKit(Protocol):
-    """What an executor's tests bring along."""
-
-    timeout_s: float
-    """How long anything may take in this world."""
-
-    def executor(self) -> Executor:
-        """A new executor on the same world, as a server that starts again would make it. The one
-        before it is never used again, and was not asked to clean up."""
-        ...
-
-    def add_job(
-        self,
-        job: str,
-        *roles: RoleWork,
-        time_limit_s: float | None = None,
-        grace_s: float = 10.0,
-        env: dict[str, str] | None = None,
-    ) -> tuple[Worker, ...]:
-        """Make a job known; returns where its workers may be, each on devices of its own."""
-        ...
-
-    def wait(self, executor: Executor, timeout_s: float) -> None:
-        """Until there may be something to poll, or the time has passed."""
-        ...
-
-    def log(self, job: str, attempt: int, worker: str) -> str:
-        """What a worker (`worker-0`) has printed so far."""
-        ...
-
-    def kill_worker(self, job: str, attempt: int, rank: int) -> None:
-        """Kill a worker from outside, at once."""
-        ...
-
-    def leftovers(self, job: str) -> list[str]:
-        """Processes, containers and files that should have gone with the last run of a job."""
-        ...
-
-
-class Watcher:
-    """Drives an executor as the deciding loop would, and keeps the facts of every poll."""
-
-    def __init__(self, kit: ExecutorKit) -> None:
-        self.kit = kit
-        self.executor = kit.executor()
-        self.facts: list[ev.Fact] = []
-
-    def restart(self) -> None:
-        """Go on with a new executor, as after a crash of the server."""
-        self.executor = self.kit.executor()
-
-    def run(
-        self, job: str, *roles: RoleWork, attempt: int = 1, **options: Any
-    ) -> tuple[Worker, ...]:
-        """Add a job and launch it."""
-        workers = self.kit.add_job(job, *roles, **options)
-        self.executor.launch(ev.Launch(job, attempt, workers))
-        return workers
-
-    def stop(self, job: str, attempt: int = 1) -> None:
-        """Ask a run to stop."""
-        self.executor.stop(ev.Stop(job, attempt, StopIntent.HALT, _ASKED))
-
-    def until(self, happened: Callable[[], object], what: str) -> None:
-        """Poll until something has happened."""
-        end = time.monotonic() + self.kit.timeout_s
-        while not happened():
-            assert time.monotonic() < end, f"not {what} in time; so far: {self.facts}"
-            self.kit.wait(self.executor, 0.05)
-            self.facts += self.executor.poll(time.time())
-
-    def until_log(self, job: str, text: str, attempt: int = 1, worker: str = "worker-0") -> None:
-        """Poll until a worker has printed something."""
-        self.until(lambda: text in self.kit.log(job, attempt, worker), f"{text!r} in the log")
-
-    def until_started(self, job: str, attempt: int = 1) -> None:
-        """Poll until a run is up."""
-        self.until(lambda: self.of(job, ev.JobStarted, attempt), "started")
-
-    def end(self, job: str, attempt: int = 1) -> ev.JobExited:
-        """Poll until a run is over; how it ended."""
-        self.until(lambda: self.of(job, ev.JobExited, attempt), "over")
-        exited = self.of(job, ev.JobExited, attempt)[-1]
-        assert isinstance(exited, ev.JobExited)
-        return exited
-
-    def of(self, job: str, kind: type[Any], attempt: int = 1) -> list[Any]:
-        """The facts of one kind about a run."""
-        return [
-            fact
-            for fact in self.facts
-            if isinstance(fact, kind) and (fact.job, fact.attempt) == (job, attempt)
-        ]
-
-    def settle(self) -> None:
-        """Poll as often as a loop does that wrote everything down and finds nothing more."""
-        for _ in range(3):
-            self.facts += self.executor.poll(time.time())
-
-    def let_time_pass(self) -> None:
-        """As much as a run takes, so that what was launched before it would have started."""
-        self.run("clock", RoleWork("print('tick')"))
-        self.end("clock")
-
-    def assert_nothing_left(self, job: str) -> None:
-        """What was polled is written down: now nothing of the run may be there."""
-        self.settle()
-        end = time.monotonic() + self.kit.timeout_s
-        while (left := self.kit.leftovers(job)) and time.monotonic() < end:
-            self.kit.wait(self.executor, 0.05)
-            self.facts += self.executor.poll(time.time())
-        assert not left
 
 
 class ExecutorSuite:
@@ -307,6 +180,24 @@ class ExecutorSuite:
         assert devices[2] == ""
         assert len({d for held in devices[:2] for d in held.split(",")}) == 4
 
+    def test_workers_of_torchrun_find_each_other(self, watch: Watcher) -> None:
+        script = """
+            import os, socket
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            if rank == 0:
+                with socket.create_server(place) as server:
+                    peer, _ = server.accept()
+                    print("met", peer.recv(9).decode(), "of", size)
+            else:
+                while True:
+                    try: socket.create_connection(place).sendall(b"%d" % rank); break
+                    except ConnectionRefusedError: pass
+        """
+        watch.run("pair", RoleWork(dedented(script), workers=2), launcher="torchrun")
+        assert watch.end("pair").outcome is Outcome.SUCCEEDED
+        assert watch.kit.log("pair", 1, "worker-0") == "met 1 of 2\n"
+
     def test_a_worker_that_serves_the_others_ends_with_them(self, watch: Watcher) -> None:
         watch.run("served", RoleWork("print('trained')"), RoleWork(_LONG))
         assert watch.end("served").outcome is Outcome.SUCCEEDED
@@ -328,7 +219,7 @@ class ExecutorSuite:
             print("up")
             while True: time.sleep(0.01)
         """
-        work = RoleWork(_dedent(script))
+        work = RoleWork(dedented(script))
         workers = watch.run("saver", work)
         watch.until_log("saver", "up")
         watch.stop("saver")
@@ -375,6 +266,81 @@ class ExecutorSuite:
         watch.stop("again", 2)
         assert watch.end("again", 2).outcome is Outcome.STOPPED
 
+    # -- resizing, where the executor can -------------------------------------------------------
+
+    @pytest.fixture
+    def counting(self, watch: Watcher) -> Counting:
+        """A job of one to three workers; skipped where runs cannot be resized."""
+        if not isinstance(watch.executor, CanResize):
+            pytest.skip("this executor does not resize runs")
+        return Counting(watch)
+
+    def test_a_run_is_resized_and_no_step_is_lost(self, counting: Counting) -> None:
+        counting.to(3)
+        counting.to(2)
+        steps = [step for step, _ in counting.steps()]
+        assert steps == list(range(1, len(steps) + 1))
+        assert {size for _, size in counting.steps()} == {1, 2, 3}
+        stages = [fact.stage for fact in counting.watch.of("count", ev.StageChanged)]
+        assert stages[:2] == ["resizing", ""]
+        assert len(counting.watch.of("count", ev.JobStarted)) == 1
+        counting.end()
+
+    def test_a_resize_is_answered_as_often_as_it_is_sent(self, counting: Counting) -> None:
+        counting.to(2)
+        counting.to(2)
+        counting.watch.restart()
+        counting.watch.facts.clear()
+        counting.watch.settle()
+        counting.to(2)
+        assert {size for _, size in counting.steps()} == {1, 2}
+        counting.end()
+
+    def test_an_earlier_resize_does_not_answer_for_a_later_one(self, counting: Counting) -> None:
+        watch = counting.watch
+        counting.to(2)
+        watch.resize("count", counting.workers[:3])
+        watch.restart()  # before the answer; the new executor reads everything again
+        watch.facts.clear()
+        watch.resize("count", counting.workers[:3])
+        watch.until(lambda: watch.of("count", ev.JobResized), "resized")
+        watch.until(lambda: counting.steps()[-1][1] == 3, "counting with 3")
+        assert len(watch.of("count", ev.JobResized)) == 1
+        counting.end()
+
+    def test_a_job_asks_for_workers_and_is_heard_once(self, watch: Watcher) -> None:
+        script = "from presage import job\njob.request_workers(3)\n" + _LONG
+        watch.run("wishes", RoleWork(script, most=3))
+
+        def asked() -> list[ev.Fact]:
+            return [fact for fact in watch.facts if isinstance(fact, ev.ScaleRequested)]
+
+        watch.until(asked, "asked")
+        assert asked() == [ev.ScaleRequested("wishes", 3)]
+        watch.restart()  # the server died before it wrote that down
+        watch.facts.clear()
+        watch.settle()
+        assert asked() == [ev.ScaleRequested("wishes", 3)]
+        watch.restart()
+        watch.facts.clear()
+        watch.settle()
+        assert not asked()
+        watch.stop("wishes")
+        watch.end("wishes")
+
+    def test_a_stop_in_the_middle_of_a_resize_is_heard(self, watch: Watcher) -> None:
+        if not isinstance(watch.executor, CanResize):
+            pytest.skip("this executor does not resize runs")
+        script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _LONG
+        workers = watch.run("deaf", RoleWork(script, most=2), grace_s=2.0)
+        watch.until_log("deaf", "up")
+        watch.resize("deaf", workers)
+        watch.until(lambda: watch.of("deaf", ev.StageChanged), "resizing")
+        watch.stop("deaf")
+        assert watch.end("deaf").outcome is Outcome.STOPPED
+        assert not watch.of("deaf", ev.JobResized)
+        watch.assert_nothing_left("deaf")
+
     # -- when nobody watches --------------------------------------------------------------------
 
     def test_a_run_outlives_the_executor(self, watch: Watcher) -> None:
@@ -417,7 +383,7 @@ class ExecutorSuite:
                 print(os.environ["PRESAGE_RANK"], n, file=(sys.stdout, sys.stderr)[n % 2])
             sys.stderr.write("the end, without a line break")
         """
-        watch.run("chatty", RoleWork(_dedent(script), workers=2))
+        watch.run("chatty", RoleWork(dedented(script), workers=2))
         watch.end("chatty")
         watch.assert_nothing_left("chatty")
         for rank in (0, 1):
@@ -433,7 +399,7 @@ class ExecutorSuite:
             new.write_text(json.dumps({"step": 3, "steps": 4, "done": 0.75, "metrics": {"l": 2}}))
             new.replace(place)
         """
-        watch.run("moving", RoleWork(_dedent(script)))
+        watch.run("moving", RoleWork(dedented(script)))
         watch.end("moving")
         (progress,) = watch.of("moving", ev.Progress)
         assert progress.done == 0.75
@@ -452,12 +418,6 @@ class ExecutorSuite:
                 if os.fork() == 0:
                     os.execv(sys.executable, sleeper)
         """
-        watch.run("messy", RoleWork(_dedent(script)))
+        watch.run("messy", RoleWork(dedented(script)))
         assert watch.end("messy").outcome is Outcome.SUCCEEDED
         watch.assert_nothing_left("messy")
-
-
-def _dedent(script: str) -> str:
-    lines: Sequence[str] = script.strip("\n").splitlines()
-    margin = len(lines[0]) - len(lines[0].lstrip())
-    return "\n".join(line[margin:] for line in lines)

@@ -46,13 +46,19 @@ goes round in circles."""
 
 
 class StablePredictor:
-    """Foresees a number made from the job's id: often wrong, always the same."""
+    """Foresees a number made from the job's id: often wrong, always the same. Some jobs gain by
+    every worker, some only on one node, of others it does not say."""
 
     version = "by id"
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
         """Some seconds below two minutes."""
-        return Estimate.exact(crc32(job.id.encode()) % 113 + 1.0, "s", self.version)
+        number = crc32(job.id.encode())
+        seconds = number % 113 + 1.0
+        if workers and number % 3:
+            apart = len({worker.node for worker in workers}) - 1 if number % 3 == 2 else 0
+            seconds *= (1.0 + apart) / len(workers)
+        return Estimate.exact(seconds, "s", self.version)
 
     def utilization(self, job: Job) -> Estimate:
         """A half."""

@@ -139,6 +139,8 @@ def policy_configs(draw: DrawFn) -> PolicyConfig:
         settings["gang"] = draw(st.sampled_from((True, True, True, False)))
         settings["elastic"] = draw(st.booleans())
         settings["backfill"] = draw(st.booleans())
+    if settings.get("elastic"):
+        settings |= draw(_elastic())
     if draw(st.booleans()):
         settings["queues"] = draw(
             st.dictionaries(st.sampled_from(QUEUES), queue_configs(), max_size=3)
@@ -156,6 +158,18 @@ def _placements() -> SearchStrategy[Any]:
         {"spread": 1.0, "topology": 1.0},
     )
     return st.sampled_from((*alone, "gpu_packing", "fgd", "random", *mixed))
+
+
+def _elastic() -> SearchStrategy[dict[str, Any]]:
+    return st.sampled_from(
+        (
+            {},
+            {"resize_cost_s": 1.0},
+            {"resize_cost_s": 7.0, "shrink_after_s": 5.0},
+            {"grow_by": "fewest"},
+            {"grow_by": "fewest", "shrink_after_s": 30.0, "grow_after_s": 60.0},
+        )
+    )
 
 
 def _rounds() -> SearchStrategy[dict[str, float]]:

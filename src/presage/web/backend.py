@@ -116,6 +116,10 @@ class Asker:
         own = bool(job["owner"] == self.me["name"])
         return role in ("operator", "admin") or (role == "user" and own)
 
+    def may_operate(self) -> bool:
+        """Whether it is worth offering what is for operators."""
+        return self.me["role"] in ("operator", "admin")
+
     def may_submit(self) -> bool:
         """Whether it is worth offering to submit."""
         return bool(self.me["role"] != "viewer")

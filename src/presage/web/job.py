@@ -14,7 +14,15 @@ from presage.web.backend import ApiError, part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.logs import Output
-from presage.web.words import clock, duration, eta_text, where, worker_bounds
+from presage.web.words import (
+    clock,
+    duration,
+    eta_age,
+    eta_text,
+    outlook_lines,
+    where,
+    worker_bounds,
+)
 
 __all__: list[str] = []
 
@@ -65,6 +73,7 @@ class _JobPage:
         with ui.element("section").classes("card"):
             Tag("h2", "What happened")
             self._timeline = ui.element("ol").classes("timeline")
+        self._outlook = _Outlook(self._visit, self._path)
         self._output = Output(self._visit, self._path)
         await self._output.build()
         with ui.element("div").classes("grid"):
@@ -93,6 +102,7 @@ class _JobPage:
 
     def _show(self, body: dict[str, Any]) -> None:
         self._facts.show(body)
+        self._outlook.show(body)
         self._buttons.show(body)
         if body["history"] != self._history:
             self._history = body["history"]
@@ -118,8 +128,13 @@ class _JobPage:
                 for item in usage["series"][:_MOST_LINES]
             ]
 
-        self._cpu.show(lines("cpu_cores"))
-        self._memory.show(lines("rss_mib"))
+        limits = usage["limits"]
+
+        def held_to(key: str) -> list[Line]:
+            return [("limit", *_steps(limits["at"], limits[key]))] if any(limits[key]) else []
+
+        self._cpu.show(lines("cpu_cores") + held_to("cpu_cores"))
+        self._memory.show(lines("rss_mib") + held_to("memory_mib"))
         reports = await self._visit.get(f"{self._path}/progress", max_age_s=4.0)
         at, workers = reports["at"], reports["workers"]
         if at and self._body["status"] not in ENDED:  # as many as at the last change
@@ -135,10 +150,51 @@ class _JobPage:
             self._metrics[name].show([(name, reports["at"], reports["metrics"][name])])
 
 
+def _steps(at: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+    """A line that stays at a value until the next."""
+    times = [time for here in at for time in (here, here)][1:]
+    return times, [value for here in values for value in (here, here)][: len(times)]
+
+
+class _Outlook:
+    """Of a job that waits: who is ahead, and what would help. It costs the server a forecast for
+    each change that is tried, so it is asked for when somebody wants to know."""
+
+    def __init__(self, visit: Visit, path: str) -> None:
+        self._visit, self._path = visit, path
+        self._card = ui.element("section").classes("card")
+        with self._card:
+            Tag("h2", "Could it start earlier?")
+            Tag("button", "Find out", type="button").on("click", self._ask)
+            self._answer = ui.element("div").props("role=status")
+        self._card.set_visibility(False)
+
+    def show(self, body: dict[str, Any]) -> None:
+        """Offer it while the job waits."""
+        self._card.set_visibility(body["status"] == "QUEUED")
+
+    async def _ask(self) -> None:
+        self._answer.clear()
+        with self._answer:
+            Tag("p", "Trying changes …", "soft")
+        try:
+            found = await self._visit.get(f"{self._path}/explain", max_age_s=5.0)
+            lines = outlook_lines(found)
+        except ApiError as error:
+            lines = [str(error)]
+        self._answer.clear()
+        with self._answer:
+            for line in lines:
+                Tag("p", line)
+
+
 class _Facts:
     """What a job is, in a few words."""
 
-    _NAMES = ("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress")
+    _NAMES = (
+        *("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress"),
+        "Foreseen",
+    )
 
     def __init__(self) -> None:
         with ui.element("p"):
@@ -157,7 +213,8 @@ class _Facts:
         self._status.say(status)
         self._status.classes(replace=f"status {status}")
         eta = eta_text(body)
-        words = [body["stage"], body["reason"]["text"], f"starts in about {eta}" if eta else ""]
+        starts = f"starts in {eta}, {eta_age(body)}" if eta else ""
+        words = [body["stage"], body["reason"]["text"], starts]
         self._reason.say(" " + " · ".join(word for word in words if word))
         last = body["history"][-1]["at"]
         started, ended = body["started_at"], body["ended_at"]
@@ -167,6 +224,7 @@ class _Facts:
             ran = duration(ended - started)
         report = body["progress"] or {}
         figures = {
+            "Foreseen": (body["estimates"] or {}).get("text", "nothing"),
             "Owner": body["owner"],
             "Queue": body["queue"],
             "Attempt": str(body["attempt"]),

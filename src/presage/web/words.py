@@ -10,8 +10,10 @@ __all__ = [
     "amount",
     "clock",
     "duration",
+    "eta_age",
     "eta_text",
     "gpu_figures",
+    "outlook_lines",
     "where",
     "why",
     "worker_bounds",
@@ -40,10 +42,35 @@ def amount(value: float) -> str:
 def eta_text(job: dict[str, Any]) -> str:
     """When a job that waits is expected to start; empty when the API does not say."""
     eta = job.get("eta_s")
-    if not eta or job["status"] != "QUEUED":
+    if not eta or job["status"] != "QUEUED" or eta["p10"] is None:
         return ""
-    low, mid, high = (duration(float(eta[key])) for key in ("p10", "p50", "p90"))
+    low, mid, high = (
+        "later than can be foreseen" if eta[key] is None else duration(float(eta[key]))
+        for key in ("p10", "p50", "p90")
+    )
     return f"{mid} ({low} to {high})"
+
+
+def eta_age(job: dict[str, Any]) -> str:
+    """How old that estimate is."""
+    return f"estimated {duration(float(job['eta_s']['age_s']))} ago" if eta_text(job) else ""
+
+
+def outlook_lines(found: dict[str, Any]) -> list[str]:
+    """What an explanation says of who is ahead and what would help."""
+    if found["status"] != "QUEUED":
+        return ["It does not wait any more."]
+    ahead = found["ahead"] or 0
+    jobs = "1 job of its queue waits" if ahead == 1 else f"{ahead} jobs of its queue wait"
+    lines = [f"{jobs} before it."]
+    if found["helps"] is None:
+        return [*lines, "What would help was not worked out in time; ask again."]
+    for option in found["helps"]:
+        eta = eta_text({"status": "QUEUED", "eta_s": option["eta_s"]})
+        lines.append(f"Starts in {eta or 'a moment'} {option['change']}.")
+    if not found["helps"]:
+        lines.append("Nothing that was tried lets it start notably earlier.")
+    return lines
 
 
 def worker_bounds(manifest: dict[str, Any]) -> tuple[int, int] | None:

@@ -101,11 +101,22 @@ class WorkerSeries(_View):
     write_bytes: list[float]
 
 
+class Limits(_View):
+    """What each worker of the first role was held to from a time on, and why."""
+
+    at: list[float]
+    cpu_cores: list[float]
+    memory_mib: list[float]
+    why: list[str]
+
+
 class Telemetry(_View):
     """What the workers of a job used; `left_out` more workers are not in the list."""
 
     series: list[WorkerSeries]
     left_out: int
+    limits: Limits
+    """Empty when nobody right-sized the job."""
 
 
 class ProgressSeries(_View):
@@ -185,7 +196,8 @@ def telemetry(
     for number in wanted:
         series += _series(number, home / f"{number}.jsonl", points)
     shown = series[-_MOST_WORKERS:]
-    return JSONResponse({"series": shown, "left_out": len(series) - len(shown)})
+    limits = _limits(home.with_name("limits"), wanted)
+    return JSONResponse({"series": shown, "left_out": len(series) - len(shown), "limits": limits})
 
 
 @router.get("/jobs/{job_id}/progress", response_model=ProgressSeries)
@@ -246,6 +258,21 @@ async def waiting(
         return found
 
     return JSONResponse({"waiting": await service.ask(question)})
+
+
+def _limits(home: Path, attempts: list[int]) -> dict[str, list[Any]]:
+    lines = [
+        line
+        for number in attempts
+        for line in spread_lines(home / f"{number}.jsonl", 1 << 20)
+        if {"at", "cpu_milli", "memory_mib", "why"} <= line.keys()
+    ]
+    return {
+        "at": [line["at"] for line in lines],
+        "cpu_cores": [line["cpu_milli"] / 1000 for line in lines],
+        "memory_mib": [line["memory_mib"] for line in lines],
+        "why": [line["why"] for line in lines],
+    }
 
 
 # -- the map --------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Jobs: submit, list, look at, explain, stop, halt, resume."""
+"""Jobs: submit, list, look at, stop, halt, resume."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -22,20 +23,20 @@ from presage.server.routes.common import Me, Parts, user_of
 from presage.server.service import Service
 from presage.server.views import (
     Accepted,
-    Explanation,
     JobList,
     JobStatus,
+    Submitted,
     status_view,
     summary_view,
 )
 from presage.store.records import JobRow
 
-__all__ = ["router", "submissions"]
+__all__ = ["MANIFEST_BODY", "clean", "router", "submissions", "why"]
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 _FOLDER = re.compile(r"[0-9a-f]{64}")
-_BODY = {
+MANIFEST_BODY = {
     "requestBody": {
         "required": True,
         "content": {
@@ -71,14 +72,14 @@ class _Submission(APIRoute):
             await asyncio.sleep(0)
             manifest = parse_manifest(body, kind)
         row = await service.submit(manifest, me, folder, key)
-        answer = JSONResponse({"id": row.id, "status": row.status}, 201)
+        answer = JSONResponse({"id": row.id, "status": row.status, "eta_s": None}, 201)
         await answer(scope, receive, send)
 
 
 submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_Submission)
 
 
-@submissions.post("/jobs", status_code=201, response_model=Accepted, openapi_extra=_BODY)
+@submissions.post("/jobs", status_code=201, response_model=Submitted, openapi_extra=MANIFEST_BODY)
 async def submit(
     me: Me,
     folder: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
@@ -119,30 +120,39 @@ def list_jobs(
         owner=owner, team=team, queue=queue, statuses=wanted, limit=limit, after=after
     )
     last = rows[-1].seq if len(rows) == limit else None
-    return JSONResponse({"jobs": [summary_view(row) for row in rows], "next": last})
+    eta = service.foresight.eta
+    jobs = [summary_view(row, eta_s=eta(row.id)) for row in rows]
+    return JSONResponse({"jobs": jobs, "next": last})
 
 
 @router.get("/jobs/{job_id}", response_model=JobStatus)
-async def get_job(job_id: str, service: Parts, me: Me) -> JSONResponse:
-    """Everything about one job; of one that waits, what it waits for."""
-    row = await asyncio.to_thread(service.seen, _clean(job_id), me)
+async def get_job(
+    job_id: str,
+    service: Parts,
+    me: Me,
+    wait_eta_s: Annotated[float, Query(ge=0, le=10)] = 0.0,
+) -> JSONResponse:
+    """Everything about one job; of one that waits, what it waits for and when it starts.
+
+    With `wait_eta_s`, a job that was submitted this moment is answered for once it is part of a
+    forecast, or after so many seconds.
+    """
+    row = await asyncio.to_thread(service.seen, clean(job_id), me)
+    until = time.monotonic() + wait_eta_s
+    while row.status == "QUEUED" and wait_eta_s and time.monotonic() < until:
+        if service.foresight.expects(row.id):
+            break
+        await asyncio.sleep(0.05)
+        row = await asyncio.to_thread(service.seen, row.id, me)
     history = await asyncio.to_thread(service.store.jobs.transitions, row.id)
-    reason = (await _why(service, row))["reason"] if row.status == "QUEUED" else None
-    return JSONResponse(status_view(row, history, reason))
+    reason = (await why(service, row))["reason"] if row.status == "QUEUED" else None
+    return JSONResponse(status_view(row, history, reason, service.foresight.eta(row.id)))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
 def get_manifest(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """What was submitted; secrets are references."""
-    return JSONResponse(dict(service.seen(_clean(job_id), me).manifest or {}))
-
-
-@router.get("/jobs/{job_id}/explain", response_model=Explanation)
-async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
-    """Why a job is where it is, in words."""
-    row = await asyncio.to_thread(service.seen, _clean(job_id), me)
-    why = await _why(service, row)
-    return JSONResponse({"id": row.id, "status": row.status, **why})
+    return JSONResponse(dict(service.seen(clean(job_id), me).manifest or {}))
 
 
 @router.post("/jobs/{job_id}/stop", status_code=202, response_model=Accepted)
@@ -160,31 +170,33 @@ async def halt(job_id: str, service: Parts, me: Me) -> JSONResponse:
 @router.post("/jobs/{job_id}/resume", status_code=202, response_model=Accepted)
 async def resume(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Have a halted job go on from its checkpoint."""
-    row = await asyncio.to_thread(service.changeable, _clean(job_id), me)
+    row = await asyncio.to_thread(service.changeable, clean(job_id), me)
     if row.status != "HALTED":
         raise Conflict(f"job {row.id} is not halted: {row.status}")
     return await _tell(service, me, job_id, "resume", ev.ResumeRequested)
 
 
 async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSONResponse:
-    row = await asyncio.to_thread(service.changeable, _clean(job_id), me)
+    row = await asyncio.to_thread(service.changeable, clean(job_id), me)
     await service.request(fact(row.id), me, what, row.id)
     after = await asyncio.to_thread(service.store.jobs.get, row.id)
     return JSONResponse({"id": row.id, "status": after.status}, 202)
 
 
-async def _why(service: Any, row: JobRow) -> dict[str, Any]:
-    """The reason from the state of this moment; what is stored when nobody decides."""
+async def why(service: Any, row: JobRow) -> dict[str, Any]:
+    """The reason from the state of this moment, and the jobs of its queue that were submitted
+    before it and wait; what is stored when nobody decides."""
 
     def question(engine: Engine) -> Any:
         job = engine.state.jobs.get(row.id)
         if job is None:
             return None
-        ahead = sum(
-            other.seq < job.seq and other.spec.queue == job.spec.queue
-            for other in engine.state.pending.values()
-        )
-        return engine.explain(row.id), ahead if row.status == "QUEUED" else None
+        queue, ahead = job.spec.queue, None
+        if row.status == "QUEUED":
+            others = engine.state.pending.values()
+            before = [o for o in others if o.seq < job.seq and o.spec.queue == queue]
+            ahead = [other.id for other in sorted(before, key=lambda other: other.seq)]
+        return engine.explain(row.id), ahead
 
     stored = {"code": row.reason_code, "text": row.reason_text}
     try:
@@ -197,7 +209,8 @@ async def _why(service: Any, row: JobRow) -> dict[str, Any]:
     return {"reason": {"code": reason.code, "text": reason.text}, "ahead": ahead}
 
 
-def _clean(job_id: str) -> str:
+def clean(job_id: str) -> str:
+    """A job's name as it may be asked for."""
     _no_nul(job_id)
     return job_id
 

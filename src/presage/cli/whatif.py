@@ -1,0 +1,115 @@
+"""`presage what-if`: what other policies would have done with the jobs of the server's journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from presage.cli._input import listed, seconds
+from presage.cli._output import check_file, print_json, say
+from presage.client import Client
+from presage.model.errors import ConfigError, UserError
+from presage.page import duration_text
+
+__all__ = ["what_if"]
+
+_COLUMNS = {
+    "AVG WAIT": ("avg_wait_s", duration_text),
+    "P99 WAIT": ("p99_wait_s", duration_text),
+    "AVG JCT": ("avg_jct_s", duration_text),
+    "P99 JCT": ("p99_jct_s", duration_text),
+    "GPUS USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
+    "FAIRNESS": ("fairness", lambda value: f"{value:.2f}"),
+    "STOPS": ("preemptions", lambda value: f"{value:.0f}"),
+}
+
+
+def what_if(
+    policy: Annotated[
+        str | None, typer.Option(help="Policies to compare, separated by commas.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="How far back: 7d, 12h.", show_default="all of the journal"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file with policies and queues of your own.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write the jobs as a trace (.parquet), and beside it their nodes."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Replay the server's journal under other policies, and compare them with what happened."""
+    names = [] if policy is None else listed(policy, "--policy")
+    if not names and export is None:
+        raise UserError("name policies to compare: --policy sjf,backfill; or --export a trace")
+    since_s = None if since is None else seconds(since, "--since")
+    text = None if config is None else _read(config)
+    report: dict[str, Any] = {}
+    with Client() as client:
+        if export is not None:
+            check_file(export, "--export")
+            report["export"] = _export(client.journal_trace(since_s), export)
+        if names:
+            report |= client.what_if(names, since_s, text)
+    if json:
+        print_json(report)
+    elif names:
+        _show(report)
+
+
+def _read(config: Path) -> str:
+    try:
+        return config.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {config} cannot be read: {error}") from None
+
+
+def _export(body: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write the trace, and the nodes to a YAML file of the same name."""
+    import polars as pl
+    import yaml
+
+    from presage.sim.traces import COLUMNS
+
+    nodes = path.with_suffix(".yaml")
+    pl.DataFrame(body["jobs"], schema=COLUMNS).write_parquet(path)
+    nodes.write_text(yaml.safe_dump({"nodes": body["nodes"]}, sort_keys=False), encoding="utf-8")
+    for note in body["notes"]:
+        say(f"note: {note}")
+    jobs = len(body["jobs"]["job_id"])
+    say(f"wrote {jobs:,} jobs: presage simulate {path} --cluster {nodes} --policy fifo")
+    return {"trace": str(path), "cluster": str(nodes), "jobs": jobs}
+
+
+def _show(report: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("POLICY", no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right")
+    rows = {"as it happened": report["recorded"], **report["policies"]}
+    for name, figures in rows.items():
+        cells = []
+        for key, text in _COLUMNS.values():
+            value = figures[key]
+            cells.append("" if value is None else text(value))
+        table.add_row(name, *cells)
+    Console().print(table)
+    span = duration_text(report["until"] - report["since"])
+    say(f"{report['recorded']['jobs']:,} jobs in {span}")
+    for note in report["notes"]:
+        say(f"note: {note}")
+    audit = report["audit"]
+    if audit["same"]:
+        say(f"audit: all {audit['decisions']:,} decisions of the journal come out the same again")
+    else:
+        say(
+            f"audit: after {audit['decisions']:,} decisions one comes out otherwise: the server "
+            "had another policy then"
+        )

@@ -1,0 +1,43 @@
+"""What a run needs of Ray, and how that may fail. Ray is not imported here."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from presage.executors._ray_place import RayNode
+
+__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "Cluster"]
+
+
+class AgentGone(Exception):
+    """The agent of a node has died, or its node has; what it ran is no more."""
+
+
+class AgentSilent(Exception):
+    """The agent of a node does not answer just now."""
+
+
+class AgentUnusable(AgentSilent):
+    """There can be no agent on a node until somebody does something about it."""
+
+
+class Cluster(Protocol):
+    """What a run needs of Ray."""
+
+    nodes: dict[str, RayNode]
+    """Those that are alive, by name."""
+
+    async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """Ask the agent on a node (by id); raises AgentGone or AgentSilent."""
+        ...
+
+    async def reserve(
+        self, name: str, asked: list[tuple[str, dict[str, float]]], timeout_s: float
+    ) -> bool:
+        """Reserve (node id, resources) all at once; False if that took too long. Raises AgentGone
+        when a node goes away meanwhile."""
+        ...
+
+    async def release(self, name: str) -> None:
+        """Give a reservation back, if there is one."""
+        ...

@@ -1,0 +1,257 @@
+"""What is ahead: why a job waits and what would help, what would become of a new one, and what
+another policy would have done."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from presage.edge import parse_yaml
+from presage.manifest import LIMITS, parse_manifest, to_spec
+from presage.model.errors import ConfigError, PresageError
+from presage.policy import registry
+from presage.policy.config import ConfigFile, PolicyConfig
+from presage.server import replay
+from presage.server.auth import Role, may_see, require
+from presage.server.foresight import eta_view
+from presage.server.live import NotLeading
+from presage.server.problems import Conflict
+from presage.server.routes.common import Me, Parts
+from presage.server.routes.jobs import MANIFEST_BODY, clean, why
+from presage.server.service import Service
+from presage.server.views import DryRun, Explanation
+from presage.sim.ahead import Start
+from presage.store.records import User
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["foresight"])
+
+_HELP_S = 10.0
+_DRY_RUN_S = 20.0
+_AHEAD_SHOWN = 20
+_AHEAD_LOOKED_AT = 200
+
+
+class NeverFits(Conflict):
+    """No state of this cluster could hold a job."""
+
+    code = "never_fits"
+
+
+class WhatIf(BaseModel):
+    """A question to the journal."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    policies: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=100)]],
+        Field(min_length=1, max_length=16),
+    ]
+    """Names of policies: those there always are, and those of `config`."""
+    since_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+    """How far back to look, in seconds; null: all of the journal."""
+    config: Annotated[str, Field(max_length=1 << 20)] | None = None
+    """Policies and queues, as the YAML that `presage serve --config` reads."""
+
+
+class ExportBody(BaseModel):
+    """Which part of the journal to take."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    since_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+
+
+class PolicyList(BaseModel):
+    """Policies by name."""
+
+    policies: list[str]
+    own: list[str]
+    """Names of the one that decides here; empty when it has none of these names."""
+
+
+Figures = dict[str, float | None]
+
+
+class Audit(BaseModel):
+    """The journal's facts, decided again by the policy that the server has now."""
+
+    same: bool
+    """Whether every decision came out as recorded."""
+    decisions: int
+    """Decisions that did, up to the first that did not."""
+    first_difference_at: float | None
+    """When the first other decision was made."""
+
+
+class Comparison(BaseModel):
+    """What happened, and what would have happened."""
+
+    since: float
+    until: float
+    recorded: Figures
+    """What really happened."""
+    policies: dict[str, Figures]
+    """The same jobs simulated under each policy, with the run times they turned out to have."""
+    audit: Audit
+    notes: list[str]
+    """What was left out or assumed."""
+
+
+class ExportedTrace(BaseModel):
+    """The journal as something to simulate."""
+
+    jobs: dict[str, list[Any]]
+    """A native trace, by column."""
+    nodes: list[dict[str, Any]]
+    """The nodes, as a cluster file has them."""
+    notes: list[str]
+
+
+@router.get("/jobs/{job_id}/explain", response_model=Explanation)
+async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
+    """Why a job is where it is; of one that waits, who is ahead, when it starts, and what would
+    help."""
+    row = await asyncio.to_thread(service.seen, clean(job_id), me)
+    found = await why(service, row)
+    ahead = found["ahead"]
+    helps: list[dict[str, Any]] | None = []
+    if row.status == "QUEUED":
+        helps = await _helps(service, row.id)
+    shown = await asyncio.to_thread(_visible, service, me, ahead or [])
+    waits = row.status == "QUEUED"
+    return JSONResponse(
+        {
+            "id": row.id,
+            "status": row.status,
+            "reason": found["reason"],
+            "ahead": None if ahead is None else len(ahead),
+            "ahead_jobs": shown,
+            "eta_s": service.foresight.eta(row.id) if waits else None,
+            "helps": helps,
+        }
+    )
+
+
+@router.post("/jobs/dry-run", response_model=DryRun, openapi_extra=MANIFEST_BODY)
+async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
+    """What would become of a manifest if it was submitted now: where and when it would start.
+
+    Nothing is kept. A job that no state of the cluster could hold is refused with the reason.
+    """
+    require(me, Role.USER)
+    kind = request.headers.get("content-type", "application/yaml")
+    manifest = parse_manifest(await request.body(), kind)
+    service.check_queue(manifest.queue)
+    spec = to_spec(manifest, f"{manifest.name}-{secrets.token_hex(5)}", me.name)
+    outlook = await _in_time(service.foresight.try_out(spec), _DRY_RUN_S)
+    if outlook.refused is not None:
+        raise NeverFits(f"{manifest.name} could never start here: {outlook.refused.text}")
+    start: Start | None = outlook.start
+    return JSONResponse(
+        {
+            "name": manifest.name,
+            "queue": manifest.queue,
+            "starts_now": start is not None and start.p90_s == 0.0,
+            "nodes": [] if start is None else list(start.nodes),
+            "eta_s": None if start is None else eta_view(start, outlook.made_at, time.time()),
+        }
+    )
+
+
+@router.get("/policies", response_model=PolicyList)
+async def policies(service: Parts, me: Me) -> JSONResponse:
+    """The policies there are by name, and those that are what this server decides by."""
+    queues = {"queues": dict(service.settings.queues)}
+    known = registry.pipelines(ConfigFile().model_copy(update=queues))
+    own = [name for name, config in known.items() if config == service.settings.policy]
+    return JSONResponse({"policies": list(known), "own": own})
+
+
+@router.post("/what-if", response_model=Comparison)
+async def what_if(body: WhatIf, service: Parts, me: Me) -> JSONResponse:
+    """What other policies would have done with the jobs of the journal.
+
+    One question at a time; it is worked on by a process of its own and given up after ten
+    minutes.
+    """
+    require(me, Role.OPERATOR)
+    chosen = _chosen(service, body)
+    found = await _replay(
+        service,
+        since_s=body.since_s,
+        policies={name: config.model_dump(mode="json") for name, config in chosen.items()},
+        own=service.settings.policy.model_dump(mode="json"),
+    )
+    return JSONResponse(found)
+
+
+@router.post("/what-if/trace", response_model=ExportedTrace)
+async def export_trace(body: ExportBody, service: Parts, me: Me) -> JSONResponse:
+    """The jobs of the journal as a trace that `presage simulate` reads, and their nodes."""
+    require(me, Role.OPERATOR)
+    return JSONResponse(await _replay(service, since_s=body.since_s, policies=None))
+
+
+async def _replay(service: Service, *, since_s: float | None, **question: Any) -> Any:
+    if service.what_if.locked():
+        raise Conflict("a what-if is being worked out; ask again when it is done")
+    async with service.what_if:
+        return await replay.ask(
+            {
+                "db": service.settings.database,
+                "since": None if since_s is None else time.time() - since_s,
+                **question,
+            }
+        )
+
+
+def _chosen(service: Service, body: WhatIf) -> dict[str, PolicyConfig]:
+    """The policies by name, with the queues of the server unless the configuration has its own."""
+    file = ConfigFile()
+    if body.config is not None:
+        file = parse_yaml(body.config, ConfigFile, ConfigError, "config", LIMITS)
+    queues = {**service.settings.queues, **file.queues}
+    known = registry.pipelines(file.model_copy(update={"queues": queues}))
+    return {name: registry.policy_config(name, known) for name in dict.fromkeys(body.policies)}
+
+
+async def _helps(service: Service, job_id: str) -> list[dict[str, Any]] | None:
+    """What would help a waiting job; None when that takes too long or nobody decides."""
+    try:
+        asked = service.foresight.what_helps(job_id, list(service.settings.queues))
+        _, options = await _in_time(asked, _HELP_S)
+    except PresageError:
+        return None
+    now = time.time()
+    return [
+        {"change": option.change, "eta_s": eta_view(option.start, now, now)} for option in options
+    ]
+
+
+async def _in_time(asked: Any, most_s: float) -> Any:
+    try:
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), most_s)
+    except TimeoutError:
+        raise NotLeading("too much is being foreseen at the moment; try again") from None
+
+
+def _visible(service: Service, me: User, jobs: list[str]) -> list[str]:
+    """The first of these jobs that a user may know of."""
+    if me.role != Role.USER:
+        return jobs[:_AHEAD_SHOWN]
+    shown: list[str] = []
+    for job_id in jobs[:_AHEAD_LOOKED_AT]:
+        row = service.store.jobs.get(job_id)
+        if row is not None and may_see(me, row):
+            shown.append(job_id)
+            if len(shown) == _AHEAD_SHOWN:
+                break
+    return shown

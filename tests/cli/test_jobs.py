@@ -1,0 +1,33 @@
+"""How commands say when a job starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from presage.cli.jobs import span_words, starts_in
+
+Numbers = tuple[float | None, float | None, float | None]
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "short"),
+    [
+        ((240, 420, 720), "starts in 4–12 min (most likely 7)", "4–12 min"),
+        ((0, 30, 80), "starts in 0–80 s (most likely 30)", "0–80 s"),
+        ((5400, 9000, 36_000), "starts in 1.5–10 h (most likely 2.5)", "1.5–10 h"),
+        ((0, 0, 0), "starts in a moment", "0–0 s"),
+        ((240, 420, None), "starts in 4 min or much more (most likely 7)", "4 min …"),
+        ((7200, None, None), "starts in 2 h or much more", "2 h …"),
+        ((None, None, None), "starts later than can be foreseen", ""),
+    ],
+)
+def test_a_start_in_words(told: Numbers, words: str, short: str) -> None:
+    eta = {**dict(zip(("p10", "p50", "p90"), told, strict=True)), "age_s": 3.2}
+    assert starts_in(eta) == f"{words}, estimated 3 s ago"
+    assert starts_in(eta, age=False) == words
+    assert span_words(eta) == short
+
+
+def test_no_estimate_is_said() -> None:
+    assert starts_in(None) == "starts at a time that is not known yet"
+    assert span_words(None) == ""

@@ -1,0 +1,146 @@
+"""Runs teach: what is kept of a run, when a version is fitted, and when estimates drift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from presage.core.engine import Engine
+from presage.core.state import State
+from presage.foresee.champions import Champions
+from presage.manifest import Manifest, parse_manifest
+from presage.model import event as ev
+from presage.model.cluster import Device, Node, Resources, Worker
+from presage.model.job import JobSpec, Role
+from presage.policy import registry
+from presage.server.estimates import Estimator
+from presage.server.foresight import Declared
+from presage.server.learning import Learner, sharing
+from presage.store.records import JobRow, Transition
+
+
+class Rows:
+    """Jobs that ended, one after the other."""
+
+    def __init__(self) -> None:
+        self.rows: list[JobRow] = []
+        self.reasons: list[str] = []
+
+    def add(self, manifest: Manifest, reason: str = "ok", **row: Any) -> JobRow:
+        number = len(self.rows) + 1
+        made = JobRow(
+            id=f"job-{number}",
+            name=manifest.name,
+            owner="me",
+            submitted_at=0.0,
+            ended_at=float(number),
+            manifest=manifest.to_json(),
+            status=row.pop("status", "COMPLETED"),
+            **row,
+        )
+        self.rows.append(made)
+        self.reasons.append(reason)
+        return made
+
+    def get(self, job: str) -> JobRow:
+        return next(row for row in self.rows if row.id == job)
+
+    def transitions_since(self, number: int, limit: int = 1000) -> Sequence[Transition]:
+        found = [
+            Transition(n, row.id, float(n), row.status, reason, "")
+            for n, (row, reason) in enumerate(zip(self.rows, self.reasons, strict=True), 1)
+        ]
+        return found[number:][:limit]
+
+
+def learner(home: Path, rows: Rows) -> tuple[Learner, Champions]:
+    champions = Champions(home / "models")
+    node = Node("n")
+    estimator = Estimator(champions, lambda: (node,), Path)
+    store = SimpleNamespace(jobs=rows)
+    made = Learner(None, store, champions, estimator, home)  # type: ignore[arg-type]
+    return made, champions
+
+
+def telemetry(home: Path, row: JobRow, mib: float) -> None:
+    folder = home / "jobs" / row.id / "telemetry"
+    folder.mkdir(parents=True)
+    lines = [
+        {"at": t, "worker": "0", "cpu_s": 0.5 * t, "cpu_cores": 0.5, "rss_mib": mib * (t + 1) / 4}
+        for t in range(4)
+    ]
+    torn = "{"
+    (folder / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
+
+
+MANIFEST = parse_manifest(
+    "name: t\ncommand: python t.py\nresources: {cpus: 1, memory: 1Gi}\n"
+    "model: {ref: zoo:mlp, batch: 8}\n"
+)
+
+
+def test_runs_become_versions_that_answer_for_the_next_job(tmp_path: Path) -> None:
+    rows = Rows()
+    teacher, champions = learner(tmp_path, rows)
+    for k in range(12):
+        row = rows.add(MANIFEST, progress={"done": 1.0, "step_s": 0.01 + 0.0001 * k})
+        telemetry(tmp_path, row, 200.0)
+    assert teacher.catch_up() == 12
+    assert teacher.catch_up() == 0  # it knows how far it came, also after a restart
+    assert champions.standing("step_time").champion == 1
+    (run, *_) = champions.runs("memory")
+    assert run.actual == 200.0
+    assert champions.runs("utilization")[0].actual == 0.5
+
+
+def test_a_run_that_shared_its_device_teaches_nothing(tmp_path: Path) -> None:
+    rows = Rows()
+    teacher, champions = learner(tmp_path, rows)
+    row = rows.add(MANIFEST, progress={"step_s": 0.01})
+    teacher._shared.add(row.id)
+    teacher.catch_up()
+    assert champions.runs("step_time") == []
+
+
+def test_estimates_that_are_far_off_are_drift(tmp_path: Path) -> None:
+    rows = Rows()
+    teacher, _ = learner(tmp_path, rows)
+    said = {"step_s": {"p10": 0.009, "p50": 0.01, "p90": 0.011}}
+    for _ in range(6):
+        rows.add(MANIFEST, progress={"step_s": 0.0101}, estimates=said)
+    teacher.catch_up()
+    good = teacher.drift()["step_time"]
+    assert not good.drifted
+    assert good.inside == 1.0
+    for _ in range(30):
+        rows.add(MANIFEST, progress={"step_s": 0.05}, estimates=said)
+    teacher.catch_up()
+    bad = teacher.drift()["step_time"]
+    assert bad.drifted
+    assert bad.inside == 0.0
+
+
+def test_running_out_of_memory_is_noted_on_the_workload(tmp_path: Path) -> None:
+    rows = Rows()
+    teacher, champions = learner(tmp_path, rows)
+    rows.add(MANIFEST, reason="out_of_memory", status="FAILED")
+    teacher.catch_up()
+    (note,) = json.loads((tmp_path / "models" / "memory" / "ran-out.json").read_text()).values()
+    assert note == 1024
+    assert champions.not_enough("unknown") == 0
+
+
+def test_jobs_on_one_device_share_it() -> None:
+    state = State()
+    engine = Engine(registry.build("fifo"), Declared(), state)
+    engine.handle(0.0, [ev.NodeUp(Node("n", (Device(), Device()), cpu_milli=2000))])
+    half = Role("worker", Resources(gpu_milli=500))
+    for name in ("a", "b"):
+        state.apply(0.0, ev.JobSubmitted(JobSpec(name, (half,))))
+        state.apply(0.0, ev.Launch(name, 1, (Worker(0, 0, "n", (0,)),)))
+    state.apply(0.0, ev.JobSubmitted(JobSpec("alone", (half,))))
+    state.apply(0.0, ev.Launch("alone", 1, (Worker(0, 0, "n", (1,)),)))
+    assert sharing(engine) == {"a", "b"}

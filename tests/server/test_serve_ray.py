@@ -1,0 +1,247 @@
+"""`presage serve --executor ray`: a real server on a real cluster, and either of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from presage.executors.ray import RayHead
+from tests.executors.ray_kit import RayCluster, shared_cluster
+from tests.server.kit import Server, Zygote, eventually
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+COUNT = """\
+import os, time
+from presage import job
+
+count = 0
+given = job.allocation()
+
+def save(directory):
+    (directory / "count").write_text(str(count))
+
+def load(directory):
+    global count
+    count = int((directory / "count").read_text())
+
+job.checkpoint(save, load, every_s=0.2)
+job.restore()
+while not os.path.exists(os.environ["GATE"]):
+    count += 1
+    print("step", count, "of", given.workers, "attempt", given.attempt, flush=True)
+    job.step(step=count, epoch=count // 50)
+    time.sleep(0.02)
+"""
+"""Counts until the gate is there; rank 0 keeps the count."""
+
+
+class RayServer(Server):
+    """A server whose nodes are those of a Ray cluster."""
+
+    def __init__(self, zygote: Zygote, data: Path, address: str, **more: Any) -> None:
+        super().__init__(zygote, data, **more)
+        self._options = ("--executor", "ray", "--ray-address", address)
+
+    def count(self, gate: Path, **manifest: Any) -> str:
+        """Submit a job that counts until `gate` is there."""
+        env = {"GATE": str(gate)}
+        return self.submit(["python", "-c", COUNT], env=env, grace=10, **manifest)
+
+    def steps(self, job: str, attempt: int) -> list[tuple[int, int]]:
+        """What the first worker counted in an attempt, and with how many workers."""
+        file = self.data / "jobs" / job / "logs" / str(attempt) / "worker-0.log"
+        lines = file.read_text().splitlines() if file.exists() else []
+        found = [line.split() for line in lines if line.startswith("step")]
+        return [(int(line[1]), int(line[3])) for line in found if len(line) == 6]
+
+
+@pytest.fixture(scope="module")
+def cluster(pytestconfig: pytest.Config) -> RayCluster:
+    """The cluster of this test run."""
+    return shared_cluster(pytestconfig)
+
+
+@pytest.fixture(scope="module")
+def server(
+    zygote: Zygote, cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayServer]:
+    """A server that the tests share; one that kills it starts it again."""
+    data = tmp_path_factory.mktemp("ray") / "data"
+    server = RayServer(zygote, data, cluster.address)
+    server.start()
+    yield server
+    server.stop_everything()
+    server.close()
+
+
+def test_gangs_run_on_the_nodes_of_the_cluster(server: RayServer, tmp_path: Path) -> None:
+    nodes = server.http.get("/api/v1/nodes").json()["nodes"]
+    assert {node["name"] for node in nodes} == {"n0", "n1", "n2", "n3"}
+    script = "import os; print('rank', os.environ['PRESAGE_RANK'])"
+    command = ["python", "-c", script]
+    job = server.submit(command, workers=2, placement="spread", resources={"gpus": 1})
+    assert server.wait(job)["status"] == "COMPLETED"
+    assert server.logs(job, worker="worker-1") == "rank 1\n"
+    assert "4 nodes, 16 GPUs" in server.log()
+
+
+def test_a_job_is_resized_by_plan_and_by_its_owner_and_no_step_is_lost(
+    server: RayServer, tmp_path: Path
+) -> None:
+    job = server.count(
+        tmp_path / "gate",
+        workers="2..3",
+        placement="spread",
+        resources={"gpus": 3},  # the ranks are on different nodes, which share no files
+        elastic={"at epoch 1": "2 workers"},
+    )
+    _reaches(server, job, 3)
+    _reaches(server, job, 2)
+    assert server.presage("scale", job, "3").code == 0
+    _reaches(server, job, 3)
+    (tmp_path / "gate").touch()
+    status = server.wait(job)
+    assert (status["status"], status["attempt"]) == ("COMPLETED", 1)
+    steps = server.steps(job, 1)
+    assert [count for count, _ in steps] == list(range(1, len(steps) + 1))
+    assert [size for size, _ in groupby(size for _, size in steps)] == [3, 2, 3]
+
+
+def test_a_job_goes_on_elsewhere_when_its_node_is_killed(
+    server: RayServer, cluster: RayCluster, tmp_path: Path
+) -> None:
+    job = server.count(tmp_path / "gate", resources={"gpus": 1})
+    eventually(lambda: len(server.steps(job, 1)) > 60)
+    (node,) = server.job(job)["nodes"]
+    cluster.kill(node)
+    began = time.monotonic()
+    eventually(lambda: server.steps(job, 2))
+    took = time.monotonic() - began
+    print(f"node killed to the next step elsewhere: {took:.1f} s")
+    assert took <= 15.0
+    done, went_on = server.steps(job, 1)[-1][0], server.steps(job, 2)[0][0]
+    assert went_on > max(1, done - 100)  # it saves every 0.2 s, and a copy takes a moment
+    cluster.add(node)
+    (tmp_path / "gate").touch()
+    assert server.wait(job)["status"] == "COMPLETED"
+    eventually(lambda: _state(server, node) == "up")
+
+
+def test_a_server_that_was_killed_takes_its_runs_over(server: RayServer, tmp_path: Path) -> None:
+    job = server.count(tmp_path / "gate", workers=2, placement="spread", resources={"gpus": 1})
+    eventually(lambda: len(server.steps(job, 1)) > 10)
+    server.kill()
+    before = len(server.steps(job, 1))
+    server.start()
+    eventually(lambda: len(server.steps(job, 1)) > before + 10)
+    (tmp_path / "gate").touch()
+    status = server.wait(job)
+    assert (status["status"], status["attempt"]) == ("COMPLETED", 1)
+    steps = [count for count, _ in server.steps(job, 1)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_cluster_that_disappears_and_returns_loses_no_job(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """With `local`, the server itself starts the cluster, and starts it again."""
+    data = tmp_path / "data"
+    server, head = RayServer(zygote, data, "local"), RayHead(data)
+    try:
+        server.start(ready=False)
+        server.wait_ready(90.0)
+        jobs = [server.count(tmp_path / "gate", resources={"cpus": 0.5}) for _ in range(2)]
+        eventually(lambda: all(len(server.steps(job, 1)) > 30 for job in jobs), 30.0)
+        before = head.pid
+        assert before is not None
+        os.killpg(before, signal.SIGKILL)
+        eventually(lambda: "is out of reach" in server.log(), 30.0)
+        waiting = server.submit("true", resources={"cpus": 0.5})  # it still takes jobs
+        eventually(lambda: "is back," in server.log(), 60.0)
+        assert head.pid not in (None, before)
+        eventually(lambda: all(server.steps(job, 2) for job in jobs), 60.0)
+        (tmp_path / "gate").touch()
+        for job in (*jobs, waiting):
+            assert server.wait(job)["status"] == "COMPLETED"
+        for job in jobs:
+            assert server.steps(job, 2)[0][0] > 20  # from its checkpoint
+    finally:
+        server.close()
+        if head.pid is not None:
+            os.killpg(head.pid, signal.SIGKILL)
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--ray-address", "nonsense"), "'nonsense' is not the address of a Ray cluster"),
+        (("--ray-address", "ray://127.0.0.1:1"), "is not the address of a Ray cluster"),
+        (("--ray-address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+        (("--nodes", "2x4"), "the nodes are those of the cluster"),
+        (("--ray-shared", "/nowhere"), "--ray-shared /nowhere is not a directory"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    zygote: Zygote, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    _refused(zygote, tmp_path, "--executor", "ray", *options, says=says)
+
+
+def test_an_address_where_something_else_answers_is_refused(
+    zygote: Zygote, server: RayServer, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{server.port}"
+    says = f"what answers at {address} is not a Ray cluster"
+    _refused(zygote, tmp_path, "--executor", "ray", "--ray-address", address, says=says)
+
+
+def test_an_address_that_never_answers_is_refused_in_time(zygote: Zygote, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        says = f"no Ray cluster answers at {address} (timed out)"
+        _refused(zygote, tmp_path, "--executor", "ray", "--ray-address", address, says=says)
+        assert time.monotonic() - began < 15.0
+
+
+def test_an_address_without_the_executor_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    _refused(zygote, tmp_path, "--ray-address", "auto", says="go with --executor ray")
+
+
+def _refused(zygote: Zygote, data: Path, *options: str, says: str) -> None:
+    done = zygote.run("serve", "--port", "0", "--data", str(data), *options)
+    assert done.code == 2
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def _reaches(server: RayServer, job: str, workers: int) -> None:
+    """Wait until it counts with so many workers, and the server says so."""
+
+    def there() -> bool:
+        steps = server.steps(job, 1)
+        return bool(steps) and steps[-1][1] == workers
+
+    try:
+        eventually(there, 40.0)
+        eventually(lambda: server.job(job)["workers"] == workers)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{json.dumps(server.job(job))}\n{server.log()}") from None
+
+
+def _state(server: RayServer, node: str) -> str:
+    nodes = server.http.get("/api/v1/nodes").json()["nodes"]
+    return next((str(found["state"]) for found in nodes if found["name"] == node), "unknown")

@@ -1,0 +1,89 @@
+"""Jobs that share GPUs in the simulated world: models, slowdowns, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pytest
+
+from presage.core.ports import Predictor
+from presage.foresee.adapter import Foreseen
+from presage.model.cluster import Device, Node
+from presage.model.estimate import Estimate, Estimates
+from presage.policy.registry import build
+from presage.sim.result import SimResult
+from presage.sim.run import simulate
+from presage.sim.traces import COLUMNS, Trace
+from presage.sim.world import WorldRules
+
+GPU = Device(memory_mib=24_000)
+
+
+def trace(durations: list[float], gpus: int = 1, memory: int = 0) -> Trace:
+    count = len(durations)
+    nothing = dict.fromkeys(("workers", "min_workers", "max_workers", "estimate_s"))
+    texts = {"gpu_types": "", "queue": "default", "owner": ""}
+    columns: dict[str, Any] = {
+        name: [{**nothing, **texts}.get(name, 0)] * count for name in COLUMNS
+    }
+    columns |= {
+        "job_id": [str(n) for n in range(count)],
+        "duration_s": durations,
+        "gpu_milli": [1000 * gpus] * count,
+        "gpu_memory_mib": [memory] * count,
+        "utilization": [0.3] * count,
+    }
+    return Trace("t", "test", pl.DataFrame(columns, schema=COLUMNS))
+
+
+def beside(own: str, others: Sequence[str]) -> float:
+    return 1.0 + 0.25 * sum(name == "rude" for name in others)
+
+
+def run(jobs: Trace, models: list[str], gpus: int = 1, **more: object) -> SimResult:
+    rules = WorldRules(beside=beside)
+    nodes = [Node("n0", (GPU,) * gpus)]
+    policy = build("colocate")
+    return simulate(
+        jobs,
+        nodes,
+        policy,
+        name="x",
+        rules=rules,
+        models=models,
+        sharers=3,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_jobs_slow_each_other_down_by_their_models() -> None:
+    found = run(trace([100.0, 100.0]), ["calm", "rude"])
+    assert found.jobs["end_s"].to_list() == [120.0, 100.0]
+
+
+def test_a_job_of_several_gpus_has_a_worker_on_each() -> None:
+    found = run(trace([100.0, 100.0], gpus=2), ["calm", "calm"], gpus=2)
+    assert found.jobs["end_s"].to_list() == [100.0, 100.0]
+    assert found.gpu_seconds == pytest.approx(100 * 4 * 0.333)
+
+
+def test_a_job_that_ran_out_of_memory_is_remembered_by_its_model() -> None:
+    predictors: list[Foreseen] = []
+
+    def foresee(world: Predictor) -> Predictor:
+        predictors.append(Foreseen(world, world))
+        return predictors[0]
+
+    too_low = Estimates("test", memory_mib=Estimate.exact(5000.0, "MiB", "test"))
+    found = run(
+        trace([100.0, 100.0, 100.0, 100.0], memory=13_000),
+        ["calm"] * 4,
+        gpus=2,
+        estimates=[too_low] * 4,
+        foresee=foresee,
+    )
+    assert found.jobs["status"].to_list() == ["finished"] * 4
+    assert predictors[0].ran_out > 0
+    assert "out of memory" in predictors[0].version
