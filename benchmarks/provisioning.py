@@ -17,28 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
-import polars as pl
 
-from benchmarks._data import shared
-from presage.observe.phases.model import PhaseModel
-from presage.observe.telemetry.readers import read_telemetry
-from presage.observe.telemetry.series import Series
-from presage.provision.rightsize import POLICIES, rightsize
+from benchmarks._data import data_dir
+from presage.provision.rightsize import POLICIES
+from presage.reproduce.ai4dl import measure, splits
 
-Split = tuple[str, float, list[Series], list[Series]]
-TARGETS = (85.0, 92.0, 95.0, 97.0, 99.0)
-TARGET = 95.0
 LEAST_GAP = 0.03
 BASELINES = ("adaptive", "vpa", "krr")
-GENAI = ("gpu_duty_cycle", "gpu_memory_used_bytes", "memory_util")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     rows = [
         row
-        for name, window_s, training, held_out in splits(options.only.split(","))
-        for row in measure(name, window_s, training, held_out)
+        for split in splits(data_dir(), options.only.split(","))
+        for row in measure(*split, POLICIES)
     ]
     if options.html is not None:
         draw(rows, options.html)
@@ -61,90 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         show(row)
     return 0
-
-
-def splits(names: Sequence[str]) -> Iterator[Split]:
-    """Training and held-out pods of each data set."""
-    if "scout" in names:
-        runs = pl.read_parquet(shared("runtime/scout_runs.parquet"))
-        workload = dict(zip(runs["run"].cast(pl.String), runs["workload"], strict=True))
-        pods = read_telemetry(shared("telemetry/scout_runs_5s.parquet"))
-        long = [pod for pod in pods if len(pod) >= 24]
-        yield "scout", 60.0, *by_key(long, [str(workload[pod.pod]) for pod in long])
-    if "vr" in names:
-        pod = read_telemetry(shared("telemetry/ai4dl_vr.csv"))[0]
-        cut = int(np.searchsorted(pod.times, pod.times[0] + 0.7 * np.ptp(pod.times)))
-        yield "vr", 120.0, [part(pod, 0, cut)], [part(pod, cut, len(pod))]
-    if "genai" in names:
-        for kind in GENAI:
-            pods = read_telemetry(shared(f"telemetry/genai_pod_{kind}.parquet"))
-            yield f"genai {kind}", 600.0, *by_key(pods, [pod.pod for pod in pods])
-
-
-def by_key(pods: Sequence[Series], keys: Sequence[str]) -> tuple[list[Series], list[Series]]:
-    """About three tenths of the keys are held out, by their checksum."""
-    out = [crc32(f"{key}0".encode()) % 10 < 3 for key in keys]
-    return (
-        [pod for pod, held in zip(pods, out, strict=True) if not held],
-        [pod for pod, held in zip(pods, out, strict=True) if held],
-    )
-
-
-def part(pod: Series, start: int, end: int) -> Series:
-    """Some of a pod's samples."""
-    return replace(pod, times=pod.times[start:end], values=pod.values[start:end], rows=None)
-
-
-def measure(
-    name: str, window_s: float, training: list[Series], held_out: list[Series]
-) -> list[dict[str, Any]]:
-    """A row for each resource."""
-    began = time.perf_counter()
-    model = PhaseModel.fit(training)
-    fitted = time.perf_counter()
-    found = {
-        target: rightsize(held_out, POLICIES, window_s, model=model, target_pct=target)
-        for target in TARGETS
-    }
-    ended = time.perf_counter()
-    print(
-        f"{name}: {len(training):,} pods to learn from, {len(held_out):,} held out; "
-        f"phases {fitted - began:.0f} s, each target {(ended - fitted) / len(TARGETS):.0f} s",
-        file=sys.stderr,
-    )
-    rows = []
-    for resource in next(iter(found[TARGET].sized.values())):
-        scores = {
-            policy: [found[target].sized[policy][resource].score for target in TARGETS]
-            for policy in POLICIES
-        }
-        at_target = {policy: of[TARGETS.index(TARGET)] for policy, of in scores.items()}
-        curves = {
-            policy: sorted((one.fulfilment_pct, one.alloc_over_use or np.nan) for one in of)
-            for policy, of in scores.items()
-        }
-        rows.append(
-            {
-                "data": name,
-                "resource": resource,
-                "curves": curves,
-                "equal": {policy: at_equal_service(curve) for policy, curve in curves.items()},
-                "scores": {
-                    policy: one.to_json() | {"worst_pod_pct": one.worst_pod_pct}
-                    for policy, one in at_target.items()
-                },
-            }
-        )
-    return rows
-
-
-def at_equal_service(curve: list[tuple[float, float]]) -> float | None:
-    """The allocation at which a curve reaches 95 %, or where it begins if that is above already;
-    None if it does not get there."""
-    met, given = np.array(curve).T
-    if met[-1] < TARGET:
-        return None
-    return float(np.interp(TARGET, met, given))
 
 
 def show(row: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
 from presage.model import event as ev
 from presage.model.cluster import Node, Worker
-from presage.model.errors import InternalError, StaleLease
+from presage.model.errors import StaleLease
 from presage.model.job import JobSpec, Reason, ReasonCode, Role, StopIntent
 from presage.policy.registry import build
 from presage.store.memory import MemoryStore
@@ -127,9 +127,10 @@ def test_each_decision_goes_to_its_method() -> None:
     assert world.log == ["launch a", "stop b", "resize c"]
 
 
-def test_a_world_that_cannot_resize_is_not_asked_in_silence() -> None:
-    with pytest.raises(InternalError, match="Listed cannot resize"):
-        act(Listed(), [ev.Resize("c", 1, WORKERS)])
+def test_a_world_that_cannot_resize_stops_the_job_to_place_it_again() -> None:
+    world = Listed()
+    act(world, [ev.Resize("c", 1, WORKERS)])
+    assert world.log == ["stop c"]
 
 
 def test_folding_goes_on_from_a_state() -> None:

@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "hotcloud20": "hotcloud20",
     "dlaas": "dlaas",
     "elastic-kubeflow": "elastic_kubeflow",
+    "ai4dl": "ai4dl",
     "lucid-week": "lucid_week",
 }
 """Name -> module of this package."""

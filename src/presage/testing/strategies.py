@@ -141,6 +141,8 @@ def policy_configs(draw: DrawFn) -> PolicyConfig:
         settings["backfill"] = draw(st.booleans())
     if settings.get("elastic"):
         settings |= draw(_elastic())
+    if draw(st.sampled_from((False, False, False, True))):
+        settings = {key: settings[key] for key in ("mode", "placement")} | draw(_colocate())
     if draw(st.booleans()):
         settings["queues"] = draw(
             st.dictionaries(st.sampled_from(QUEUES), queue_configs(), max_size=3)
@@ -149,6 +151,22 @@ def policy_configs(draw: DrawFn) -> PolicyConfig:
         return PolicyConfig(**settings)
     except ValidationError:
         reject()
+
+
+@st.composite
+def _colocate(draw: DrawFn) -> dict[str, Any]:
+    profile: tuple[dict[str, Any], ...] = (
+        *({}, {}),
+        {"profile_s": 10.0},
+        {"profile_s": 10.0, "profile_gpus": 1},
+    )
+    return {
+        "colocate": True,
+        "order": draw(st.sampled_from(("fifo", "sjf", "srtf", "qssf", "priority", "utilization"))),
+        "max_jobs_per_gpu": draw(st.sampled_from((None, 1, 2, 3))),
+        "move_gain_s": draw(st.sampled_from((0.0, 5.0, 60.0))),
+        **draw(st.sampled_from(profile)),
+    }
 
 
 def _placements() -> SearchStrategy[Any]:
