@@ -51,6 +51,9 @@ _CROWD = 200
 """With more changes than this since the last look, the server has better things to do."""
 _STALE_S = 15.0
 """A forecast is renewed after so long even when nothing changed: jobs went on running."""
+_CROWDED_S = 60.0
+"""While jobs come in crowds, it waits so long for a calmer moment: copying the state and running
+it ahead would hold up those who submit and read."""
 _TOO_OLD_S = 600.0
 """What is older is not told."""
 _SAMPLES = 24
@@ -311,8 +314,9 @@ class Foresight:
 
     def _is_due(self, changes: int) -> bool:
         """Whether to look ahead now; while jobs come in crowds, less often."""
-        stale = (self.age_s() or 0.0) > _STALE_S
-        if changes > _CROWD and self._known is not None and not stale:
+        age_s = self.age_s() or 0.0
+        stale = age_s > _STALE_S
+        if changes > _CROWD and self._known is not None and age_s < _CROWDED_S:
             self._behind = True
             return False
         return stale or changes > 0 or self._behind or self._wanted.is_set()

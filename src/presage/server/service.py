@@ -40,7 +40,7 @@ from presage.store.records import AuditEntry, JobRow, User
 
 __all__ = ["Service"]
 
-_AT_ONCE = 4
+_AT_ONCE = 2
 """Requests that are answered in one go."""
 _ANSWER_S = 15.0
 """How long a request waits for the disk before it is told to ask again."""
