@@ -58,3 +58,16 @@ def test_a_memory_group_says_when_it_ran_out(tmp_path: Path) -> None:
     assert not memory.ran_out()
     events.write_text("low 0\noom 1\noom_kill 2\n")
     assert memory.ran_out()
+
+
+def test_a_group_is_slowed_down_and_reclaimed_from_but_not_killed(tmp_path: Path) -> None:
+    group = MemoryGroup(tmp_path / "worker", 1 << 30)
+    (group.path / "cpu.max").write_text("max 100000")
+    (group.path / "memory.high").write_text("max")
+    group.hold_to(1500, 256 << 20)
+    assert (group.path / "cpu.max").read_text() == "150000 100000"
+    assert (group.path / "memory.high").read_text() == str(256 << 20)
+    assert (group.path / "memory.max").read_text() == str(1 << 30)
+    group.hold_to(0, 0)
+    assert (group.path / "cpu.max").read_text() == "max 100000"
+    assert (group.path / "memory.high").read_text() == "max"
