@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import FittedSlowdowns, Foreseen, signature
+from presage.foresee.adapter import FittedSlowdowns, Foreseen, TimeSharing, signature
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
 from presage.foresee.interference import InterferenceEstimator
@@ -86,3 +86,26 @@ def test_fitted_slowdowns_rise_with_the_load() -> None:
     assert both.p50 > beside.p50
     assert np.isfinite(both.p90)
     assert fitted.slowdown(one, [one]) is beside
+
+
+def test_progress_sharpens_the_run_time(predict: Foreseen) -> None:
+    hour = Estimates("v1", runtime_s=Estimate(1800.0, 3600.0, 7200.0, "s", "model"))
+    running = job("j", hour)
+    assert predict.runtime(running).p50 == 3600
+    running.progress, running.progress_s = 0.5, 600.0  # so it takes 1200 s in all
+    later = predict.runtime(running)
+    assert 1200 < later.p50 < 1600
+    assert later.p90 - later.p10 < 5400
+    assert later.source == "model, 50% done"
+    running.progress, running.progress_s = 1.0, 1180.0
+    assert predict.runtime(running).p50 == pytest.approx(1180, rel=0.12)
+
+
+def test_jobs_take_turns_on_a_core() -> None:
+    sharing = TimeSharing()
+    light, heavy = job("a", needs(0.2, 100)), job("b", needs(0.9, 100))
+    assert sharing.slowdown(light, []).p50 == 1.0
+    assert sharing.slowdown(light, [light]).p50 == pytest.approx(1.04)
+    assert sharing.slowdown(heavy, [heavy]).p50 == pytest.approx(1.81)
+    assert sharing.slowdown(heavy, [heavy, heavy]).p50 == pytest.approx(2.7)
+    assert sharing.slowdown(job("c"), [job("d")]).p50 == 2.0
