@@ -131,7 +131,10 @@ class _JobPage:
         limits = usage["limits"]
 
         def held_to(key: str) -> list[Line]:
-            return [("limit", *_steps(limits["at"], limits[key]))] if any(limits[key]) else []
+            if not any(limits[key]):
+                return []
+            until = max((item["at"][-1] for item in usage["series"] if item["at"]), default=0.0)
+            return [("limit", *_steps(limits["at"], limits[key], until))]
 
         self._cpu.show(lines("cpu_cores") + held_to("cpu_cores"))
         self._memory.show(lines("rss_mib") + held_to("memory_mib"))
@@ -150,10 +153,11 @@ class _JobPage:
             self._metrics[name].show([(name, reports["at"], reports["metrics"][name])])
 
 
-def _steps(at: list[float], values: list[float]) -> tuple[list[float], list[float]]:
-    """A line that stays at a value until the next."""
-    times = [time for here in at for time in (here, here)][1:]
-    return times, [value for here in values for value in (here, here)][: len(times)]
+def _steps(at: list[float], values: list[float], until: float) -> tuple[list[float], list[float]]:
+    """A line that stays at a value until the next, and at the last until the end."""
+    ends = [*at[1:], max(until, at[-1])]
+    times = [moment for pair in zip(at, ends, strict=True) for moment in pair]
+    return times, [value for here in values for value in (here, here)]
 
 
 class _Outlook:
@@ -191,15 +195,13 @@ class _Outlook:
 class _Facts:
     """What a job is, in a few words."""
 
-    _NAMES = (
-        *("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress"),
-        "Foreseen",
-    )
+    _NAMES = ("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress")
 
     def __init__(self) -> None:
         with ui.element("p"):
             self._status = Tag("span", "", "status", role="status", data_testid="status")
             self._reason = Tag("span", "", "soft")
+        self._foreseen = Tag("p", "", "soft")
         with ui.element("dl").classes("facts"):
             self._values: dict[str, Tag] = {}
             for name in self._NAMES:
@@ -216,6 +218,8 @@ class _Facts:
         starts = f"starts in {eta}, {eta_age(body)}" if eta else ""
         words = [body["stage"], body["reason"]["text"], starts]
         self._reason.say(" " + " · ".join(word for word in words if word))
+        known = body["estimates"]
+        self._foreseen.say(f"Foreseen: {known['text']}." if known else "")
         last = body["history"][-1]["at"]
         started, ended = body["started_at"], body["ended_at"]
         waited = (started or ended or last) - body["submitted_at"]
@@ -224,7 +228,6 @@ class _Facts:
             ran = duration(ended - started)
         report = body["progress"] or {}
         figures = {
-            "Foreseen": (body["estimates"] or {}).get("text", "nothing"),
             "Owner": body["owner"],
             "Queue": body["queue"],
             "Attempt": str(body["attempt"]),

@@ -176,8 +176,11 @@ def _chart(rows: dict[str, dict[str, Any]]) -> None:
     """Bars, with what they show in words for those who cannot see them."""
     shown = {"avg_wait_s": "mean wait", "avg_jct_s": "mean time to completion"}
     label = {"color": "currentColor"}
-    hours = {
-        key: [round((figures[key] or 0.0) / 3600, 4) for figures in rows.values()] for key in shown
+    most = max((figures[key] or 0.0 for figures in rows.values() for key in shown), default=0.0)
+    units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    size, unit = next((one for one in units if most >= 2 * one[0]), units[-1])
+    bars = {
+        key: [round((figures[key] or 0.0) / size, 2) for figures in rows.values()] for key in shown
     }
     chart = ui.echart(
         {
@@ -190,12 +193,12 @@ def _chart(rows: dict[str, dict[str, Any]]) -> None:
             "xAxis": {"type": "category", "data": list(rows), "axisLabel": label},
             "yAxis": {
                 "type": "value",
-                "name": "hours",
+                "name": unit,
                 "nameTextStyle": label,
                 "axisLabel": label,
             },
             "series": [
-                {"type": "bar", "name": name, "data": hours[key]} for key, name in shown.items()
+                {"type": "bar", "name": name, "data": bars[key]} for key, name in shown.items()
             ],
         },
         renderer="svg",
