@@ -1,0 +1,69 @@
+"""`presage models` as people and programs see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from presage.cli.main import app
+from presage.foresee.champions import Champions
+from presage.foresee.own import OwnRun
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    champions = Champions(tmp_path / "models")
+    for k in range(24):
+        champions.add("memory", OwnRun(f"w{k % 3}", "cpu", float(k), 100.0 + k % 3, 900.0))
+    champions.challenge("memory", champions.runs("memory"), 1_800_000_000.0)
+    return tmp_path
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["models", *words])
+    return done.exit_code, done.output
+
+
+def test_versions_are_listed_with_who_answers(data: Path) -> None:
+    for words in ((), ("list",)):
+        code, text = run(*words, "--data", str(data))
+        assert code == 0
+        assert "memory: version 1 answers" in text
+        assert "accepted" in text
+        assert max(map(len, text.splitlines())) <= 80
+    code, text = run("--data", str(data), "--json")
+    body = json.loads(text)
+    assert body["memory"]["champion"] == 1
+    assert body["memory"]["versions"][0]["accepted"] is True
+    assert body["step_time"]["versions"] == []
+
+
+def test_versions_are_compared_pinned_and_rolled_back(data: Path) -> None:
+    _, text = run("compare", "memory", "0", "1", "--data", str(data), "--json")
+    errors = json.loads(text)["errors"]
+    assert errors["1"] < errors["0"]
+    assert run("pin", "memory", "0", "--data", str(data)) == (
+        0,
+        "memory: version 0 answers, pinned\n",
+    )
+    assert run("unpin", "memory", "--data", str(data))[1] == "memory: version 0 answers\n"
+    assert run("rollback", "memory", "--data", str(data))[1].startswith("memory: version 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pin", "memory", "7"), "memory has no version 7; there are 0, 1"),
+        (("pin", "joy", "1"), "nothing is learned of 'joy'"),
+        (("compare", "step_time", "0", "1"), "there is nothing to compare on"),
+        (("rollback", "step_time"), "has had no other champion"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(data: Path, words: tuple[str, ...], said: str) -> None:
+    code, text = run(*words, "--data", str(data))
+    assert code == 2
+    assert said in text
+    assert "Traceback" not in text
