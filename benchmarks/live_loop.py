@@ -31,6 +31,8 @@ import numpy as np
 
 from presage.foresee.champions import Champions, error_of
 from presage.foresee.own import OwnRun, OwnRuns
+from presage.model import event as ev
+from presage.store import open_store
 
 DUTY = """
 import os, sys, time
@@ -195,7 +197,7 @@ def sharing(home: Path, pairs: int) -> dict[str, Any]:
         _wait_for_learning(data, "utilization", 2 * len(kinds))
     learned = Champions(data / "models")
     learned.challenge("utilization", learned.runs("utilization"), time.time())
-    ratios, slowdowns, makespans = [], [], []
+    ratios, slowdowns, makespans, off = [], [], [], []
     for turn in range(pairs):
         spans: dict[str, float] = {}
         took: dict[str, list[float]] = {}
@@ -211,10 +213,15 @@ def sharing(home: Path, pairs: int) -> dict[str, Any]:
             start = min(one["submitted_at"] for one in found)
             spans[name] = max(one["ended_at"] for one in found) - start
             took[name] = [float(text.split()[-1]) for text in logs]
+            if name == "sharing":
+                foreseen = predicted_slowdowns(place / "data")
+                predicted = [foreseen[job] for job in ids]
         ratios.append(spans["sharing"] / spans["alone"])
         makespans.append(spans)
         pairs_of = zip(took["sharing"], took["alone"], strict=True)
-        slowdowns += [shared / alone for shared, alone in pairs_of]
+        measured = [shared / alone for shared, alone in pairs_of]
+        slowdowns += measured
+        off += [p - m for p, m in zip(predicted, measured, strict=True)]
     return {
         "cores": cores,
         "pairs": pairs,
@@ -223,7 +230,38 @@ def sharing(home: Path, pairs: int) -> dict[str, Any]:
         "makespan_ratio": [round(one, 3) for one in ratios],
         "slowdown_mean": round(mean(slowdowns), 3),
         "slowdown_p95": round(float(np.quantile(slowdowns, 0.95)), 3),
+        "predicted_minus_measured": round(mean(off), 3),
+        "predicted_off_by": round(mean(map(abs, off)), 3),
     }
+
+
+def predicted_slowdowns(data: Path) -> dict[str, float]:
+    """By job: what time sharing foresees from the estimates it was submitted with and those of the
+    jobs that were beside it, averaged over its run."""
+    [database] = data.glob("*.db")
+    busy: dict[str, float] = {}
+    device: dict[str, tuple[str, int]] = {}
+    spans: dict[str, list[float]] = {}
+    store = open_store(f"sqlite:///{database}")
+    for now, event in store.read():
+        if isinstance(event, ev.JobSubmitted):
+            known = event.estimates.utilization if event.estimates else None
+            busy[event.spec.id] = known.p50 if known else 1.0
+        elif isinstance(event, ev.Launch):
+            device[event.job] = (event.workers[0].node, event.workers[0].devices[0])
+        elif isinstance(event, ev.JobStarted):
+            spans[event.job] = [now, now]
+        elif isinstance(event, ev.JobExited):
+            spans[event.job][1] = now
+    store.close()
+    found = {}
+    for job, (start, end) in spans.items():
+        beside = 0.0
+        for other, (begins, ends) in spans.items():
+            if other != job and device[other] == device[job]:
+                beside += busy[other] * max(0.0, min(end, ends) - max(start, begins))
+        found[job] = 1 + busy[job] * beside / max(end - start, 1e-9)
+    return found
 
 
 def _wait_for_learning(data: Path, quantity: str, runs: int) -> None:
