@@ -298,6 +298,12 @@ class Live:
             ]
             questions = list(self._questions)
             self._questions.clear()
+        for question in questions:  # of what is on disk; nobody has to wait for this turn's commit
+            if question.done.set_running_or_notify_cancel():
+                try:
+                    question.done.set_result(question.ask(engine))
+                except Exception as error:
+                    question.done.set_exception(error)
         batch = self._worth_doing(taken, engine.state)
         journal.batch = batch
         try:
@@ -309,17 +315,8 @@ class Live:
         except BaseException as error:
             self._answer([(request.ticket, _refusal(error)) for request in journal.batch])
             journal.batch = ()
-            for question in questions:
-                if question.done.set_running_or_notify_cancel():
-                    question.done.set_exception(_refusal(error))
             raise
         self.decided += len(decisions)
-        for question in questions:
-            if question.done.set_running_or_notify_cancel():
-                try:
-                    question.done.set_result(question.ask(engine))
-                except Exception as error:
-                    question.done.set_exception(error)
         self.turns.append(time.perf_counter() - began)
 
     def _worth_doing(self, taken: Iterable[_Request], state: State) -> list[_Request]:
