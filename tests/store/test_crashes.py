@@ -13,12 +13,14 @@ import pytest
 WRITERS = Path(__file__).parent / "_writers.py"
 
 
-def run(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]:
+def run(
+    *arguments: object, wrapper: tuple[str, ...] = (), timeout_s: float = 120
+) -> dict[str, Any]:
     done = subprocess.run(
         [*wrapper, sys.executable, WRITERS, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -32,7 +34,7 @@ def test_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Path) -
 
 @pytest.mark.soak
 def test_a_writer_that_is_killed_often(tmp_path: Path) -> None:
-    run("crash", tmp_path / "presage.db", 200)
+    run("crash", tmp_path / "presage.db", 200, timeout_s=900)  # each round reads all of it
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
