@@ -119,7 +119,9 @@ def test_explain_says_who_is_ahead_and_what_helps(server: Server) -> None:
     assert body["helps"][0]["eta_s"]["p50"] == 0
     foreseen(server, behind)
     told = server.presage("explain", behind, "--json").json
-    assert told.keys() == {"id", "status", "reason", "ahead", "ahead_jobs", "eta_s", "helps"}
+    assert told.keys() == {
+        *("id", "status", "reason", "ahead", "ahead_jobs", "eta_s", "helps", "estimates")
+    }
     assert (told["ahead"], told["ahead_jobs"]) == (1, [wide])
     assert told["eta_s"].keys() == WIDTHS
     text = server.presage("explain", wide).out

@@ -206,6 +206,8 @@ def explain(id: JobId, json: Json = False) -> None:
         print_json(body)
         return
     typer.echo(f"{body['id']} is {body['status']}: {body['reason']['text'] or 'all is well'}")
+    if body["estimates"]:
+        typer.echo(f"foreseen: {body['estimates']['text']}")
     if body["status"] != "QUEUED":
         return
     if body["ahead"]:

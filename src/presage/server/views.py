@@ -27,6 +27,7 @@ __all__ = [
     "Submitted",
     "UserList",
     "UserView",
+    "estimates_view",
     "status_view",
     "summary_view",
     "user_view",
@@ -167,6 +168,8 @@ class Explanation(_View):
     helps: list[Help] | None
     """Changes with which it would start notably earlier, the best first; null when that was not
     worked out in time."""
+    estimates: EstimatesView | None
+    """What was foreseen when it was submitted; null when nothing was."""
 
 
 class Help(_View):
@@ -303,7 +306,7 @@ def status_view(
     """Everything about one job."""
     return {
         **summary_view(row, reason, eta_s),
-        "estimates": _estimates(row),
+        "estimates": estimates_view(row),
         "history": [
             {
                 "at": item.at,
@@ -315,7 +318,8 @@ def status_view(
     }
 
 
-def _estimates(row: JobRow) -> dict[str, Any] | None:
+def estimates_view(row: JobRow) -> dict[str, Any] | None:
+    """What was foreseen of a job, with words for people."""
     known = row.estimates
     if not known:
         return None

@@ -25,7 +25,7 @@ from presage.server.problems import Conflict
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service
-from presage.server.views import DryRun, Explanation
+from presage.server.views import DryRun, Explanation, estimates_view
 from presage.sim.ahead import Start
 from presage.store.records import User
 
@@ -136,6 +136,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
             "ahead_jobs": shown,
             "eta_s": service.foresight.eta(row.id) if waits else None,
             "helps": helps,
+            "estimates": estimates_view(row),
         }
     )
 
