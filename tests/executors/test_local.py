@@ -95,7 +95,7 @@ for job in set({jobs!r}) - set(journal.read_text().split()):
 while True:
     executor.wait(1)
     for fact in executor.poll(time.time()):
-        if isinstance(fact, JobExited):
+        if isinstance(fact, JobExited) and fact.outcome == "succeeded":  # a lost run comes again
             with journal.open("a") as file:
                 file.write(fact.job + "\\n")
 """

@@ -8,6 +8,7 @@ then nothing of the transaction was kept, unless it was lost sight of while it w
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,7 +164,7 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # a commit is on disk when it returns
         connection.execute("PRAGMA foreign_keys=ON")
 
@@ -212,3 +213,16 @@ def _revision(connection: Connection) -> str | None:
 def _says(error: Exception) -> str:
     cause = getattr(error, "orig", None) or error
     return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+
+
+def _use_wal(connection: Any) -> None:
+    """SQLite does not wait for others that do the same at the same time: try again."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
