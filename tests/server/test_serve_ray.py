@@ -221,6 +221,11 @@ def test_an_address_without_the_executor_is_refused(zygote: Zygote, tmp_path: Pa
     _refused(zygote, tmp_path, "--ray-address", "auto", says="go with --executor ray")
 
 
+def test_limits_that_nobody_would_hold_are_refused(zygote: Zygote, tmp_path: Path) -> None:
+    options = ("--executor", "ray", "--rightsize")
+    _refused(zygote, tmp_path, *options, says="--rightsize goes with --executor local")
+
+
 def _refused(zygote: Zygote, data: Path, *options: str, says: str) -> None:
     done = zygote.run("serve", "--port", "0", "--data", str(data), *options)
     assert done.code == 2

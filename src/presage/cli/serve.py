@@ -84,7 +84,7 @@ def serve(
     _import_server()
     from presage.server.settings import Settings, default_data
 
-    wish = _Wish(executor, nodes, ray_address, ray_shared)
+    wish = _Wish(executor, nodes, ray_address, ray_shared, rightsize)
     wish.check()
     file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
     pipeline = registry.policy_config(policy, registry.pipelines(file))
@@ -116,6 +116,7 @@ class _Wish:
     nodes: str | None
     ray_address: str | None
     ray_shared: Path | None
+    rightsize: bool
 
     def check(self) -> None:
         """Refuse what does not go together."""
@@ -128,6 +129,11 @@ class _Wish:
                 raise UserError(
                     "--nodes goes with --executor local; with ray, the nodes are those of the "
                     "cluster: leave it out"
+                )
+            if self.rightsize:
+                raise UserError(
+                    "--rightsize goes with --executor local: on Ray nobody can change what a "
+                    "running worker may use; leave it out"
                 )
             if self.ray_shared is not None and not self.ray_shared.is_dir():
                 raise UserError(f"--ray-shared {self.ray_shared} is not a directory here")

@@ -42,6 +42,9 @@ _UNNAMED = "gpu"
 _REFERENCE_GPU = "a100-40g"
 """What an estimate is for when no GPU of the cluster is in the catalogue."""
 _MOST_MODEL_BYTES = 64 << 20
+_MOST_FOLDER_BYTES = 4 << 30
+_READ_S = 60.0
+"""How long it may take to read a model."""
 _AFTER_OOM = 1.5
 """A workload that ran out of memory is foreseen to need this much more than it had."""
 _DATA = (".onnx", ".json")
@@ -225,9 +228,7 @@ def _extract(archive: Path, member: str, to: Path) -> None:
     wanted = member.removeprefix("./")
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            info = next(
-                (m for m in tar if m.isfile() and m.name.removeprefix("./") == wanted), None
-            )
+            info = _member(tar, wanted)
             source = tar.extractfile(info) if info is not None else None
             if info is None or source is None:
                 raise UserError(f"the folder has no file {member}")
@@ -241,14 +242,29 @@ def _extract(archive: Path, member: str, to: Path) -> None:
         raise UserError(f"the folder cannot be read: {error}") from None
 
 
+def _member(tar: tarfile.TarFile, wanted: str) -> tarfile.TarInfo | None:
+    """A file of an archive, looked for no further than a folder may be large."""
+    size = 0
+    for info in tar:
+        size += info.size
+        if size > _MOST_FOLDER_BYTES:
+            raise UserError(f"the folder is larger than {_MOST_FOLDER_BYTES >> 30} GiB")
+        if info.isfile() and info.name.removeprefix("./") == wanted:
+            return info
+    return None
+
+
 @lru_cache(maxsize=512)
 def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
     # Imported here: most jobs name no model, and a server without such jobs starts sooner.
-    from presage.foresee.graph.load import load_graph
+    from presage.foresee.graph.load import load_data_graph
     from presage.foresee.predict import predict_graph
 
-    graph = load_graph(
-        str(file or model.ref), optimizer=model.optimizer, precision=model.precision
+    graph = load_data_graph(
+        str(file or model.ref),
+        optimizer=model.optimizer,
+        precision=model.precision,
+        timeout_s=_READ_S,
     )
     try:
         gpu = find(device)

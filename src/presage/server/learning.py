@@ -9,8 +9,6 @@ says when they drift from what they promised.
 from __future__ import annotations
 
 import json
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,14 +27,13 @@ from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
 from presage.model.job import ReasonCode
+from presage.server.beside import Beside
 from presage.server.estimates import CORE, CPU, Estimator, workload
 from presage.server.live import Live
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
 __all__ = ["Drift", "Learner", "samples_of"]
-
-log = logging.getLogger("presage.learning")
 
 _LOOK_S = 2.0
 _WATCHED = 30
@@ -67,7 +64,7 @@ class Drift:
     drifted: bool
 
 
-class Learner:
+class Learner(Beside):
     """Learns from the runs of one server. Everything public may be called from any thread."""
 
     def __init__(
@@ -81,7 +78,8 @@ class Learner:
         every: int = 10,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._live, self._store, self._data = live, store, data
+        super().__init__(live, "learning", _LOOK_S)
+        self._store, self._data = store, data
         self._champions, self._estimator = champions, estimator
         self._every, self._clock = every, clock
         self._new = dict.fromkeys(QUANTITIES, 0)
@@ -90,18 +88,6 @@ class Learner:
         self._off: dict[str, deque[tuple[float, bool]]] = {
             name: deque(maxlen=_WATCHED) for name in QUANTITIES
         }
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="presage-learning", daemon=True)
-
-    def start(self) -> None:
-        """Begin to learn whenever this server decides."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
 
     def drift(self) -> dict[str, Drift]:
         """How far estimates were off, by quantity; only those that were judged."""
@@ -127,17 +113,10 @@ class Learner:
 
     # -- the thread -------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
-            if not self._live.leading.is_set():
-                continue
-            try:
-                self._watch()
-                self.catch_up()
-            except PresageError as error:
-                log.warning("learning pauses: %s", error)
-            except Exception:
-                log.exception("learning failed; it goes on with the next run")
+    def look(self) -> None:
+        """See who shares a device, and learn from what ended."""
+        self._watch()
+        self.catch_up()
 
     def _watch(self) -> None:
         """Who shares a device now."""
@@ -227,7 +206,7 @@ class Learner:
             version = self._champions.challenge(quantity, runs, self._clock())
             if version is None:
                 continue
-            log.info(
+            self._log.info(
                 "%s: version %d fitted on %d runs, %s",
                 quantity,
                 version.number,

@@ -164,7 +164,7 @@ class Service:
         if folder is not None and not self.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
         spec = to_spec(manifest, job_id, user.name)
-        manifest, estimates = await self._foresee(manifest, spec, folder)
+        manifest, estimates = await self.foresee(manifest, spec, folder)
         spec = to_spec(manifest, job_id, user.name)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
@@ -184,7 +184,7 @@ class Service:
         await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
         return row
 
-    async def _foresee(
+    async def foresee(
         self, manifest: Manifest, spec: JobSpec, folder: str | None
     ) -> tuple[Manifest, Estimates | None]:
         """What is foreseen of a job, and its manifest with numbers instead of auto."""

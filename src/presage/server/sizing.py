@@ -9,7 +9,6 @@ learned from its runs of before, in a process of its own; until then, limits fol
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import threading
@@ -29,14 +28,13 @@ from presage.model.errors import PresageError
 from presage.model.job import JobState, Reason, ReasonCode
 from presage.observe.phases import PhaseModel
 from presage.provision.live import Sizer, SizingRules
+from presage.server.beside import Beside
 from presage.server.estimates import workload
 from presage.server.learning import samples_of
 from presage.server.live import Live
 from presage.store.sql import SqlStore
 
 __all__ = ["Sizing"]
-
-log = logging.getLogger("presage.sizing")
 
 _LOOK_S = 1.0
 _LEAST_SAMPLES = 60
@@ -71,7 +69,7 @@ class _Unheard:
     def set_exception(self, error: Exception) -> None: ...
 
 
-class Sizing:
+class Sizing(Beside):
     """Right-sizes the runs of one server. Everything public may be called from any thread."""
 
     def __init__(
@@ -83,40 +81,19 @@ class Sizing:
         rules: SizingRules | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._live, self._store, self._data, self._clock = live, store, data, clock
+        super().__init__(live, "sizing", _LOOK_S)
+        self._store, self._data, self._clock = store, data, clock
         self._rules = rules or SizingRules()
         self._runs: dict[str, _Followed] = {}
         self._models: dict[str, PhaseModel | None] = {}
         self._refused: set[str] = set()
         """Jobs that are not to be sized."""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="presage-sizing", daemon=True)
         self.resizes = 0
         """Limits that were advised since the start."""
 
-    def start(self) -> None:
-        """Begin to size whenever this server decides."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon; runs keep the limits they have."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
-
-    # -- the thread -------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
-            if not self._live.leading.is_set():
-                self._runs.clear()
-                continue
-            try:
-                self.look()
-            except PresageError as error:
-                log.warning("right-sizing pauses: %s", error)
-            except Exception:
-                log.exception("right-sizing failed; it goes on")
+    def not_leading(self) -> None:
+        """Runs keep the limits they have."""
+        self._runs.clear()
 
     def look(self) -> None:
         """Take in what runs have written since the last time."""
@@ -244,11 +221,11 @@ class Sizing:
         try:
             done = subprocess.run(command, capture_output=True, timeout=_FIT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("phases of workload %s were not learned: %s", name, error)
+            self._log.warning("phases of workload %s were not learned: %s", name, error)
             return
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()
-            log.info("phases of workload %s were not learned: %s", name, said[-200:])
+            self._log.info("phases of workload %s were not learned: %s", name, said[-200:])
         else:
             self._models[name] = self._read_model(name)
 
@@ -259,7 +236,7 @@ class Sizing:
         try:
             return PhaseModel.load(bundle)
         except PresageError as error:
-            log.warning("%s", error)
+            self._log.warning("%s", error)
             return None
 
 

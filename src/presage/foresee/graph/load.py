@@ -22,7 +22,7 @@ from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
 from presage.model.errors import MissingExtra
 
-__all__ = ["load_graph", "trace_factory"]
+__all__ = ["load_data_graph", "load_graph", "read_data", "trace_factory"]
 
 _TIMEOUT_S = 120.0
 _MEMORY_MIB = 16384
@@ -118,7 +118,37 @@ def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str,
     return trace(entry.build, specs or entry.inputs, name=entry.name, **options)
 
 
+def load_data_graph(
+    target: str, *, optimizer: str, precision: str, timeout_s: float = _TIMEOUT_S
+) -> OpGraph:
+    """The graph of a zoo model, a .onnx or a .json file that nobody vouches for: read by a child
+    process, unless it is at hand. Code of users is neither imported nor run."""
+    options: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
+    kind, _, rest = target.partition(":")
+    if kind == "zoo":
+        graph = precomputed.read(zoo.find(rest), **options)
+        if graph is not None:
+            return graph
+    elif not target.lower().endswith((".onnx", ".json")):
+        raise GraphError(f"'{target}' is not data: name a zoo model, a .onnx or a .json file")
+    answer = run_isolated(
+        __name__,
+        "read_data",
+        {"target": target, "options": options},
+        timeout_s=timeout_s,
+        memory_mib=_MEMORY_MIB,
+        subject=target,
+    )
+    return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+
+
 # -- in the child process
+
+
+def read_data(payload: dict[str, Any]) -> dict[str, str]:
+    """The graph of data; runs in a process of its own."""
+    graph = load_graph(payload["target"], **payload["options"])
+    return {"graph": base64.b64encode(graph.to_bytes()).decode()}
 
 
 def trace_factory(payload: dict[str, Any]) -> dict[str, str]:

@@ -151,7 +151,9 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     kind = request.headers.get("content-type", "application/yaml")
     manifest = parse_manifest(await request.body(), kind)
     service.check_queue(manifest.queue)
-    spec = to_spec(manifest, f"{manifest.name}-{secrets.token_hex(5)}", me.name)
+    name = f"{manifest.name}-{secrets.token_hex(5)}"
+    manifest, _ = await service.foresee(manifest, to_spec(manifest, name, me.name), None)
+    spec = to_spec(manifest, name, me.name)
     outlook = await _in_time(service.foresight.try_out(spec), _DRY_RUN_S)
     if outlook.refused is not None:
         raise NeverFits(f"{manifest.name} could never start here: {outlook.refused.text}")
