@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors import _containers as containers
 from presage.executors._limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors._processes import descendants, read_stat
 from presage.executors._report import Reporter
@@ -286,19 +287,24 @@ class Guardian:
             text = f"it ran longer than its time limit of {limit:g} s"
             self.verdict = Verdict("failed", "time_limit", text)
 
+    def _container_ran_out(self, worker: WorkerProcess) -> bool:
+        if not worker.container or not worker.allowed or worker.signal_name != "SIGKILL":
+            return False
+        # Engines do not always hear of it; the kernel counts every process it kills for memory.
+        rose = oom_kills() > self._oom_kills
+        return rose or containers.ran_out(self.plan["engine"], worker.container)
+
     def _failure(self, worker: WorkerProcess) -> Verdict:
         """Why a worker that ended badly did so."""
         words = worker.last_words()
         said = f": {words}" if words else ""
         code, name = worker.exit_code, worker.signal_name
-        if worker.group and worker.group.ran_out():
-            text = f"{worker.name} needed more than the {worker.memory // _MIB} MiB it may use"
+        if (worker.group and worker.group.ran_out()) or self._container_ran_out(worker):
+            text = f"{worker.name} needed more than the {worker.allowed // _MIB} MiB it may use"
         elif name == "SIGKILL" and oom_kills() > self._oom_kills:
             text = f"{worker.name} was killed by SIGKILL when the machine ran out of memory"
         elif worker.says_out_of_memory():
             text = f"{worker.name} ran out of memory{said}"
-        elif worker.container and code == 137 and _killed_for_memory(self.plan["engine"], worker):
-            text = f"{worker.name} needed more than the memory of its container"
         elif name:
             # SIGKILL and SIGTERM come from outside: the job is not to blame and is started again.
             outcome = "lost" if name in ("SIGKILL", "SIGTERM") else "failed"
@@ -390,6 +396,8 @@ class Guardian:
             if worker.tree is None or worker.ended:
                 continue
             if sample:
+                if worker.container and not worker.inside:
+                    worker.look_inside(containers.inner_pid(self.plan["engine"], worker.container))
                 worker.tree.find()
                 self.report.sample(worker.name, worker.tree.usage())
         if sample:
@@ -435,10 +443,9 @@ class Guardian:
 
     def remove_containers(self, workers: list[WorkerProcess]) -> None:
         """Free the names of containers."""
-        engine = self.plan["engine"]
-        names = [worker.container for worker in workers if worker.container]
-        if engine and names:
-            _run_engine(engine, "rm", "--force", *names)
+        if self.plan["engine"]:
+            names = [worker.container for worker in workers if worker.container]
+            containers.remove(self.plan["engine"], names)
 
     def _remove_files(self) -> None:
         import shutil
@@ -475,24 +482,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _killed_for_memory(engine: str, worker: WorkerProcess) -> bool:
-    said = _run_engine(
-        engine, "inspect", "--format", "{{.State.OOMKilled}}", str(worker.container)
-    )
-    return said.strip() == "true"
-
-
-def _run_engine(engine: str, *arguments: str) -> str:
-    import subprocess
-
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [engine, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-        return done.stdout
-    return ""
 
 
 def main() -> None:

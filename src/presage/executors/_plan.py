@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from presage.executors._containers import find_engine, in_container
 from presage.executors._runspec import RoleSpec, RunSpec, RunSpecError
 from presage.model.cluster import Worker
 from presage.model.event import Launch
@@ -204,7 +204,7 @@ def _worker(
         command = _agent(plan, role, name, argv) if plan["agents"] else list(argv)
         if container is None:
             return command
-        return _in_container(plan, role, container, [*env, *plan["secrets"]], command, devices)
+        return in_container(plan, role, container, [*env, *plan["secrets"]], command, devices)
 
     return {
         "name": name,
@@ -214,7 +214,7 @@ def _worker(
         "agent": plan["agents"],
         "env": env,
         "cpus": list(cores),
-        "memory": 0 if container else role.memory_mib * _MIB,
+        "memory": role.memory_mib * _MIB,
         "serves": role.name == "ps",
         "log": str(Path(plan["log_dir"]) / f"{name}.log"),
         "progress": str(progress),
@@ -245,49 +245,14 @@ def _agent(plan: dict[str, Any], role: RoleSpec, name: str, argv: Sequence[str])
     ]
 
 
-def _in_container(
-    plan: dict[str, Any],
-    role: RoleSpec,
-    container: str,
-    variables: Sequence[str],
-    argv: Sequence[str],
-    devices: str,
-) -> list[str]:
-    """The command that runs a worker in a container. Paths are the same inside and outside, and
-    only the names of variables stand on the command line."""
-    engine = plan["engine"]
-    command = [engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
-    if Path(engine).name == "podman":
-        command += ["--userns", "keep-id"]
-    else:
-        command += ["--user", f"{os.getuid()}:{os.getgid()}"]
-    inside = ("work", "data_dir", "result_dir", "checkpoint_dir", "progress_dir")
-    mounts = [plan[name] for name in inside]
-    for url in plan["data"].values():
-        if url.startswith(("/", "file:///")):
-            mounts.append(url.removeprefix("file://"))
-    for path in mounts:
-        command += ["--volume", f"{path}:{path}"]
-    command += ["--workdir", plan["work"]]
-    if role.memory_mib:
-        command += ["--memory", f"{role.memory_mib}m"]
-    if role.cpus:
-        command += ["--cpus", f"{role.cpus:g}"]
-    if devices and Path("/dev/nvidiactl").exists():
-        command += ["--gpus", f'"device={devices}"']
-    for name in variables:
-        command += ["--env", name]
-    return [*command, plan["image"], *argv]
-
-
 def _engine(image: str) -> str:
-    for name in ("podman", "docker"):
-        if path := shutil.which(name):
-            return path
-    raise RunSpecError(
-        f"the manifest names image {image}, but this machine has neither podman nor docker; "
-        "install one, or name an environment instead of an image"
-    )
+    engine = find_engine()
+    if engine is None:
+        raise RunSpecError(
+            f"the manifest names image {image}, but this machine has neither podman nor docker; "
+            "install one, or name an environment instead of an image"
+        )
+    return engine
 
 
 def _secret(places: Places, name: str) -> Path:

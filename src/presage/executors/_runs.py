@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import presage
+from presage.executors import _containers as containers
 from presage.executors._guardian import LOCK_FD
 from presage.executors._processes import kill_marked, read_stat
 from presage.model.cluster import Resources
@@ -200,11 +200,9 @@ class Run:
             known = [(pid, start) for pid, start in recorded]
         kill_marked(f"PRESAGE_RUN={self.directory}", known)
         workers = plan.get("workers", [])
-        containers = [worker["container"] for worker in workers if worker["container"]]
-        if plan.get("engine") and containers:
-            with suppress(OSError, subprocess.SubprocessError):
-                command = [plan["engine"], "rm", "--force", *containers]
-                subprocess.run(command, capture_output=True, timeout=60, check=False)
+        if plan.get("engine"):
+            names = [worker["container"] for worker in workers if worker["container"]]
+            containers.remove(plan["engine"], names)
         for worker in workers:
             if plan.get("cgroup"):
                 with suppress(OSError):

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from presage.executors._containers import fetch_image
+
 __all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
 
 Step = Callable[[dict[str, Any]], None]
@@ -50,7 +52,9 @@ def prepare(plan: dict[str, Any]) -> None:
         else:
             _retried(f"data '{name}' from {url}", _download, url, target)
     if plan["engine"]:
-        _fetch_image(plan["engine"], plan["image"])
+        problem = fetch_image(plan["engine"], plan["image"])
+        if problem is not None:
+            raise TransferError(problem)
 
 
 def store_results(plan: dict[str, Any]) -> None:
@@ -128,18 +132,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise TransferError(f"{url}: {_first_line(error)}") from None
     return fs, path
-
-
-def _fetch_image(engine: str, image: str) -> None:
-    import subprocess
-
-    have = subprocess.run([engine, "image", "inspect", image], capture_output=True, check=False)
-    if have.returncode == 0:
-        return
-    pull = subprocess.run([engine, "pull", image], capture_output=True, text=True, check=False)
-    if pull.returncode != 0:
-        said = pull.stderr.strip().splitlines() or ["no reason given"]
-        raise TransferError(f"{Path(engine).name} cannot fetch image {image}: {said[-1]}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -53,13 +53,17 @@ class WorkerProcess:
         self.argv: list[str] = plan["argv"]
         self.env: dict[str, str] = plan["env"]
         self.cpus: list[int] = plan["cpus"]
-        self.memory: int = plan["memory"]
+        self.allowed: int = plan["memory"]
         """Bytes it may use; 0 when it may use what there is."""
+        self.memory = 0 if plan["container"] else self.allowed
+        """Bytes that we hold it to; the engine does that for a container."""
         self.serves: bool = plan["serves"]
         """Whether it works for the others and never ends by itself (a parameter server)."""
         self.log = Path(plan["log"])
         self.progress = Path(plan["progress"])
         self.container: str | None = plan["container"]
+        self.inside = False
+        """Whether its tree is that of the container rather than that of the engine."""
         self.agent: bool = plan["agent"]
         """Whether the first process is a torchrun agent and the program runs below it."""
         self.pid = 0
@@ -136,6 +140,11 @@ class WorkerProcess:
         if self.group:
             self.group.hold_to(cpu_milli, memory_mib << 20)
 
+    def look_inside(self, pid: int) -> None:
+        """Watch the processes of its container, whose first one this is (0: not there yet)."""
+        if pid:
+            self.tree, self.inside = ProcessTree(pid), True
+
     # -- watching -------------------------------------------------------------------------------
 
     @property
@@ -168,7 +177,7 @@ class WorkerProcess:
         if self.status is None:
             return None
         number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-        if not number and self.argv[:2] == ["/bin/sh", "-c"]:
+        if not number and (self.container or self.argv[:2] == ["/bin/sh", "-c"]):
             number = max(0, os.WEXITSTATUS(self.status) - 128)
         with suppress(ValueError):
             return signal.Signals(number).name if number else None
