@@ -48,11 +48,11 @@ class Engine:
         """Take facts into account and decide what follows."""
         state = self.state
         state.ended.clear()
+        due = False
         for fact in facts:
             state.apply(now, fact)
-        decisions: list[ev.Decision] = []
-        if not _QUIET.issuperset(map(type, facts)) or any(map(self._can_resize, facts)):
-            decisions = self._decide(facts)
+            due = due or type(fact) not in _QUIET or self._can_resize(fact)
+        decisions = self._decide(facts) if due else []
         if self._check_every:
             self._calls += 1
             if self._calls % self._check_every == 0:
@@ -82,8 +82,9 @@ class Engine:
         state = self.state
         plan = Plan(state)
         for fact in facts:
-            if type(fact) in _FOLLOW_UPS:
-                _FOLLOW_UPS[type(fact)](plan, fact)
+            follow_up = _FOLLOW_UPS.get(type(fact))
+            if follow_up is not None:
+                follow_up(plan, fact)
         if state.reservations:
             for job_id, hold in list(state.reservations.items()):
                 if state.ready(job_id):
