@@ -137,6 +137,8 @@ def load(home: Path, seconds: float, clients: int, rate: float | None) -> dict[s
     with served(home / f"load-{rate}", "--nodes", "1x4") as (url, process, _):
         blocker = {"name": "blocker", "command": "sleep 3600", "resources": {"gpus": 4}}
         job = httpx.post(f"{url}/api/v1/jobs", json=blocker).json()["id"]
+        waiting = {**blocker, "name": "waiting"}
+        queued = httpx.post(f"{url}/api/v1/jobs", json=waiting).json()["id"]
         port = url.rpartition(":")[2]
         begin = time.time() + 3.0
         until = begin + seconds
@@ -148,7 +150,8 @@ def load(home: Path, seconds: float, clients: int, rate: float | None) -> dict[s
                 [sys.executable, "-I", "-S", "-c", CLIENT, *words], stdout=subprocess.PIPE
             )
 
-        paths = [f"/api/v1/jobs/{job}", "/api/v1/jobs?limit=20", "/api/v1/nodes", "/healthz"]
+        paths = [f"/api/v1/jobs/{job}", f"/api/v1/jobs/{queued}", "/api/v1/jobs?limit=20"]
+        paths += ["/api/v1/nodes", "/healthz"]
         before = process.cpu_times()
         running = [client("submit", i, clients / rate if rate else 0.0) for i in range(clients)]
         readers = [client("read", i, 0.05, *paths) for i in range(2)]
@@ -160,8 +163,9 @@ def load(home: Path, seconds: float, clients: int, rate: float | None) -> dict[s
         rss = process.memory_info().rss
         text = httpx.get(f"{url}/metrics").text
         pending = float(re.findall(r"^presage_pending (.*)$", text, re.MULTILINE)[0])
-        httpx.post(f"{url}/api/v1/jobs/{job}/stop")
-    assert pending == submitted, f"{submitted} were accepted, {pending} wait"
+        for name in (queued, job):
+            httpx.post(f"{url}/api/v1/jobs/{name}/stop")
+    assert pending == submitted + 1, f"{submitted} were accepted, {pending - 1} wait"
     cpu = after.user + after.system - before.user - before.system
     return {
         "submissions": submitted,

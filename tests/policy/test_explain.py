@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from presage.core.engine import Engine
+from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources
 from presage.model.job import JobSpec, Role
+from presage.policy import registry
 from presage.policy.config import PolicyConfig
 from tests.scenario import Scenario, job, nodes
 
@@ -39,6 +44,31 @@ def test_the_jobs_ahead_are_counted() -> None:
     assert s.why("j4").endswith("; 3 jobs ahead")
     assert s.why("j2").endswith("; 1 job ahead")
     assert "ahead" not in s.why("j1")
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_what_a_policy_remembers_does_not_change_what_it_says(policy: str) -> None:
+    chance = Random(policy)
+    s = Scenario(nodes(4, 2), policy, {f"j{k}": chance.uniform(10, 1000) for k in range(60)})
+    for turn in range(30):
+        pair = (f"j{2 * turn}", f"j{2 * turn + 1}")
+        queues = ("default", "prod")
+        s.submit(
+            *(
+                job(name, chance.choice((1, 2, 4)), queue=queue, priority=chance.randrange(3))
+                for name, queue in zip(pair, queues, strict=True)
+            ),
+            at=60.0 * turn,
+        )
+        s.settle()
+        pending = list(s.engine.state.pending)
+        if pending and turn % 3 == 2:
+            s.go(ev.CancelRequested(chance.choice(pending)))
+        if running := s.running:
+            s.end(chance.choice(running))
+        fresh = Engine(registry.build(policy), s.engine.predict, s.engine.state)
+        for name in list(s.engine.state.pending):
+            assert s.engine.explain(name) == fresh.explain(name), (turn, name)
 
 
 def test_jobs_without_gpus_hear_of_cores_and_memory() -> None:

@@ -98,6 +98,8 @@ class Pipeline:
         self._state: State | None = None
         self._backlog = Backlog()
         self._empty: Plan | None = None
+        self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
+        """The keys of all waiting jobs by band, and the moment they belong to."""
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """One pass over the queue."""
@@ -136,9 +138,7 @@ class Pipeline:
         held_back = rules.queues.admit(job, plan, least_milli(job))
         if held_back is not None:
             return held_back
-        mine = self._full_key(job, plan, predict)
-        others = [other for other in plan.state.pending.values() if other is not job]
-        ahead = sum(self._full_key(other, plan, predict) < mine for other in others)
+        ahead = self._count_ahead(job, plan, predict)
         if self._find(job, plan, predict) is not None:
             behind = f"{ahead} job{'s' if ahead != 1 else ''} ahead of it"
             text = f"{describe(job)} would fit, but {behind} must start first"
@@ -396,7 +396,37 @@ class Pipeline:
         asked = job.spec.placement
         return self.rules.placer if asked is None else self.rules.placers[asked]
 
-    def _full_key(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Any, Any]:
+    def _count_ahead(self, job: Job, plan: Plan, predict: Predictor) -> int:
+        """How many waiting jobs go before this one."""
+        state, capacity = plan.state, plan.state.capacity
+        waiting, room = len(state.pending), (capacity.released, capacity.free_milli)
+        moment = (id(state), plan.now, state.submitted, waiting, room)
+        if self._keys[0] != moment:
+            self._keys = moment, self._waiting_keys(plan, predict)
+        band, mine = self._full_key(job, plan, predict)
+        ahead = 0
+        for theirs, keys in self._keys[1].items():
+            if theirs <= band:
+                ahead += len(keys) if theirs < band else sum(map(mine.__gt__, keys))
+        return ahead
+
+    def _waiting_keys(self, plan: Plan, predict: Predictor) -> dict[Any, list[SortKey]]:
+        """The keys of all waiting jobs by band: those they were taken in with, where they were."""
+        state, found = plan.state, dict[Any, list[SortKey]]()
+        known = self._state is state and not state.queued and self.rules.sharing is None
+        for name in state.reservations if known else state.pending:
+            band, key = self._full_key(state.jobs[name], plan, predict)
+            found.setdefault(band, []).append(key)
+        if known and self._in_line:
+            found.setdefault(0, []).extend(k for k, job, _ in self._line if waits(job, state))
+        elif known:
+            for group in self._backlog.groups.values():
+                band = self._band(group.queue, plan) if self._band is not None else 0
+                keys = found.setdefault(band, [])
+                keys.extend(key for key, job in group.heap if waits(job, state))
+        return found
+
+    def _full_key(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Any, SortKey]:
         band = self._band(job.spec.queue, plan) if self._band is not None else 0
         return band, self.rules.order(job, plan, predict)
 

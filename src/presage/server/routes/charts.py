@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -247,12 +248,14 @@ async def waiting(
         before: dict[str, list[int]] = {}
         for other in pending.values():
             before.setdefault(other.spec.queue, []).append(other.seq)
+        for numbers in before.values():
+            numbers.sort()
         found = []
         for name in wanted:
             mine = pending.get(name)
             reason = engine.explain(name) if mine is not None else None
             if mine is not None and reason is not None:
-                ahead = sum(seq < mine.seq for seq in before[mine.spec.queue])
+                ahead = bisect_left(before[mine.spec.queue], mine.seq)
                 why = {"code": reason.code, "text": reason.text}
                 found.append({"id": name, "reason": why, "ahead": ahead})
         return found

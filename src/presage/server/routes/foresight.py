@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.core.engine import Engine
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS, parse_manifest, to_spec
 from presage.model.errors import ConfigError, PresageError
@@ -27,7 +29,7 @@ from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service
 from presage.server.views import DryRun, Explanation, estimates_view
 from presage.sim.ahead import Start
-from presage.store.records import User
+from presage.store.records import JobRow, User
 
 __all__ = ["router"]
 
@@ -120,8 +122,8 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Why a job is where it is; of one that waits, who is ahead, when it starts, and what would
     help."""
     row = await asyncio.to_thread(service.seen, clean(job_id), me)
-    found = await why(service, row)
-    ahead = found["ahead"]
+    reason = await why(service, row)
+    ahead = await _ahead(service, row)
     helps: list[dict[str, Any]] | None = []
     if row.status == "QUEUED":
         helps = await _helps(service, row.id)
@@ -131,7 +133,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
         {
             "id": row.id,
             "status": row.status,
-            "reason": found["reason"],
+            "reason": reason,
             "ahead": None if ahead is None else len(ahead),
             "ahead_jobs": shown,
             "eta_s": service.foresight.eta(row.id) if waits else None,
@@ -244,6 +246,31 @@ async def _in_time(asked: Any, most_s: float) -> Any:
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), most_s)
     except TimeoutError:
         raise NotLeading("too much is being foreseen at the moment; try again") from None
+
+
+async def _ahead(service: Any, row: JobRow) -> list[str] | None:
+    """The jobs of its queue that were submitted before it and wait, the first of them first; None
+    for a job that does not wait, or when nobody decides."""
+
+    def question(engine: Engine) -> list[str] | None:
+        job = engine.state.pending.get(row.id)
+        if job is None:
+            return None
+        seq, queue = job.seq, job.spec.queue
+        waiting = engine.state.pending.values()
+        return [
+            name
+            for _, name in sorted(
+                (other.seq, other.spec.id)
+                for other in waiting
+                if other.seq < seq and other.spec.queue == queue
+            )
+        ]
+
+    with suppress(PresageError):
+        found: list[str] | None = await service.ask(question)
+        return found
+    return None
 
 
 def _visible(service: Service, me: User, jobs: list[str]) -> list[str]:

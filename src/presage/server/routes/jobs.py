@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -12,7 +13,6 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from presage.core.engine import Engine
 from presage.manifest import Manifest, parse_manifest
 from presage.model import event as ev
 from presage.model.errors import PresageError, UserError
@@ -137,15 +137,19 @@ async def get_job(
     With `wait_eta_s`, a job that was submitted this moment is answered for once it is part of a
     forecast, or after so many seconds.
     """
-    row = await asyncio.to_thread(service.seen, clean(job_id), me)
+
+    def look() -> tuple[JobRow, Any]:
+        row = service.seen(clean(job_id), me)
+        return row, service.store.jobs.transitions(row.id)
+
+    row, history = await asyncio.to_thread(look)
     until = time.monotonic() + wait_eta_s
-    while row.status == "QUEUED" and wait_eta_s and time.monotonic() < until:
+    while row.status == "QUEUED" and time.monotonic() < until:
         if service.foresight.expects(row.id):
             break
         await asyncio.sleep(0.05)
-        row = await asyncio.to_thread(service.seen, row.id, me)
-    history = await asyncio.to_thread(service.store.jobs.transitions, row.id)
-    reason = (await why(service, row))["reason"] if row.status == "QUEUED" else None
+        row, history = await asyncio.to_thread(look)
+    reason = await why(service, row) if row.status == "QUEUED" else None
     return JSONResponse(status_view(row, history, reason, service.foresight.eta(row.id)))
 
 
@@ -184,29 +188,13 @@ async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSO
 
 
 async def why(service: Any, row: JobRow) -> dict[str, Any]:
-    """The reason from the state of this moment, and the jobs of its queue that were submitted
-    before it and wait; what is stored when nobody decides."""
-
-    def question(engine: Engine) -> Any:
-        job = engine.state.jobs.get(row.id)
-        if job is None:
-            return None
-        queue, ahead = job.spec.queue, None
-        if row.status == "QUEUED":
-            others = engine.state.pending.values()
-            before = [o for o in others if o.seq < job.seq and o.spec.queue == queue]
-            ahead = [other.id for other in sorted(before, key=lambda other: other.seq)]
-        return engine.explain(row.id), ahead
-
-    stored = {"code": row.reason_code, "text": row.reason_text}
-    try:
-        found = await service.ask(question)
-    except PresageError:
-        found = None
-    if found is None or found[0] is None:
-        return {"reason": stored, "ahead": None}
-    reason, ahead = found
-    return {"reason": {"code": reason.code, "text": reason.text}, "ahead": ahead}
+    """The reason from the state of this moment; what is stored when nobody decides."""
+    reason = None
+    with suppress(PresageError):
+        reason = await service.ask(lambda engine: engine.explain(row.id))
+    if reason is None:
+        return {"code": row.reason_code, "text": row.reason_text}
+    return {"code": reason.code, "text": reason.text}
 
 
 def clean(job_id: str) -> str:
