@@ -300,7 +300,7 @@ class Manifest(_Strict):
                 else role.model_copy(update={"command": self.command})
                 for name, role in self.roles.items()
             }
-        role = RoleManifest(
+        role = RoleManifest.model_construct(  # of parts that were checked
             workers=self.workers or 1,
             command=self.command,
             resources=self.resources or WorkerResources(),

@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from presage.core.engine import Engine
@@ -88,6 +88,8 @@ class Service:
         self.sizing = Sizing(self.live, self.store, settings.data) if settings.rightsize else None
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
+        self._chance = Random()
+        """For the names of jobs; they are no secret, and asking the system each time costs."""
 
     def close(self) -> None:
         """Stop deciding and let go of the database; jobs go on."""
@@ -140,7 +142,7 @@ class Service:
     ) -> JobRow:
         """Accept a job: when this returns, it is on disk. The same key gives the same job."""
         if key is None:
-            job_id = f"{manifest.name}-{secrets.token_hex(5)}"
+            job_id = f"{manifest.name}-{self._chance.getrandbits(40):010x}"
             return await self._accept(job_id, manifest, user, folder)
         same = hashlib.sha256(f"{user.name}\0{key}".encode()).hexdigest()
         job_id = f"{manifest.name}-{same[:16]}"
@@ -163,9 +165,11 @@ class Service:
         self.check_queue(manifest.queue)
         if folder is not None and not self.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
-        spec = to_spec(manifest, job_id, user.name)
-        manifest, estimates = await self.foresee(manifest, spec, folder)
-        spec = to_spec(manifest, job_id, user.name)
+        asked = manifest
+        spec = to_spec(asked, job_id, user.name)
+        manifest, estimates = await self.foresee(asked, spec, folder)
+        if manifest is not asked:
+            spec = to_spec(manifest, job_id, user.name)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
         now = time.time()

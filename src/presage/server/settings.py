@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from presage.executors.ray import RayLink
@@ -22,6 +23,7 @@ def default_data() -> Path:
     return Path(home).expanduser() / "server"
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     try:
