@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import FittedSlowdowns, Foreseen, TimeSharing, signature
+from presage.foresee.adapter import (
+    FittedSlowdowns,
+    Foreseen,
+    TimeSharing,
+    scaling_signature,
+    signature,
+)
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
 from presage.foresee.interference import InterferenceEstimator
+from presage.foresee.scaling import SpeedPoint, Speeds
+from presage.model.cluster import Worker
 from presage.model.estimate import Estimate, Estimates
-from presage.model.job import Job, JobSpec
+from presage.model.job import Job, JobSpec, Role
 from presage.testing.machine import StablePredictor
 
 
@@ -109,3 +117,39 @@ def test_jobs_take_turns_on_a_core() -> None:
     assert sharing.slowdown(heavy, [heavy]).p50 == pytest.approx(1.81)
     assert sharing.slowdown(heavy, [heavy, heavy]).p50 == pytest.approx(2.7)
     assert sharing.slowdown(job("c"), [job("d")]).p50 == 2.0
+
+
+def elastic(command: str) -> Job:
+    made = Job(JobSpec("a", (Role(min=1, max=4),), entrypoint=(command,)), 0, 0.0, 0.0)
+    made.estimates = needs(0.4, 1000.0)
+    return made
+
+
+def on(count: int) -> tuple[Worker, ...]:
+    return tuple(Worker(0, k, "n") for k in range(count))
+
+
+def test_the_run_time_on_other_workers_is_as_own_runs_scaled() -> None:
+    speeds = Speeds()
+    predict, good, poor = Foreseen(Half(), StablePredictor(), speeds), elastic("g"), elastic("p")
+    assert predict.runtime(good, on(4)).p50 == 77.0  # nobody knows
+    before = predict.version
+    for size in (1, 4):
+        speeds.teach(scaling_signature(good.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
+        speeds.teach(scaling_signature(poor.spec), SpeedPoint(size, 1, 1000.0, 600.0))
+    assert predict.version != before
+    assert predict.runtime(good).p50 == 77.0
+    assert predict.runtime(good, on(1)).p50 == 77.0
+    assert predict.runtime(good, on(4)).p50 == pytest.approx(77 / 4, rel=0.05)
+    assert predict.runtime(poor, on(4)).p50 == pytest.approx(77, rel=0.05)
+
+
+def test_progress_tells_the_run_time_on_the_workers_it_was_made_with() -> None:
+    speeds, running = Speeds(), elastic("g")
+    for size in (1, 4):
+        speeds.teach(scaling_signature(running.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
+    predict = Foreseen(Half(), StablePredictor(), speeds)
+    running.allocation, running.progress, running.progress_s = on(4), 0.99, 100.0
+    here, alone = predict.runtime(running, on(4)).p50, predict.runtime(running, on(1)).p50
+    assert here == pytest.approx(100.0, rel=0.1)
+    assert alone == pytest.approx(4 * here, rel=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,19 @@ import numpy as np
 import polars as pl
 import pytest
 
-from presage.foresee.scaling import ScalingModel, StepModel
+from presage.foresee import scaling
+from presage.foresee.scaling import (
+    ANY_JOB,
+    Bend,
+    ScalingModel,
+    SpeedPoint,
+    Speeds,
+    StepModel,
+    Stretches,
+    family_of,
+    fit_steps,
+    own_scaling,
+)
 from presage.learn.bundle import BundleError, save_bundle
 from presage.model.errors import UserError
 
@@ -137,3 +151,162 @@ def test_steps_that_were_not_fitted_on_are_foreseen(
         shapes = unseen.select("num_replicas", "num_nodes", "local_bsz").iter_rows()
         foreseen = np.array([step(int(r), int(n), b) for r, n, b in shapes])
         assert np.abs(foreseen / unseen["step_time"].to_numpy() - 1).mean() < most
+
+
+# -- own runs -----------------------------------------------------------------------------------
+
+
+Curve = Callable[[int], float]
+
+
+def points(curve: Curve, *sizes: int, seconds: float = 60.0) -> list[SpeedPoint]:
+    """What a job with this curve reports at these sizes, on one node."""
+    return [SpeedPoint(n, 1, 5000 * curve(n), seconds) for n in sizes]
+
+
+def flat(workers: int) -> float:
+    return 1.0
+
+
+def linear(workers: int) -> float:
+    return 1.0 / workers
+
+
+def worse(workers: int) -> float:
+    return 0.5 + 0.5 / workers + 0.2 * (workers - 1)
+
+
+def saturated(workers: int) -> float:
+    return 1.0 / min(workers, 4)
+
+
+@pytest.mark.parametrize("true", [flat, linear, worse, saturated])
+def test_own_runs_bend_the_curve_to_what_they_reported(true: Curve) -> None:
+    def off(measured: list[SpeedPoint], new: int, old: int) -> float:
+        """How wrong it is about other workers, in logarithms."""
+        foreseen = ANY_JOB.time(new, 1, 1) / ANY_JOB.time(old, 1, 1)
+        told = foreseen * Bend.fit(ANY_JOB, 1, measured).times(new, old)
+        return float(abs(np.log(told / (true(new) / true(old)))))
+
+    one, short, long = (
+        off(points(true, *sizes, seconds=seconds), 8, 4)
+        for sizes, seconds in (((4,), 600.0), ((2, 4, 8), 2.0), ((2, 4, 8), 600.0))
+    )
+    assert one == pytest.approx(off([], 8, 4))  # one size says nothing about others
+    assert long < 0.05
+    assert long <= short
+    assert off(points(true, 1, 3, 4), 3, 2) < 0.25  # a size between those measured
+
+
+def test_a_job_that_does_not_scale_is_told_from_one_that_nobody_knows() -> None:
+    speeds = Speeds()
+    assert speeds.ratio("job", None, 1, (3, 1), (1, 1)) == 1.0
+    for point in points(flat, 1, 3):
+        before = speeds.version
+        speeds.teach("job", point)
+        assert speeds.version != before
+    assert 0.9 < speeds.ratio("job", None, 1, (3, 1), (1, 1)) < 1.0
+    assert speeds.ratio("other", None, 1, (3, 1), (1, 1)) == 1.0
+
+
+def test_a_fitted_family_is_known_by_the_model_a_job_names() -> None:
+    model = ScalingModel().update("imagenet", **steps(TRUE))
+    speeds, fitted = Speeds(model), model.step_model("imagenet")
+    told = speeds.ratio("job", "zoo:resnet50", 1, (4, 2), (1, 1))
+    assert told == pytest.approx(fitted.time(4, 2, 1) / fitted.time(1, 1, 1), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("zoo:resnet50", "imagenet"),
+        ("zoo:resnet18", "cifar10"),
+        ("bert", "bert"),
+        ("models/yolov3.onnx", "yolov3"),
+        (None, ""),
+    ],
+)
+def test_models_belong_to_families(model: str | None, family: str) -> None:
+    assert family_of(model) == family
+
+
+@pytest.mark.parametrize(
+    "bad", [SpeedPoint(1, 1, 0.0, 9.0), SpeedPoint(1, 1, 9.0, -1.0), SpeedPoint(1, 2, 9.0, 9.0)]
+)
+def test_a_point_that_cannot_be_is_refused(bad: SpeedPoint) -> None:
+    with pytest.raises(UserError, match="workers on nodes"):
+        Speeds().teach("job", bad)
+
+
+def test_a_stretch_at_one_size_becomes_a_point() -> None:
+    seen, at_two, at_four = Stretches(), (1, 100.0, 2, 1), (1, 160.0, 4, 1)
+    assert seen.see("a", at_two, 0.10, 8.0) is None  # starting up is over by now
+    assert seen.see("a", at_two, 0.12, 10.0) is None  # too short
+    assert seen.see("a", at_two, 0.20, 18.0) == SpeedPoint(2, 1, pytest.approx(100.0), 10.0)
+    assert seen.see("a", at_two, 0.26, 24.0) is None  # the next takes longer
+    assert seen.see("a", at_four, 0.30, 60.0) is None  # the time of a resize is nobody's speed
+    assert seen.see("a", at_four, 0.50, 70.0) == SpeedPoint(4, 1, pytest.approx(50.0), 10.0)
+    assert seen.see("a", at_four, 0.40, 90.0) is None  # back to a checkpoint
+    seen.keep(set())
+    assert seen.see("a", at_four, 0.90, 190.0) is None
+
+
+def test_reports_that_say_no_progress_are_no_speed() -> None:
+    seen = Stretches()
+    for ran_s in (0.0, 10.0, 20.0):
+        assert seen.see("a", (1, 0.0, 1, 1), 0.0, ran_s) is None
+
+
+def table_of(found: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "model": ["net"] * len(found["step_s"]),
+            "step_time": found["step_s"],
+            "local_bsz": found["local_batch"],
+            "num_replicas": found["replicas"],
+            "num_nodes": found["nodes"],
+        }
+    )
+
+
+def test_a_table_of_steps_is_fitted_by_family() -> None:
+    table = table_of(steps(TRUE))
+    assert fit_steps(table).step_model("net").coefficients == pytest.approx(
+        TRUE.coefficients, rel=1e-4
+    )
+    with pytest.raises(UserError, match="lack the column local_bsz"):
+        fit_steps(table.drop("local_bsz"))
+
+
+def test_a_fitted_model_is_read_where_a_users_own_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRESAGE_HOME", str(tmp_path))
+    assert own_scaling() is None
+    (tmp_path / "models").mkdir()
+    ScalingModel().update("net", **steps(TRUE)).save(tmp_path / "models" / "scaling.npz", CARD)
+    found = own_scaling()
+    assert found is not None
+    assert found.families == ["net"]
+
+
+def test_a_table_is_fitted_by_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(table: pl.DataFrame) -> int:
+        table.write_csv(tmp_path / "steps.csv")
+        monkeypatch.setattr("sys.argv", ["scaling", str(tmp_path / "steps.csv"), "2026-01-01"])
+        try:
+            runpy.run_path(scaling.__file__, run_name="__main__")
+        except SystemExit as ended:
+            return int(str(ended.code))
+        return 0
+
+    monkeypatch.setenv("PRESAGE_HOME", str(tmp_path))
+    assert fit(table_of(steps(TRUE))) == 0
+    assert "knows net" in capsys.readouterr().out
+    found = own_scaling()
+    assert found is not None
+    assert found.families == ["net"]
+    assert fit(table_of(steps(TRUE)).drop("num_nodes")) == 2
+    assert capsys.readouterr().err == "the measured steps lack the column num_nodes\n"

@@ -158,13 +158,37 @@ def test_a_job_joins_those_whom_it_harms_least() -> None:
 def test_a_job_moves_to_an_idle_gpu_when_that_saves_enough() -> None:
     slow = Told({"a": 1.4, "b": 1.4}, runtimes={"a": 9000, "b": 9000})
     s = cluster(2, slow)
-    s.submit(job("whole", gpus=1), *shares("a", "b"))
+    s.submit(job("whole", gpus=1))
+    s.submit(*shares("a", "b"))
     assert s.devices("a") == s.devices("b")
     s.end("whole")
     assert [type(d) for d in s.decisions] == [ev.Stop]
     moved = s.decisions[0].job  # type: ignore[union-attr]
     s.go(ev.JobExited(moved, 1, ev.Outcome.STOPPED))
     assert s.devices("a") != s.devices("b")
+
+
+BATCH = {"long": 4000.0, "first": 100.0, **{f"short{k}": 300.0 for k in range(6)}}
+
+
+def test_a_job_that_would_end_last_goes_first() -> None:
+    s = cluster(1, Told(runtimes=BATCH), max_jobs_per_gpu=2)
+    s.submit(*shares(*BATCH))
+    assert sorted(s.running) == ["first", "long"]
+
+
+def test_the_long_job_keeps_its_turn_while_there_is_more_work_than_that() -> None:
+    many = Told(runtimes={"long": 1000.0, **{f"short{k}": 300.0 for k in range(40)}})
+    s = cluster(1, many, max_jobs_per_gpu=2)
+    s.submit(*shares(*many.runtimes))
+    assert sorted(s.running) == ["short0", "short1"]
+
+
+@pytest.mark.parametrize("changes", [{"max_jobs_per_gpu": 1}, {"profile_s": 60.0}])
+def test_only_what_is_foreseen_and_shared_puts_a_job_first(changes: dict[str, float]) -> None:
+    s = cluster(1, Told(runtimes=BATCH), **changes)
+    s.submit(*shares(*BATCH))
+    assert s.running == ["first"]
 
 
 def test_one_job_a_gpu_is_the_same_pipeline() -> None:

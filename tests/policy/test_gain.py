@@ -16,6 +16,7 @@ from presage.model.cluster import Node, Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job
 from presage.policy.config import PolicyConfig
+from presage.policy.elastic import ByGain
 from presage.policy.registry import build
 from presage.sim.world import WorldRules
 from presage.testing.machine import ClusterMachine
@@ -63,6 +64,16 @@ def test_idle_gpus_go_to_the_job_that_scales() -> None:
     s.submit(job("poor", workers=1, most=8), job("good", workers=1, most=8))
     s.settle()
     assert (size(s, "poor"), size(s, "good")) == (1, 7)
+
+
+def test_a_run_time_that_changes_as_a_job_runs_does_not_change_how_it_scales() -> None:
+    known = Scaling({"poor": 0.9})
+    s = scenario(nodes(2), ELASTIC, known)
+    s.submit(job("poor", workers=1, most=4))
+    poor, gain = s.engine.state.jobs["poor"], ByGain()
+    second = gain.loss(poor, 2, known)
+    known.runtimes["poor"] = 10.0  # its progress says that it is nearly done
+    assert 0 < gain.loss(poor, 4, known) < second
 
 
 def test_the_next_gpu_brings_less_than_the_last_so_equals_share() -> None:

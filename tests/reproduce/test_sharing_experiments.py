@@ -39,6 +39,19 @@ def test_sharing_beats_one_job_a_gpu_on_a_batch(week_pairs: Measured) -> None:
     assert ours.utilization_pct > 1.3 * one.utilization_pct
     assert ours.jct_s < found["reactive"].jct_s
     assert one.run_s < ours.run_s
+    assert ours.makespan_s < 0.8 * found["reactive"].makespan_s
+
+
+@pytest.mark.slow
+def test_reactive_that_starts_the_longest_first_ends_sooner(week_pairs: Measured) -> None:
+    batch = hotcloud20.draw(week_pairs, Errors.of_shipped_models(), seed=7, error=1.0)
+    policy = hotcloud20.POLICIES["reactive"]
+    runs = [
+        hotcloud20.measure(batch, policy, week_pairs, 1.0, order)
+        for order in (None, hotcloud20.longest)
+    ]
+    assert runs[1].makespan_s < 0.9 * runs[0].makespan_s
+    assert runs[1].jct_s > runs[0].jct_s
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 
 from presage.core.engine import Engine
 from presage.core.state import State
+from presage.foresee.adapter import Foreseen, TimeSharing, scaling_signature
 from presage.foresee.champions import Champions
 from presage.manifest import Manifest, parse_manifest
 from presage.model import event as ev
@@ -18,7 +19,7 @@ from presage.model.job import JobSpec, Role
 from presage.policy import registry
 from presage.server.estimates import Estimator
 from presage.server.foresight import Declared
-from presage.server.learning import Learner, sharing
+from presage.server.learning import Learner, Sized, sharing, sized
 from presage.store.records import JobRow, Transition
 
 
@@ -56,12 +57,12 @@ class Rows:
         return found[number:][:limit]
 
 
-def learner(home: Path, rows: Rows) -> tuple[Learner, Champions]:
+def learner(home: Path, rows: Rows, predict: Foreseen | None = None) -> tuple[Learner, Champions]:
     champions = Champions(home / "models")
     node = Node("n")
     estimator = Estimator(champions, lambda: (node,), Path)
     store = SimpleNamespace(jobs=rows)
-    made = Learner(None, store, champions, estimator, home)  # type: ignore[arg-type]
+    made = Learner(None, store, champions, estimator, home, predict)  # type: ignore[arg-type]
     return made, champions
 
 
@@ -144,3 +145,50 @@ def test_jobs_on_one_device_share_it() -> None:
     state.apply(0.0, ev.JobSubmitted(JobSpec("alone", (half,))))
     state.apply(0.0, ev.Launch("alone", 1, (Worker(0, 0, "n", (1,)),)))
     assert sharing(engine) == {"a", "b"}
+
+
+def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path: Path) -> None:
+    predict = Foreseen(TimeSharing(), Declared())
+    teacher, _ = learner(tmp_path, Rows(), predict)
+    engine = Engine(registry.build("elastic"), predict)
+    spec = JobSpec("a", (Role("worker", Resources(gpu_milli=1000), 1, 2),), entrypoint=("train",))
+    engine.handle(0.0, [ev.NodeUp(Node("n", (Device(), Device())))])
+    engine.handle(0.0, [ev.JobSubmitted(spec)])
+    engine.handle(0.0, [ev.JobStarted("a", 1)])
+    job = engine.state.jobs["a"]
+    now, done = 0.0, 0.0
+
+    def report(times: int, share: float) -> int:
+        """So many reports, a second apart, each of a look; how many points they gave."""
+        nonlocal now, done
+        found = 0
+        for _ in range(times):
+            now, done = now + 1.0, done + share
+            engine.handle(now, [ev.Progress("a", 1, done)])
+            found += teacher.time_sizes(sized(engine))
+        return found
+
+    assert sized(engine) == []  # it has said nothing yet
+    assert report(7, 0.01) == 1
+    assert len(job.allocation) == 2
+    engine.state.apply(now, ev.Resize("a", 1, job.allocation[:1]))
+    assert sized(engine) == []
+    engine.state.apply(now, ev.JobResized("a", 1))
+    assert report(7, 0.01) == 1  # as fast with one worker as with two
+    one, two = ((Worker(0, 0, "n"),), (Worker(0, 0, "n"), Worker(0, 1, "n")))
+    ratio = predict.runtime(job, two).p50 / predict.runtime(job, one).p50
+    assert 0.9 < ratio < 1.1
+    again = Foreseen(TimeSharing(), Declared())
+    learner(tmp_path, Rows(), again)  # a server that starts again
+    assert again.speeds is not None
+    assert len(again.speeds.own(scaling_signature(spec))) == 2
+    assert again.version == predict.version
+
+
+def test_a_job_beside_another_tells_nothing_of_its_speed(tmp_path: Path) -> None:
+    teacher, champions = learner(tmp_path, Rows())
+    spec = JobSpec("a", (Role("worker", Resources(), 1, 2),), entrypoint=("train",))
+    teacher._shared.add("a")
+    for ran_s in (1.0, 11.0):
+        assert teacher.time_sizes([Sized("a", spec, (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == 0
+    assert champions.speeds().own(scaling_signature(spec)) == ()

@@ -1,8 +1,9 @@
 """Fitted estimators behind the `Predictor` port: what policies may know of jobs.
 
 Run time, memory and utilization are those that were foreseen when the job was submitted and are
-journaled with it; the slowdown beside others is worked out from them when it is asked for. What is
-not known of a job is left to another predictor. Also remembers which workloads ran out of memory.
+journaled with it; the slowdown beside others is worked out from them when it is asked for, and so
+is the run time on other workers, from how the workload scales. What is not known of a job is left
+to another predictor. Also remembers which workloads ran out of memory.
 """
 
 from __future__ import annotations
@@ -13,11 +14,19 @@ from typing import Protocol
 from presage.core.ports import Predictor
 from presage.foresee.gpus import Gpu
 from presage.foresee.interference import InterferenceEstimator, JobAlone
+from presage.foresee.scaling import Speeds
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, OomRetry
 
-__all__ = ["FittedSlowdowns", "Foreseen", "Slowdowns", "TimeSharing", "signature"]
+__all__ = [
+    "FittedSlowdowns",
+    "Foreseen",
+    "Slowdowns",
+    "TimeSharing",
+    "scaling_signature",
+    "signature",
+]
 
 _MOST_KNOWN = 100_000
 _SLOWEST = 0.01
@@ -82,7 +91,11 @@ class TimeSharing:
 class Foreseen:
     """A `Predictor` over what was foreseen at submission."""
 
-    def __init__(self, slowdowns: Slowdowns, otherwise: Predictor) -> None:
+    def __init__(
+        self, slowdowns: Slowdowns, otherwise: Predictor, speeds: Speeds | None = None
+    ) -> None:
+        self.speeds = speeds
+        """How workloads scale with their workers; None: nobody knows."""
         self._slowdowns = slowdowns
         self._otherwise = otherwise
         self._raised: dict[str, float] = {}
@@ -94,17 +107,36 @@ class Foreseen:
     def version(self) -> str:
         """Changes with what it learned: decisions depend on it."""
         learned = f", {self.ran_out} out of memory" if self.ran_out else ""
-        return f"{self._slowdowns.version}; {self._otherwise.version}{learned}"
+        scaling = f"; {self.speeds.version}" if self.speeds is not None else ""
+        return f"{self._slowdowns.version}; {self._otherwise.version}{learned}{scaling}"
 
     @version.setter
     def version(self, value: str) -> None:
         raise AttributeError("the version follows from what is foreseen")
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
-        """As foreseen at submission, and the more as its progress tells, the further it is."""
+        """As foreseen at submission, and the more as its progress tells, the further it is; on
+        other workers as its workload scales."""
         known = job.estimates.runtime_s if job.estimates is not None else None
         found = known or self._otherwise.runtime(job, workers)
-        return found if job.progress < _TELLING else _sharpened(found, job)
+        if job.progress >= _TELLING:
+            found = _sharpened(found, job)
+        if not workers or self.speeds is None or not job.spec.elastic:
+            return found
+        return self._scaled(found, job, workers, self.speeds)
+
+    def _scaled(
+        self, found: Estimate, job: Job, workers: Sequence[Worker], speeds: Speeds
+    ) -> Estimate:
+        """What was foreseen is for the fewest workers; what progress says, for those it has."""
+        spec, least = job.spec, sum(role.min for role in job.spec.roles)
+        told = job.progress >= _TELLING and job.allocation
+        old = _shape(job.allocation) if told else (least, 1)
+        times = speeds.ratio(scaling_signature(spec), spec.model, least, _shape(workers), old)
+        if times == 1.0:
+            return found
+        scaled = (found.p10 * times, found.p50 * times, found.p90 * times)
+        return Estimate(*scaled, "s", f"{found.source}, on {len(workers)} workers")
 
     def utilization(self, job: Job) -> Estimate:
         """As foreseen at submission."""
@@ -148,6 +180,15 @@ def _sharpened(foreseen: Estimate, job: Job) -> Estimate:
 def signature(spec: JobSpec) -> str:
     """What tells workloads apart: the model, else the command."""
     return spec.model or " ".join(spec.entrypoint)
+
+
+def scaling_signature(spec: JobSpec) -> str:
+    """What tells apart workloads that scale in different ways: the model and the command."""
+    return " ".join((spec.model or "", *spec.entrypoint))
+
+
+def _shape(workers: Sequence[Worker]) -> tuple[int, int]:
+    return len(workers), len({worker.node for worker in workers})
 
 
 def _busy(job: Job) -> float:

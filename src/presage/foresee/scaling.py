@@ -7,17 +7,25 @@ and a part for each replica beyond two, in one machine or across machines. None 
 coefficients is negative. They are fitted to measured steps by relative error, and go on learning
 from own runs: what is kept of the past are sums (a Gram matrix by family), so an update costs
 nothing and forgets at a set rate. The global batch of a job stays the same whatever its workers.
+
+`python -m presage.foresee.scaling STEPS DATE` fits a table of measured steps for one's own use.
+
+`Speeds` is what a live cluster knows: the curve of the family that a job names, or one for any
+job, bent to what runs of the same workload reported at the sizes they had.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +33,22 @@ import numpy.typing as npt
 from presage.learn.bundle import BundleError, load_bundle, save_bundle
 from presage.model.errors import UserError
 
-__all__ = ["COLUMNS", "ScalingModel", "StepModel"]
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = [
+    "ANY_JOB",
+    "COLUMNS",
+    "Bend",
+    "ScalingModel",
+    "SpeedPoint",
+    "Speeds",
+    "StepModel",
+    "Stretches",
+    "family_of",
+    "fit_steps",
+    "own_scaling",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -178,6 +201,202 @@ class ScalingModel:
         return StepModel(tuple(map(float, np.median(rows, axis=0))), 1.0)
 
 
+def fit_steps(table: pl.DataFrame, name: str = "scaling") -> ScalingModel:
+    """A model of measured steps: a family in each `model`, `step_time` in seconds by `local_bsz`,
+    `num_replicas` and `num_nodes`."""
+    wanted = ("model", "step_time", "local_bsz", "num_replicas", "num_nodes")
+    if lacking := [column for column in wanted if column not in table.columns]:
+        raise UserError(f"the measured steps lack the column {', '.join(lacking)}")
+    model = ScalingModel(name)
+    for (family,), group in table.group_by("model", maintain_order=True):
+        columns = (group[column] for column in wanted[1:])
+        model.update(str(family), *columns)
+    return model
+
+
+def own_scaling() -> ScalingModel | None:
+    """The model in `scaling.npz` where a user's own bundles are; None when there is none."""
+    from presage.foresee.estimators import own_models
+
+    path = own_models() / "scaling.npz"
+    return ScalingModel.load(path) if path.is_file() else None
+
+
+# -- own runs -----------------------------------------------------------------------------------
+
+ANY_JOB = StepModel((0.05, 0.95, 0.0, 0.0, 0.0, 0.0), 1.0)
+"""A job of which nothing is known: each further worker costs a twentieth of a step."""
+
+RIDGE = 0.02
+"""What keeps a slope near that foreseen; sizes of 1 and 3 that were measured well weigh 0.6."""
+BELIEVED_S = 5.0
+"""Seconds at a size after which own runs are believed half."""
+FIRST_S, LONGEST_S = 5.0, 3600.0
+"""A stretch of a run at one size becomes a point after so long; the next takes twice as long."""
+_MOST_POINTS = 200
+"""Points of a workload that count, the latest."""
+_TRAINS = {"resnet18": "cifar10", "resnet50": "imagenet"}
+"""Model -> the family of the public measurements, which are named after the data sets."""
+
+
+def family_of(model: str | None) -> str:
+    """The family under which a model's steps were measured: `zoo:resnet50` is `imagenet`."""
+    name = (model or "").rpartition(":")[2].rpartition("/")[2].partition(".")[0].lower()
+    return _TRAINS.get(name, name)
+
+
+Shape = tuple[int, int]
+"""Workers, and the nodes they are on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPoint:
+    """A stretch of a run at one size."""
+
+    workers: int
+    nodes: int
+    whole_s: float
+    """Seconds that the whole work takes at this speed."""
+    measured_s: float
+    """How long the stretch was."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    mark: tuple[int, float, int, int]
+    """The attempt, when it got its size, and the size."""
+    done: float
+    ran_s: float
+    wanted_s: float = FIRST_S
+
+
+class Stretches:
+    """Turns reports of progress into points: how much of its work a run did while it kept its
+    size. The first report at a size only begins a stretch, so that what a resize costs is not
+    counted."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Stretch] = {}
+
+    def see(
+        self, job: str, mark: tuple[int, float, int, int], done: float, ran_s: float
+    ) -> SpeedPoint | None:
+        """A run reported so much of its work after so many seconds of running.
+
+        `mark` is the attempt, the time it got its size, and its workers and nodes.
+        """
+        open_one = self._of.get(job)
+        if open_one is None or open_one.mark != mark or done < open_one.done:
+            self._of[job] = _Stretch(mark, done, ran_s)
+            return None
+        passed, gained = ran_s - open_one.ran_s, done - open_one.done
+        if passed < open_one.wanted_s or gained <= 0 or done >= 1:
+            return None
+        longer = min(2 * open_one.wanted_s, LONGEST_S)
+        self._of[job] = _Stretch(mark, done, ran_s, longer)
+        return SpeedPoint(mark[2], mark[3], passed / gained, passed)
+
+    def keep(self, jobs: set[str]) -> None:
+        """Forget all other jobs."""
+        self._of = {job: one for job, one in self._of.items() if job in jobs}
+
+
+class Speeds:
+    """How the jobs of a cluster scale. One thread may teach while others ask."""
+
+    def __init__(self, fitted: ScalingModel | None = None) -> None:
+        self._fitted = fitted
+        self._name = fitted.version if fitted is not None else "scaling of any job"
+        self._points: dict[str, tuple[SpeedPoint, ...]] = {}
+        """By signature; replaced as a whole."""
+        self._known: dict[tuple[str, StepModel, int], tuple[tuple[SpeedPoint, ...], Bend]] = {}
+        self._digest = 0
+
+    @property
+    def version(self) -> str:
+        """Changes whenever it learns something."""
+        return f"{self._name}, own {self._digest:08x}" if self._digest else self._name
+
+    def teach(self, signature: str, point: SpeedPoint) -> None:
+        """A run of this workload had this speed."""
+        if point.whole_s <= 0 or point.measured_s <= 0 or not 1 <= point.nodes <= point.workers:
+            raise UserError("a point of a speed needs workers on nodes, and positive times")
+        self._points[signature] = (*self._points.get(signature, ()), point)[-_MOST_POINTS:]
+        self._digest = crc32(f"{signature} {point}".encode(), self._digest)
+
+    def own(self, signature: str) -> tuple[SpeedPoint, ...]:
+        """What runs of a workload taught."""
+        return self._points.get(signature, ())
+
+    def ratio(
+        self, signature: str, model: str | None, least: int, new: Shape, old: Shape
+    ) -> float:
+        """Time on the new workers over that on the old, of a job whose fewest workers are `least`;
+        always 1 as long as nothing is known of how it scales."""
+        if self._fitted is None and len({p.workers for p in self.own(signature)}) < 2:
+            return 1.0
+        fitted = self._fitted
+        prior = fitted.step_model(family_of(model)) if fitted is not None else ANY_JOB
+        foreseen = prior.time(*new, least) / prior.time(*old, least)
+        return foreseen * self._bend(prior, signature, least).times(new[0], old[0])
+
+    def _bend(self, prior: StepModel, signature: str, least: int) -> Bend:
+        key, points = (signature, prior, least), self.own(signature)
+        found = self._known.get(key)
+        if found is None or found[0] is not points:
+            found = self._known[key] = points, Bend.fit(prior, least, points)
+        return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """How a workload scales beside what was foreseen, in logarithms of time: a slope over the
+    logarithm of its workers, and what is left of it at the sizes that were measured. Each is
+    believed the more, the longer that was."""
+
+    slope: float = 0.0
+    sizes: tuple[float, ...] = (0.0,)
+    """Logarithms of the workers, rising."""
+    rest: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def fit(cls, prior: StepModel, asked: int, points: Sequence[SpeedPoint]) -> Bend:
+        """From what runs reported, of a job that asks for so many workers."""
+        if not points:
+            return cls()
+        shapes = _by_shape(points)
+        apart = [whole - log(prior.time(*shape, asked)) for shape, (whole, _) in shapes.items()]
+        seconds = np.array([seconds for _, seconds in shapes.values()])
+        trust = seconds / (seconds + BELIEVED_S)
+        x, y = np.log([workers for workers, _ in shapes]), np.array(apart)
+        x_middle, y_middle = np.average(x, weights=trust), np.average(y, weights=trust)
+        spread = float(trust @ (x - x_middle) ** 2)
+        slope = float(trust @ ((x - x_middle) * (y - y_middle))) / (spread + RIDGE)
+        left = trust * (y - y_middle - slope * (x - x_middle))
+        sizes, place = np.unique(x, return_inverse=True)
+        rest = np.bincount(place, left) / np.bincount(place)
+        return cls(slope, tuple(sizes.tolist()), tuple(rest.tolist()))
+
+    def times(self, new: int, old: int) -> float:
+        """How many times longer it takes on new workers than on old ones, over what was
+        foreseen."""
+        x = np.log([new, old])
+        here, before = self.slope * x + np.interp(x, self.sizes, self.rest)
+        return exp(here - before)
+
+
+def _by_shape(points: Sequence[SpeedPoint]) -> dict[Shape, tuple[float, float]]:
+    """Of each size: the mean logarithm of the time of the whole work, and the seconds measured."""
+    sums: dict[Shape, tuple[float, float]] = {}
+    for point in points:
+        whole, seconds = sums.get((point.workers, point.nodes), (0.0, 0.0))
+        sums[point.workers, point.nodes] = (
+            whole + point.measured_s * log(point.whole_s),
+            seconds + point.measured_s,
+        )
+    return {shape: (whole / seconds, seconds) for shape, (whole, seconds) in sums.items()}
+
+
 def _design(batch: Floats, replicas: Floats, nodes: Floats) -> Floats:
     near = (replicas > 1) & (nodes < 2)
     far = (replicas > 1) & (nodes >= 2)
@@ -210,3 +429,36 @@ def _subsets(count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(
         chosen for size in range(1, count + 1) for chosen in combinations(range(count), size)
     )
+
+
+def _main(steps: str, date: str) -> None:
+    """Fit measured steps, and put the model where a user's own are."""
+    import polars as pl
+
+    from presage.foresee.estimators import own_models
+
+    try:
+        table = pl.read_csv(steps) if steps.endswith(".csv") else pl.read_parquet(steps)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{steps} cannot be read: {error}") from None
+    model, path = fit_steps(table), own_models() / "scaling.npz"
+    card = {
+        "name": model.name,
+        "date": date,
+        "data": f"{Path(steps).name}, {table.height} rows",
+        "licence": "the user's",
+        "features": list(COLUMNS),
+        "splits": "none",
+        "errors": {},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model.save(path, card)
+    print(f"scaling.npz knows {', '.join(model.families)}")
+
+
+if __name__ == "__main__":
+    try:
+        _main(*sys.argv[1:])
+    except UserError as wrong:
+        print(wrong, file=sys.stderr)
+        sys.exit(wrong.exit_code)

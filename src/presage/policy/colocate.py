@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from presage.core.capacity import Capacity, bits
 from presage.core.plan import Plan
@@ -63,10 +63,19 @@ class SharingRules:
     move_gain_s: float = 0.0
     """A job that shares is stopped and started on idle GPUs when nobody waits for them and this
     saves all jobs together so many seconds; 0: never."""
+    long_first: float = 2.0
+    """A waiting job goes before all others when so many times what it still needs is more than
+    all work there is would keep the GPUs busy: it would end last. 0: never, as where jobs do not
+    share by what is foreseen of them at submission."""
 
     def bound(self, job: Job) -> float:
         """The slowdown that a job may be foreseen to have."""
         return self.bounds.get(job.spec.queue, self.max_slowdown)
+
+    @property
+    def puts_long_first(self) -> bool:
+        """Whether jobs may go before their turn."""
+        return self.long_first > 0 and self.most > 1 and not self.profile_s
 
     def profiled(self, job: Job, now: float) -> bool:
         """Whether a job ran alone for long enough."""
@@ -109,7 +118,7 @@ class Sharing:
         view = View(self.rules, plan, predict)
         if not self._line[0].key[0]:
             view.set_aside(self.rules.profile_gpus)
-        for entry in self._line:
+        for entry in self._turns(view) if self.rules.puts_long_first else self._line:
             job = entry.job
             if not waits(job, state):
                 continue  # it was halted and resumed while it waited, and is there twice
@@ -141,6 +150,16 @@ class Sharing:
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a job that asks for shares finds no place."""
         return View(self.rules, plan, predict).explain(job)
+
+    def _turns(self, view: View) -> list[_Waiting]:
+        """Those that would end last if they waited for their turn, longest first; then the
+        others."""
+        waiting = [entry.job for entry in self._line]
+        enough = view.busy_s(waiting) / self.rules.long_first
+        lefts = {job.id: view.left_of(job) for job in waiting}
+        late = [entry for entry in self._line if lefts[entry.job.id] >= enough]
+        late.sort(key=lambda entry: -lefts[entry.job.id])
+        return late + [entry for entry in self._line if lefts[entry.job.id] < enough]
 
     def _spread(self, plan: Plan, predict: Predictor) -> None:
         """Move jobs that slow each other down to GPUs that are idle."""
@@ -258,7 +277,26 @@ class View:
             price = self._price(job, tuple(one for one in everyone if one is not job))
             slowest, others_s = max(slowest, price.own), others_s + price.others_s
         idle = self.rules.idle_worth * len(job.allocation)
-        return (slowest - 1 - idle) * self._left_of(job) + others_s
+        return (slowest - 1 - idle) * self.left_of(job) + others_s
+
+    def left_of(self, job: Job) -> float:
+        """Seconds a job still needs. One that outran its estimate goes on for as long again."""
+        left = self._left.get(job.id)
+        if left is None:
+            ran = job.ran(self.plan.now)
+            left = max(self._predict.runtime(job).p50 - ran, ran, 1.0)
+            self._left[job.id] = left
+        return left
+
+    def busy_s(self, waiting: Iterable[Job]) -> float:
+        """Seconds for which the jobs that run and these ones would keep every GPU busy."""
+        capacity, predict = self._capacity, self._predict
+        gpus = sum(len(capacity.free_gpu[i]) for i in bits(capacity.open))
+        work = sum(
+            self.left_of(job) * predict.utilization(job).p50 * len(least_workers(job))
+            for job in chain(self.plan.state.active.values(), waiting)
+        )
+        return work / max(1, gpus)
 
     def set_aside(self, count: int) -> None:
         """Keep the first GPUs for jobs that have to be profiled, or all idle ones for 0."""
@@ -330,7 +368,7 @@ class View:
 
     def _places(self, job: Job, nodes: int, count: int) -> Iterable[_Place]:
         """For each node that has room for so many workers, the cheapest GPUs of it."""
-        capacity, ask, left = self._capacity, ask_of(job, 0), self._left_of(job)
+        capacity, ask, left = self._capacity, ask_of(job, 0), self.left_of(job)
         cpu, memory = count * ask.cpu_milli, count * ask.memory_mib
         profiled = self.rules.profiled(job, self.plan.now)
         aside = None if not self._aside else False if profiled else self._fits_aside(job)
@@ -382,13 +420,13 @@ class View:
         """What it costs to be with these jobs on a GPU."""
         bound = self.rules.bound
         own = self._slowdown(job, tenants)
-        together_s, others_s, strain = own * self._left_of(job), 0.0, own / bound(job)
+        together_s, others_s, strain = own * self.left_of(job), 0.0, own / bound(job)
         for tenant in tenants:
             rest = tuple([other for other in tenants if other is not tenant])
             slowdown = self._slowdown(tenant, (*rest, job))
             strain = max(strain, slowdown / bound(tenant))
             added = slowdown - self._slowdown(tenant, rest)
-            others_s += added * min(together_s, self._left_of(tenant))
+            others_s += added * min(together_s, self.left_of(tenant))
         return _Price(own, others_s, strain)
 
     def _refusal(self, job: Job, tenants: tuple[Job, ...], memory_mib: int) -> str | None:
@@ -405,15 +443,6 @@ class View:
 
     def _slowdown(self, job: Job, others: tuple[Job, ...]) -> float:
         return self._predict.slowdown(job, others).p50 if others else 1.0
-
-    def _left_of(self, job: Job) -> float:
-        """Seconds a job still needs. One that outran its estimate goes on for as long again."""
-        left = self._left.get(job.id)
-        if left is None:
-            ran = job.ran(self.plan.now)
-            left = max(self._predict.runtime(job).p50 - ran, ran, 1.0)
-            self._left[job.id] = left
-        return left
 
     def _put(self, job: Job, workers: Sequence[Worker]) -> None:
         index, on = self._capacity.index, self._on

@@ -452,15 +452,13 @@ class ByGain:
 class _Times:
     """How a job's run time depends on its workers, over that on its fewest."""
 
-    __slots__ = ("allocation", "by_shape", "fewest", "last", "next", "shape")
+    __slots__ = ("allocation", "by_shape", "last", "next", "shape", "tells")
 
     def __init__(self, job: Job, predict: Predictor) -> None:
-        least = sum(role.min for role in job.spec.roles)
         most = sum(role.max for role in job.spec.roles)
-        fewest = predict.runtime(job, _stand_ins(least, 1)).p50
-        tells = fewest > 0 and predict.runtime(job, _stand_ins(most, 1)).p50 != fewest
-        self.fewest = fewest if tells else None
-        """None for a predictor that says the same of the fewest and the most workers: it does not
+        fewest = _on_fewest(job, predict)
+        self.tells = fewest > 0 and predict.runtime(job, _stand_ins(most, 1)).p50 != fewest
+        """Not for a predictor that says the same of the fewest and the most workers: it does not
         look at them."""
         self.by_shape: dict[Shape, float] = {}
         self.allocation: tuple[Worker, ...] | None = None
@@ -469,10 +467,17 @@ class _Times:
         self.next = self.last = 0.0
 
     def foresee(self, job: Job, shape: Shape, predict: Predictor) -> float:
-        """The time on a shape; each worker costs a little where nothing is known."""
-        if self.fewest is None:
+        """The time on a shape; each worker costs a little where nothing is known. Both times are
+        asked for now: what is foreseen of a job changes as it runs."""
+        if not self.tells:
             return (1.0 + UNKNOWN_SYNC * (shape[0] - 1)) / shape[0]
-        return max(predict.runtime(job, _stand_ins(*shape)).p50 / self.fewest, 1e-9)
+        fewest = _on_fewest(job, predict)
+        return max(predict.runtime(job, _stand_ins(*shape)).p50 / fewest, 1e-9)
+
+
+def _on_fewest(job: Job, predict: Predictor) -> float:
+    least = sum(role.min for role in job.spec.roles)
+    return predict.runtime(job, _stand_ins(least, 1)).p50
 
 
 @lru_cache(maxsize=65_536)

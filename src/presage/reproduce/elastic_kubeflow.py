@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.core.ports import Predictor
-from presage.foresee.scaling import ScalingModel, StepModel
+from presage.foresee.scaling import StepModel, fit_steps
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import UserError
 from presage.model.estimate import Estimate
@@ -259,15 +259,9 @@ def read_steps(data: Path, machines: str) -> dict[str, MeasuredSteps]:
         & (pl.col("model") != "gpt_pmp")  # pipeline parallel: not this model
         & (pl.col("sync_time") < pl.col("step_time"))
     )
-    model, families = ScalingModel(f"scaling-{machines}"), {}
+    model = fit_steps(rows, f"scaling-{machines}")
+    families = {}
     for (family,), group in rows.group_by("model", maintain_order=True):
-        model.update(
-            str(family),
-            group["step_time"],
-            group["local_bsz"],
-            group["num_replicas"],
-            group["num_nodes"],
-        )
         families[str(family)] = MeasuredSteps(group, model.step_model(str(family)))
     return families
 

@@ -4,6 +4,9 @@ of them, and a new one answers only when it is better on the latest runs.
 A thread of its own reads which jobs ended from the store's rows and what they used from their
 telemetry; nothing of it is on the deciding path. It also watches how far estimates were off, and
 says when they drift from what they promised.
+
+Elastic jobs teach while they run: how fast each is at the sizes it has, by its own reports of
+progress. What that changes is told to the deciding loop at once.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import log as logarithm
@@ -21,19 +25,23 @@ from typing import Any
 import numpy as np
 
 from presage.core.engine import Engine
+from presage.core.ports import Predictor
 from presage.core.workers import ask_of
+from presage.foresee.adapter import Foreseen, scaling_signature
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.own import OwnRun
+from presage.foresee.scaling import Speeds, Stretches, own_scaling
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
-from presage.model.job import ReasonCode
+from presage.model.event import Woke
+from presage.model.job import JobSpec, JobState, ReasonCode
 from presage.server.beside import Beside
 from presage.server.estimates import CORE, CPU, Estimator, workload
 from presage.server.live import Live
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Drift", "Learner", "samples_of"]
+__all__ = ["Drift", "Learner", "Sized", "samples_of", "sharing", "sized"]
 
 _LOOK_S = 2.0
 _WATCHED = 30
@@ -74,6 +82,7 @@ class Learner(Beside):
         champions: Champions,
         estimator: Estimator,
         data: Path,
+        predict: Predictor | None = None,
         *,
         every: int = 10,
         clock: Callable[[], float] = time.time,
@@ -88,6 +97,13 @@ class Learner(Beside):
         self._off: dict[str, deque[tuple[float, bool]]] = {
             name: deque(maxlen=_WATCHED) for name in QUANTITIES
         }
+        self._predict, self._stretches = predict, Stretches()
+        self._speeds = self._recall()
+        self._others_taught = False
+
+    def not_leading(self) -> None:
+        """Another server learns how jobs scale; its points are read when this one decides."""
+        self._others_taught = True
 
     def drift(self) -> dict[str, Drift]:
         """How far estimates were off, by quantity; only those that were judged."""
@@ -114,14 +130,45 @@ class Learner(Beside):
     # -- the thread -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See who shares a device, and learn from what ended."""
+        """See who shares a device, how fast elastic jobs are, and learn from what ended."""
         self._watch()
+        self._time_sizes()
         self.catch_up()
 
     def _watch(self) -> None:
         """Who shares a device now."""
         with suppress(PresageError, TimeoutError):
             self._shared |= self._live.ask(sharing).result(timeout=10)
+
+    def _recall(self) -> Speeds:
+        """How jobs scale, as far as it was learned before; the policy sees it from now on."""
+        speeds = self._champions.speeds(own_scaling())
+        if isinstance(self._predict, Foreseen):
+            self._predict.speeds = speeds
+        return speeds
+
+    def _time_sizes(self) -> None:
+        """Take in how fast elastic jobs are at the sizes they have, and have it decided upon."""
+        if self._others_taught:
+            self._speeds, self._others_taught = self._recall(), False
+        found: list[Sized] = []
+        with suppress(PresageError, TimeoutError):
+            found = self._live.ask(sized).result(timeout=10)
+        if self.time_sizes(found):
+            self._live.submit(Future[None](), Woke(), None, None)
+
+    def time_sizes(self, found: Sequence[Sized]) -> int:
+        """Learn from the reports of elastic jobs; how many points of their speed that gave."""
+        learned = 0
+        for run in found:
+            point = self._stretches.see(run.job, run.mark, run.done, run.ran_s)
+            if point is not None and run.job not in self._shared:
+                signature = scaling_signature(run.spec)
+                self._champions.add_speed(signature, point)
+                self._speeds.teach(signature, point)
+                learned += 1
+        self._stretches.keep({run.job for run in found})
+        return learned
 
     def catch_up(self) -> int:
         """Learn from jobs that ended since the last time; how many."""
@@ -214,6 +261,31 @@ class Learner(Beside):
                 "answers from now on" if version.accepted and not version.note else version.note,
             )
             self._estimator.refresh()
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """An elastic job that runs and has reported at its present size."""
+
+    job: str
+    spec: JobSpec
+    mark: tuple[int, float, int, int]
+    """The attempt, since when it has its size, and that size: workers and nodes."""
+    done: float
+    ran_s: float
+    """Seconds it had run when it reported that."""
+
+
+def sized(engine: Engine) -> list[Sized]:
+    """Elastic jobs that run and keep their size."""
+    found = []
+    for job in engine.state.active.values():
+        steady = job.state is JobState.RUNNING and job.resizing is None
+        if steady and job.spec.elastic and job.progress_s > job.ran_s:
+            nodes = len({worker.node for worker in job.allocation})
+            mark = (job.attempt, job.mark, len(job.allocation), nodes)
+            found.append(Sized(job.id, job.spec, mark, job.progress, job.progress_s))
+    return found
 
 
 def sharing(engine: Engine) -> set[str]:

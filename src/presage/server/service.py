@@ -84,7 +84,9 @@ class Service:
         self.estimator = Estimator(
             champions, lambda: settings.nodes, self.folder, self.foresight.usual_runtime
         )
-        self.learner = Learner(self.live, self.store, champions, self.estimator, settings.data)
+        self.learner = Learner(
+            self.live, self.store, champions, self.estimator, settings.data, predict
+        )
         self.sizing = Sizing(self.live, self.store, settings.data) if settings.rightsize else None
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
@@ -142,7 +144,7 @@ class Service:
     ) -> JobRow:
         """Accept a job: when this returns, it is on disk. The same key gives the same job."""
         if key is None:
-            job_id = f"{manifest.name}-{self._chance.getrandbits(40):010x}"
+            job_id = f"{manifest.name}-{self._chance.getrandbits(48):012x}"
             return await self._accept(job_id, manifest, user, folder)
         same = hashlib.sha256(f"{user.name}\0{key}".encode()).hexdigest()
         job_id = f"{manifest.name}-{same[:16]}"

@@ -1,0 +1,68 @@
+"""Elastic by gain on a real server: what jobs report of their own speed decides who grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from presage.foresee.champions import Champions
+from tests.server.kit import Server, eventually
+
+TRAIN = """
+import sys, time
+from presage import job
+
+done = 0
+
+def load(folder):
+    global done
+    done = int((folder / "step").read_text())
+
+job.checkpoint(lambda folder: (folder / "step").write_text(str(done)), load)
+job.restore()
+workers = job.allocation().workers if sys.argv[1] == "scales" else 1
+while done < 5000:
+    time.sleep(0.06 / workers)
+    done += 1
+    job.step(step=done, steps=5000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_free_devices_go_to_the_job_that_its_own_reports_say_scales(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    server = serve("--policy", "elastic", nodes="1x4").start()
+
+    def train(how: str) -> str:
+        return server.submit(
+            f"python {script} {how}",
+            workers="1..3",
+            resources={"gpus": 1},
+            checkpoint={"every": "10m"},
+        )
+
+    def measured(how: str) -> set[int]:
+        """The sizes at which its own reports told how fast a job is, as far as it is on disk."""
+        known = Champions(server.data / "models").speeds()
+        return {point.workers for point in known.own(f" sh -c python {script} {how}")}
+
+    def sizes() -> tuple[int, int]:
+        return server.job(scales)["workers"], server.job(flat)["workers"]
+
+    flat = train("flat")  # alone: it starts with all it may have
+    eventually(lambda: measured("flat") == {3}, 30.0, 0.2)
+    scales = train("scales")
+    other = server.submit("sleep 600", resources={"gpus": 2})
+    server.wait(other, "PROCESSING")
+    assert sizes() == (1, 1)
+    eventually(lambda: measured("flat") == {1, 3}, 30.0, 0.2)
+    server.kill()  # what was learned is on the disk
+    server.start()
+    server.tell(other, "stop")
+    eventually(lambda: sizes() == (3, 1), 30.0, 0.2)
