@@ -2,9 +2,9 @@
 
 A launch is measured from the decision to the fact that all workers are up, beside the same launch
 of the executor `local`; a run of `true` from the decision to its end. Then fifty gangs go through
-the deciding loop, a job is resized, and a node is killed under a job that saves every 50 ms. Run
-it with `python -m benchmarks.ray_executor [--runs 20] [--gangs 50] [--json]`; it takes about a
-minute.
+the deciding loop, a job is resized, a PyTorch training goes from 2 to 4 workers and to 1, and a
+node is killed under a job that saves every 50 ms. Run it with
+`python -m benchmarks.ray_executor [--runs 20] [--gangs 50] [--json]`; it takes about two minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from presage.testing.executors import Counting, ExecutorKit, Watcher
 from tests.executors.kit import LocalKit
 from tests.executors.ray_kit import RayCluster, RayKit, run_gangs
 
+TRAINING = Path(__file__).resolve().parent.parent / "examples" / "elastic" / "train.py"
 SAVING = """
 import os, pathlib, time
 place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"])
@@ -80,6 +81,7 @@ def measure(place: Path, runs: int, gangs: int) -> dict[str, float]:
         figures["gangs_succeeded_count"] = passed["told"]["succeeded"]
         figures["gangs_driver_files_more_count"] = _size(link.pid) - before
         figures |= _resizes(RayKit(place / "resizes", cluster, link))
+        figures |= _training(RayKit(place / "training", cluster, link))
         figures |= _node_loss(kit, cluster)
         kit.close()
     finally:
@@ -117,6 +119,43 @@ def _resizes(kit: RayKit) -> dict[str, float]:
         took.append(time.monotonic() - began)
     counting.end()
     return {"resize_next_step_median": statistics.median(took)}
+
+
+def _training(kit: RayKit) -> dict[str, float]:
+    """The elastic example, each worker on a node of its own: seconds without a step, and from the
+    decision to the first step of the new size."""
+    kit.timeout_s = 120.0
+    watch = Watcher(kit)
+    command = [sys.executable, str(TRAINING), "--steps", "1000000", "--pace", "0.05"]
+    kit.write_job(
+        "training",
+        command=command,
+        launcher="torchrun",
+        workers="1..4",
+        resources={"gpus": 1, "cpus": 1},
+    )
+    crew = tuple(Worker(0, n, f"n{n}", (0,)) for n in range(4))
+    sizes = (2, 4, 1)
+    asked: list[float] = []
+    watch.executor.launch(ev.Launch("training", 1, crew[:2]))
+    for size in sizes:
+        if asked:
+            watch.resize("training", crew[:size])
+        watch.until_log("training", f"worker 0 of {size}")
+        time.sleep(3.0)  # some steps
+        asked.append(time.time())
+    watch.stop("training")
+    watch.end("training")
+    curve = kit.data / "jobs" / "training" / "results" / "curve.jsonl"
+    points = [json.loads(line) for line in curve.read_text().splitlines()]
+    assert [point["step"] for point in points] == list(range(1, len(points) + 1))
+    figures = {}
+    for before, size, began in zip(sizes, sizes[1:], asked, strict=False):
+        last = max(point["at"] for point in points if point["workers"] == before)
+        first = min(point["at"] for point in points if point["workers"] == size)
+        figures[f"training_{before}_to_{size}_pause"] = first - last
+        figures[f"training_{before}_to_{size}_in_all"] = first - began
+    return figures
 
 
 def _node_loss(kit: RayKit, cluster: RayCluster) -> dict[str, float]:

@@ -61,6 +61,8 @@ _LOOK_S = 0.02
 _TIMED_STEPS = 101
 _HOLD_S = 300.0
 """How long a training stands still for a resize that does not come."""
+_AGREE_S = 20.0
+"""How long rank 0 waits until ranks on other machines have heard of the last step."""
 
 Files = Callable[[Path], object]
 Told = Callable[[int, int], object]
@@ -162,13 +164,9 @@ def checkpoint(
     own. `every_s` is the manifest's `checkpoint.every` unless given (10 minutes without either).
     """
     global _saving
-    given = allocation()
     if every_s is None:
         every_s = float(os.environ.get("PRESAGE_CHECKPOINT_EVERY") or _SAVE_EVERY_S)
-    directory = given.checkpoint_dir
-    if each_rank:
-        directory = directory / f"rank-{given.rank}"
-    _saving = _Checkpoints(save, load, every_s, directory.absolute(), given, each_rank)
+    _saving = _Checkpoints(save, load, every_s, each_rank)
     _stop.listen()
 
 
@@ -233,24 +231,18 @@ class _Checkpoints:
     """Directories that are complete or not there: each is written under another name, flushed to
     disk, and renamed."""
 
-    def __init__(
-        self,
-        save: Files,
-        load: Files,
-        every_s: float,
-        directory: Path,
-        given: Allocation,
-        each_rank: bool,
-    ) -> None:
+    def __init__(self, save: Files, load: Files, every_s: float, each_rank: bool) -> None:
+        given = allocation()
+        directory = given.checkpoint_dir.absolute()
         self._save = save
         self._load = load
         self._every_s = every_s
-        self._directory = directory
+        self._directory = directory / f"rank-{given.rank}" if each_rank else directory
         self.each_rank = each_rank
         self._saves = each_rank or given.rank == 0
         self._saved_at = time.monotonic()
         self._awaited = given.workers > 1 and not each_rank
-        self._ended = directory / f".ended-{given.attempt}"
+        self._ended = self._directory / f".ended-{given.attempt}"
         if self._saves:
             self._ended.unlink(missing_ok=True)  # without Presage, of an earlier start
 
@@ -444,7 +436,7 @@ class _Resize:
     Ranks that train in step cannot be stopped one by one: those left behind would wait for the
     others, or fail. Rank 0 therefore names a step that nobody can have passed yet: the next one,
     since that cannot be completed without rank 0. Word is passed on in files beside the one for
-    progress.
+    progress; Presage carries it to other machines.
     """
 
     def __init__(self) -> None:
@@ -478,6 +470,9 @@ class _Resize:
         if at.get("number") != number:
             if given.rank == 0:
                 _write(place / "stop-at.json", {"number": number, "call": self._calls + 1})
+                if asked.get("apart"):  # others must know before they can have passed that step
+                    agreed = place / "agreed.json"
+                    _wait(lambda: _read(agreed).get("number") == number, _AGREE_S)
             return False
         # Ranks that do not train in step look whether rank 0 stands still already.
         held: bool = _read(place / "held-0").get("number") == number
@@ -496,11 +491,9 @@ class _Resize:
             _say(f"going from {given.workers} to {then} workers; saved {made}")
         _report.flush()
         _write(place / f"held-{given.rank}", {"number": self._number})
-        end = time.monotonic() + _HOLD_S
-        while time.monotonic() < end:
-            if _stop.asked:
-                sys.exit(STOPPED)
-            time.sleep(_LOOK_S)
+        _wait(lambda: False, _HOLD_S)
+        if _stop.asked:
+            sys.exit(STOPPED)
         _warn("the number of workers did not change after all; the training goes on")
 
 
@@ -515,6 +508,13 @@ def _end() -> None:
     _report.flush()
     if _saving is None or _saving.end():
         sys.exit(STOPPED)
+
+
+def _wait(happened: Callable[[], bool], within_s: float) -> None:
+    """Until something has happened, the job was asked to stop, or the time has passed."""
+    end = time.monotonic() + within_s
+    while not (_stop.asked or happened() or time.monotonic() > end):
+        time.sleep(_LOOK_S)
 
 
 def _place() -> Path | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -34,6 +37,21 @@ GPUS = 4
 
 ROOT = Path(tempfile.gettempdir()) / f"presage-{os.getuid()}"
 """Where nodes keep what runs there."""
+
+_HELD = """
+import json, logging, ray
+from ray.util import placement_group_table
+ray.init(address={address!r}, logging_level=logging.ERROR, log_to_driver=False)
+names = {{n["NodeID"]: n["NodeName"] for n in ray.nodes()}}
+held = {{}}
+for group in placement_group_table().values():
+    _, owner, job, *_ = group["name"].split("/")
+    if owner == {owner!r} and group["state"] != "REMOVED":
+        held[job] = {{
+            names[id]: group["bundles"][n] for n, id in group["bundles_to_node_id"].items()
+        }}
+print("held", json.dumps(held))
+"""
 
 _shared: list[RayCluster] = []
 
@@ -85,6 +103,16 @@ class RayCluster:
         raylet = self.nodes.pop(name).all_processes["raylet"][0].process
         raylet.kill()
         raylet.wait()  # its workers look whether it is there, and would take a zombie for it
+
+    def held(self, owner: str) -> dict[str, dict[str, dict[str, float]]]:
+        """What Ray itself says is reserved for the runs of a data directory: by job, by node."""
+        script = _HELD.format(address=self.address, owner=owner)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        held: dict[str, dict[str, dict[str, float]]]
+        held = json.loads(done.stdout.partition("held ")[2])
+        return held
 
     def close(self) -> None:
         """End all of it."""

@@ -14,6 +14,6 @@ from tests.executors.kit import LocalKit
 class TestLocal(ExecutorSuite):
     @pytest.fixture
     def kit(self, tmp_path: Path) -> Iterator[ExecutorKit]:
-        kit = LocalKit(tmp_path / "server")
+        kit = LocalKit(tmp_path / "server", log_cap=self.log_cap)
         yield kit
         kit.close()

@@ -238,25 +238,6 @@ def test_raised_memory_takes_the_place_of_the_manifests(kit: LocalKit, watch: Wa
     assert watch.end("raised").outcome is Outcome.SUCCEEDED
 
 
-def test_a_log_that_grows_too_long_is_cut(tmp_path: Path) -> None:
-    kit = LocalKit(tmp_path / "server", log_cap=100_000)
-    watch = Watcher(kit)
-    chatter = """
-import time
-for n in range(20_000): print("line", n)
-print("up")
-time.sleep(600)
-"""
-    watch.run("chatty", RoleWork(chatter))
-    watch.until_log("chatty", "cut]")
-    watch.stop("chatty")
-    watch.end("chatty")
-    lines = kit.log("chatty", 1, "worker-0").splitlines()
-    assert "passed 100000 bytes" in lines[0]
-    assert lines[1:] == [f"line {n}" for n in range(20_000 - len(lines) + 2, 20_000)] + ["up"]
-    kit.close()
-
-
 # -- what goes in and out ----------------------------------------------------------------------
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import time
@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from presage.executors._plan import Places
 from presage.executors._processes import environment, read_stat
-from presage.executors._ray_place import bundles, name_nodes, what_is_missing
+from presage.executors._ray_place import bundles, gpus_asked, name_nodes, what_is_missing
+from presage.executors._ray_story import Story
 from presage.executors._runspec import RoleSpec, RunSpec
 from presage.executors.ray import RayLink, RayUnreachable
 from presage.model import event as ev
@@ -31,6 +33,25 @@ from tests.executors.ray_kit import RayCluster, RayKit, run_gangs, shared_cluste
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 LONG = "import time\nprint('up')\ntime.sleep(600)"
+LOADED = """
+import os, sys, time
+loaded = "torch" in sys.modules
+from presage import job
+given, count = job.allocation(), 0
+def save(directory): (directory / "count").write_text(str(count))
+def load(directory):
+    global count
+    count = int((directory / "count").read_text())
+job.checkpoint(save, load)
+job.restore()
+print("up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv, loaded, flush=True)
+print("meets at", os.environ["MASTER_PORT"], flush=True)
+while __name__ == "__main__":
+    count += 1
+    if given.rank == 0: print("step", count, flush=True)
+    job.step(step=count)
+    time.sleep(0.01)
+"""
 SAVING = """
 import os, pathlib, sys, time
 place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"])
@@ -84,7 +105,8 @@ def watch(kit: RayKit) -> Watcher:
 class TestRay(ExecutorSuite):
     @pytest.fixture
     def kit(self, tmp_path: Path, cluster: RayCluster, link: RayLink) -> Iterator[ExecutorKit]:
-        kit = RayKit(tmp_path / "server", cluster, link, shared=tmp_path / "shared")
+        options = {"shared": tmp_path / "shared", "log_cap": self.log_cap}
+        kit = RayKit(tmp_path / "server", cluster, link, **options)
         yield kit
         kit.close()
 
@@ -111,7 +133,7 @@ def test_workers_run_where_they_were_put_and_ray_knows_what_they_hold(
     watch.executor.launch(ev.Launch("gang", 1, gang))
     watch.until_started("half")
     watch.until_started("gang")
-    held = _reservations(cluster, kit.owner)
+    held = cluster.held(kit.owner)
     assert {job: set(held[job]) for job in held} == {"half": {"n2"}, "gang": {"n0", "n2"}}
     assert held["half"]["n2"]["GPU"] == 0.5
     assert held["half"]["n2"]["CPU"] == 1.0
@@ -121,7 +143,7 @@ def test_workers_run_where_they_were_put_and_ray_knows_what_they_hold(
     for job in ("half", "gang"):
         watch.stop(job)
         assert watch.end(job).outcome is Outcome.STOPPED
-    assert _reservations(cluster, kit.owner) == {}
+    assert cluster.held(kit.owner) == {}
 
 
 def test_a_gang_that_no_state_of_the_cluster_can_hold_is_refused(
@@ -146,7 +168,7 @@ def test_fifty_gangs_pass_through_without_a_leak_or_a_deadlock(
     said = run_gangs(kit, 50)
     assert said["told"]["succeeded"] == said["told"]["JobStarted"] == 50
     assert said["at_once"] > 4
-    assert _reservations(cluster, kit.owner) == {}
+    assert cluster.held(kit.owner) == {}
     for n in range(50):
         assert kit.leftovers(f"gang-{n}") == []
 
@@ -221,26 +243,6 @@ def test_a_secret_that_is_not_there_is_named(kit: RayKit, watch: Watcher) -> Non
         assert f"there is no secret {ref!r}" in watch.of(job, ev.LaunchFailed)[0].reason.text
 
 
-def test_a_log_that_is_cut_on_the_node_is_cut_here(
-    tmp_path: Path, cluster: RayCluster, link: RayLink
-) -> None:
-    kit = RayKit(tmp_path / "server", cluster, link, log_cap=100_000)
-    watch = Watcher(kit)
-    chatter = """
-import os, time
-os.write(1, b"".join(b"line %d\\n" % n for n in range(20_000)) + b"up\\n")
-time.sleep(600)
-"""
-    watch.run("chatty", RoleWork(chatter))
-    watch.until_log("chatty", "cut]")
-    watch.stop("chatty")
-    watch.end("chatty")
-    lines = kit.log("chatty", 1, "worker-0").splitlines()
-    assert "passed 100000 bytes" in lines[0]
-    assert lines[1:] == [f"line {n}" for n in range(20_000 - len(lines) + 2, 20_000)] + ["up"]
-    kit.close()
-
-
 # -- when somebody dies ------------------------------------------------------------------------
 
 
@@ -288,6 +290,39 @@ def test_a_driver_that_is_killed_in_a_resize_leaves_it_to_the_next(
     assert steps == list(range(1, len(steps) + 1))
     assert len({pid for pid in kit.worker_pids("count")}) == 3
     counting.end()
+
+
+def test_workers_that_come_have_loaded_pytorch_before_those_there_stand_still(
+    kit: RayKit, watch: Watcher, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOADED)
+    kit.timeout_s = 60.0
+    kit.write_job(
+        "warm",
+        command=[sys.executable, str(script), "--lr", "1"],
+        launcher="torchrun",
+        workers="1..2",
+        grace=20,
+    )
+    crew = (Worker(0, 0, "n0"), Worker(0, 1, "n1"))
+    watch.executor.launch(ev.Launch("warm", 1, crew[:1]))
+    watch.until_log("warm", "step")
+    watch.resize("warm", crew)
+    watch.until(lambda: watch.of("warm", ev.JobResized), "resized")
+    names = ("worker-0", "worker-1")
+    for rank, worker in enumerate(names):
+        up = f"up {rank} of 2 ['{script}', '--lr', '1'] True"
+        watch.until_log("warm", up, worker=worker)
+    first = kit.log("warm", 1, "worker-0")
+    assert first.startswith(f"up 0 of 1 ['{script}', '--lr', '1'] False\n")
+    steps = [int(line.split()[1]) for line in first.splitlines() if line.startswith("step")]
+    assert steps == list(range(1, len(steps) + 1))
+    met = {kit.log("warm", 1, worker).split("meets at ")[-1].split()[0] for worker in names}
+    assert len(met) == 1
+    watch.stop("warm")
+    assert watch.end("warm").outcome is Outcome.STOPPED
+    watch.assert_nothing_left("warm")
 
 
 def test_a_killed_guardian_or_agent_takes_its_run_along(kit: RayKit, watch: Watcher) -> None:
@@ -415,16 +450,29 @@ def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
         Worker(0, 2, "b", (3,)),
         Worker(1, 0, "b"),
     ]
-    asked = bundles(RunSpec(roles), {"worker": 0.5}, workers)
+    manifest = {"roles": {"worker": {"resources": {"gpus": 0.5}}, "ps": {}}}
+    asked = bundles(RunSpec(roles), gpus_asked(manifest), workers)
     mib = 1 << 20
     assert asked == {
         "a": {"CPU": 3.0, "GPU": 1.0, "memory": 200.0 * mib},
         "b": {"CPU": 1.5, "GPU": 0.5, "memory": 100.0 * mib},
     }
+    alone = bundles(RunSpec(roles), gpus_asked({**manifest, "share": False}), workers)
+    assert [alone[name]["GPU"] for name in "ab"] == [2.0, 1.0]  # each holds the whole device
     rows = [_row(name, name, {"CPU": 2.0, "GPU": 1.0, "memory": 1e9}) for name in "ab"]
     nodes = {node.name: node for node in name_nodes(rows, {})}
     assert what_is_missing({"b": asked["b"]}, nodes) is None
     assert what_is_missing(asked, nodes) == "node a has 2 CPUs; 3 CPUs are needed"
+
+
+def test_a_story_is_over_when_its_end_was_heard_and_its_directory_removed(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "job" / "1"
+    run.mkdir(parents=True)
+    story = Story(Places(tmp_path), run, "job", 1)
+    story.tell("JobExited", outcome="succeeded")
+    shutil.rmtree(run)  # whoever heard of it needs it no longer
+    assert story.flush()
+    assert story.over
 
 
 def _row(id: str, name: str, resources: dict[str, float] | None = None) -> dict[str, Any]:
@@ -436,29 +484,6 @@ def _row(id: str, name: str, resources: dict[str, float] | None = None) -> dict[
         "Resources": resources or {"CPU": 1.0},
         "Labels": {"ray.io/node-id": id, "rack": "r1"},
     }
-
-
-def _reservations(cluster: RayCluster, owner: str) -> dict[str, dict[str, dict[str, float]]]:
-    """What Ray itself says is held: by job, by node."""
-    script = f"""
-import json, logging, ray
-from ray.util import placement_group_table
-ray.init(address={cluster.address!r}, logging_level=logging.ERROR, log_to_driver=False)
-names = {{n["NodeID"]: n["NodeName"] for n in ray.nodes()}}
-held = {{}}
-for group in placement_group_table().values():
-    _, owner, job, *_ = group["name"].split("/")
-    if owner == {owner!r} and group["state"] != "REMOVED":
-        held[job] = {{
-            names[id]: group["bundles"][n] for n, id in group["bundles_to_node_id"].items()
-        }}
-print("held", json.dumps(held))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    held: dict[str, dict[str, dict[str, float]]] = json.loads(done.stdout.partition("held ")[2])
-    return held
 
 
 def _variable(pid: int, name: str) -> str:

@@ -36,6 +36,7 @@ def load(directory):
 
 job.checkpoint(save, load, every_s=0.2)
 job.restore()
+print("on gpu", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 while not os.path.exists(os.environ["GATE"]):
     count += 1
     print("step", count, "of", given.workers, "attempt", given.attempt, flush=True)
@@ -48,9 +49,9 @@ while not os.path.exists(os.environ["GATE"]):
 class RayServer(Server):
     """A server whose nodes are those of a Ray cluster."""
 
-    def __init__(self, zygote: Zygote, data: Path, address: str, **more: Any) -> None:
-        super().__init__(zygote, data, **more)
-        self._options = ("--executor", "ray", "--ray-address", address)
+    def __init__(self, zygote: Zygote, data: Path, address: str, *options: str) -> None:
+        super().__init__(zygote, data)
+        self._options = ("--executor", "ray", "--ray-address", address, *options)
 
     def count(self, gate: Path, **manifest: Any) -> str:
         """Submit a job that counts until `gate` is there."""
@@ -115,6 +116,33 @@ def test_a_job_is_resized_by_plan_and_by_its_owner_and_no_step_is_lost(
     steps = server.steps(job, 1)
     assert [count for count, _ in steps] == list(range(1, len(steps) + 1))
     assert [size for size, _ in groupby(size for _, size in steps)] == [3, 2, 3]
+
+
+def test_jobs_share_a_gpu_by_prediction_and_ray_counts_their_shares(
+    zygote: Zygote, cluster: RayCluster, tmp_path: Path
+) -> None:
+    server = RayServer(zygote, tmp_path / "data", cluster.address, "--policy", "colocate")
+    gate = tmp_path / "gate"
+    asks = {"resources": {"gpus": 0.33}, "model": {"ref": "zoo:mlp", "batch": 8, "steps": 1000}}
+    try:
+        server.start()
+        server.count(gate, workers=3, resources={"gpus": 4})
+        wide = server.count(gate, resources={"gpus": 2})
+        eventually(lambda: server.steps(wide, 1), 30.0)  # two GPUs are left
+        jobs = [server.count(gate, **asks, **more) for more in ({"share": False}, {}, {})]
+        eventually(lambda: all(server.steps(job, 1) for job in jobs), 30.0)
+        alone, first, second = (_gpu(server, job) for job in jobs)
+        assert first == second
+        assert alone != first
+        held = cluster.held((server.data / "ray-owner").read_text())
+        shares = [held[job][_gpu(server, job)[0]]["GPU"] for job in jobs]
+        assert shares == [1.0, 0.33, 0.33]
+        gate.touch()
+        assert {server.wait(job)["status"] for job in jobs} == {"COMPLETED"}
+        assert cluster.held((server.data / "ray-owner").read_text()) == {}
+    finally:
+        server.stop_everything()
+        server.close()
 
 
 def test_a_job_goes_on_elsewhere_when_its_node_is_killed(
@@ -245,6 +273,13 @@ def _reaches(server: RayServer, job: str, workers: int) -> None:
         eventually(lambda: server.job(job)["workers"] == workers)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{json.dumps(server.job(job))}\n{server.log()}") from None
+
+
+def _gpu(server: RayServer, job: str) -> tuple[str, str]:
+    """The node and the device on which the one worker of a job runs."""
+    (node,) = server.job(job)["nodes"]
+    said = server.logs(job).splitlines()[0].split()
+    return node, said[said.index("gpu") + 1]
 
 
 def _state(server: RayServer, node: str) -> str:

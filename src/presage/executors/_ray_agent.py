@@ -38,6 +38,8 @@ __all__ = ["NodeAgent", "Part"]
 
 _LOOK_S = 0.2
 """How often logs are looked at while somebody waits for news."""
+_CLOSE_LOOK_S = 0.05
+"""The same while a training is about to stand still."""
 _FILES_S = 0.5
 _IDLE_S = 900.0
 """An agent that has no runs and was not asked for so long ends."""
@@ -73,7 +75,11 @@ class Part:
             cgroup=delegated_group(),
             log_cap=order["log_cap"],
         )
-        plan["wake"], plan["secrets"], plan["ran_s"] = str(wake), {}, order["ran_s"]
+        plan["wake"], plan["secrets"] = str(wake), {}
+        # Those who take the place of others load PyTorch while these still train.
+        plain = not (spec.image or spec.resume)
+        python = all(Path(role.argv[0]).name.startswith("python") for role in spec.roles)
+        plan["warm"] = bool(order.get("size")) and plan["torchrun"] and plain and python
         if order["shared"] and plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
             plan["checkpoint_dir"] = f"{order['shared']}/{job}"
         elif plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
@@ -91,8 +97,11 @@ class Part:
         self.run = Run(job, attempt, Path(plan["run"]))
         self.run.directory.mkdir(parents=True)
         os.mkfifo(self.run.directory / "control", 0o600)
-        self._log_base: dict[str, int] = order["logs"]
-        """How long the server's logs are that the workers of this run continue."""
+        self._log_base: dict[str, int] | None = None
+        """How long the server's logs are that the workers of this run continue; None before they
+        begin."""
+        self.holding = False
+        """Whether the workers were told to stand still."""
         self._process: subprocess.Popen[bytes] | None = None
         self._shipped: _ray_files.Listing = {}
         self._units: set[str] = set()
@@ -103,8 +112,6 @@ class Part:
         """Start the guardian, once."""
         if self._process is not None:
             return
-        if "checkpoints" in self._areas:
-            self._shipped = _ray_files.listing(self._areas["checkpoints"])
         directory = self.run.directory
         (directory / "plan.json").write_text(json.dumps(self.plan))
         env = inherited_environment(self.spec, sys.executable, directory)
@@ -122,6 +129,37 @@ class Part:
         with suppress(OSError):  # it died at once; that is noticed elsewhere
             self._process.stdin.write(json.dumps(secrets).encode() + b"\n")
             self._process.stdin.flush()
+
+    def begin(self, meet: dict[str, Any]) -> None:
+        """Every node is ready, and what was saved before is here: let the workers begin, once."""
+        if self._log_base is None:
+            if "checkpoints" in self._areas:
+                self._shipped = _ray_files.listing(self._areas["checkpoints"])
+            self._log_base = meet["logs"]
+            self.leave_word("go", meet)
+
+    def listens(self) -> bool:
+        """Whether the program hears of a resize (`presage.job.step`)."""
+        return (self._progress_dir / "stepping").exists()
+
+    def tell(self, name: str, word: dict[str, Any]) -> None:
+        """Pass a word on to `presage.job` in the workers."""
+        self.holding = True
+        new = self._progress_dir / f"{name}.new"
+        new.write_text(json.dumps(word))
+        new.replace(self._progress_dir / name)
+
+    def _words(self) -> dict[str, Any]:
+        """What `presage.job` in the workers says about standing still."""
+        words = {}
+        for file in [self._progress_dir / "stop-at.json", *self._progress_dir.glob("held-*")]:
+            with suppress(OSError, ValueError):
+                words[file.name] = json.loads(file.read_bytes())
+        return words
+
+    @property
+    def _progress_dir(self) -> Path:
+        return Path(self.plan["progress_dir"])
 
     def leave_word(self, name: str, body: dict[str, Any]) -> None:
         """Tell the guardian something, and nudge it."""
@@ -151,7 +189,7 @@ class Part:
             then["events"] = len(events)
         left = False
         for name, path in self._streams():
-            base, known = self._log_base.get(name, 0), then["logs"].get(name, 0)
+            base, known = (self._log_base or {}).get(name, 0), then["logs"].get(name, 0)
             offset, chunk = _tail(path, max(0, known - base))
             offset += base
             if chunk or offset < known:
@@ -164,6 +202,8 @@ class Part:
         request = self._request()
         if request is not None and request != cursor.get("request"):
             news["request"] = then["request"] = request
+        if self.holding and (words := self._words()) != cursor.get("words"):
+            news["words"] = then["words"] = words
         saved = self.saved(fresh=False)
         if saved and (mark := _digest(saved)) != cursor.get("saved"):
             news["saved"] = then["saved"] = mark
@@ -189,6 +229,8 @@ class Part:
                 file.unlink()
 
     def _streams(self) -> Iterator[tuple[str, Path]]:
+        if self._log_base is None:
+            return
         for worker in self.plan["workers"]:
             yield worker["name"], Path(worker["log"])
         yield "telemetry", Path(self.plan["telemetry"])
@@ -196,7 +238,7 @@ class Part:
     def saved(self, *, fresh: bool) -> dict[str, Any]:
         """The checkpoints that were made here: units that changed, and names of those that went;
         empty if nothing has changed."""
-        if "checkpoints" not in self._areas:
+        if "checkpoints" not in self._areas or self._log_base is None:
             return {}
         when, files = self._files
         if fresh or time.monotonic() - when >= _FILES_S:
@@ -287,7 +329,17 @@ class NodeAgent:
     def go(self, key: str, meet: dict[str, Any]) -> None:
         """Every node is ready: start the workers."""
         if key in self._parts:
-            self._parts[key].leave_word("go", meet)
+            self._parts[key].begin(meet)
+
+    def listens(self, key: str) -> bool:
+        """Whether the program hears of a resize."""
+        return key in self._parts and self._parts[key].listens()
+
+    def tell(self, key: str, name: str, word: dict[str, Any]) -> None:
+        """Pass a word on to the workers."""
+        if key in self._parts:
+            self._parts[key].tell(name, word)
+            self._tell()
 
     def stop(self, key: str, code: str, text: str, grace_s: float) -> None:
         """Ask the workers to stop, with time for a checkpoint."""
@@ -326,8 +378,9 @@ class NodeAgent:
             rest = end - time.monotonic()
             if news or rest <= 0:
                 return news
+            closely = any(part.holding for part in list(self._parts.values()))
             with self._changed:
-                self._changed.wait(min(_LOOK_S, rest))
+                self._changed.wait(min(_CLOSE_LOOK_S if closely else _LOOK_S, rest))
 
     def saved(self, key: str) -> dict[str, Any]:
         """The checkpoints of a run as they are this moment."""

@@ -40,7 +40,7 @@ from presage.model.codec import encode
 
 __all__ = ["main"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Part of an agent's name: a version of Presage that talks differently uses agents of its own."""
 _NAMESPACE = "presage"
 _NODES_S = 0.5
@@ -50,6 +50,8 @@ _NEWS_S = 5.0
 _SLACK_S = 20.0
 _START_S = 60.0
 _RETRY_S = 0.3
+_MISSING_S = 0.02
+"""How long to wait before an agent is asked again for a run that it does not have (yet)."""
 _AT_ONCE = 32
 """Calls that an agent answers at the same time."""
 
@@ -255,8 +257,8 @@ class Keeper:
 
     async def _listen(self, id: str) -> None:
         """Pass on the news of a node to the runs that are on it."""
-        while here := [run for run in self._runs.values() if id in run.parts]:
-            cursors = {run.key: run.first_cursor(run.parts[id]) for run in here}
+        while here := [run for run in self._runs.values() if run.cursors(id)]:
+            cursors = {key: at for run in here for key, at in run.cursors(id).items()}
             try:
                 wait_s = _NEWS_S + _SLACK_S
                 news = await self._driver.call(
@@ -269,15 +271,17 @@ class Keeper:
                 for run in here:
                     run.lose(id, str(gone))
                 return
+            if None in news.values():
+                await asyncio.sleep(_MISSING_S)
             for key, new in news.items():
                 if key in (now := self._by_key()):
-                    now[key].take(id, new)
+                    now[key].take(key, id, new)
                 elif new is not None:
                     await self._drop(id, key)
 
     def _by_key(self) -> dict[str, GangRun]:
         """The runs by what agents call them at this moment."""
-        return {run.key: run for run in self._runs.values()}
+        return {key: run for run in self._runs.values() for key in run.keys}
 
     async def _clear_up(self) -> None:
         """Give back what belongs to this data directory and to no run of it."""

@@ -1,8 +1,8 @@
 """The guardian of a run's workers on one node of a Ray cluster.
 
-It is the local guardian with three differences: it starts nothing before every node of the gang is
-ready, its secrets come through a pipe, and it ends with the agent that holds the other end of that
-pipe. Standard library only.
+It is the local guardian with four differences: nothing begins before every node of the gang is
+ready, workers that take the place of others load PyTorch before that, secrets come through a pipe,
+and it ends with the agent that holds the other end of that pipe. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ from typing import Any
 from presage.executors._guardian import Guardian, Verdict
 from presage.executors._limits import become_subreaper
 from presage.executors._processes import descendants
+from presage.executors._worker import StartError, WorkerProcess
 
 __all__ = ["NodeGuardian", "main"]
 
 _AGENT = 0
 """Standard input: a line of secrets, then nothing until the agent is gone."""
 _TICK_S = 1.0
+_LOOK_S = 0.05
+_WARM_S = 60.0
+"""How long workers may take to load PyTorch before they are waited for."""
 
 
 class NodeGuardian(Guardian):
@@ -34,6 +39,8 @@ class NodeGuardian(Guardian):
     def __init__(self, run: Path, secrets: dict[str, str]) -> None:
         super().__init__(run)
         self._secrets = secrets
+        self._warm: list[WorkerProcess] = []
+        """Workers that have loaded PyTorch and wait."""
         os.set_blocking(_AGENT, False)
         self._poll.register(_AGENT, select.POLLIN)
 
@@ -46,19 +53,68 @@ class NodeGuardian(Guardian):
             missing = self._missing(worker)
             if missing:
                 return f"{worker['name']}: {missing}"
+        if self.plan["warm"]:
+            self._warm_up()
         self.report.event("Ready", port=_free_port())
         go = self.run / "go.json"
         while not (go.exists() or self._stop_asked()):
             self._wait(_TICK_S)
-        if self.plan["torchrun"] and go.exists():
-            meet = json.loads(go.read_bytes())
+            self._reap()
+        meet = json.loads(go.read_bytes()) if go.exists() else {}
+        if self.plan["torchrun"] and meet:
             for worker in self.plan["workers"]:
                 worker["env"] |= {"MASTER_ADDR": meet["address"], "MASTER_PORT": str(meet["port"])}
             self.plan["torchrun"] = False  # the port was chosen on the first node
         failure = super()._start()
         if failure is None:
-            self._began -= self.plan["ran_s"]  # the time limit is that of all sizes together
+            self._began -= meet["ran_s"]  # the time limit is that of all sizes together
         return failure
+
+    def _warm_up(self) -> None:
+        """Start workers that load PyTorch and wait; whatever goes wrong, they start later."""
+        place = Path(self.plan["progress_dir"])
+        for name in ("_agent", "_ray_warm"):
+            (place / f"{name}.py").write_bytes(Path(__file__).with_name(f"{name}.py").read_bytes())
+        plans = []
+        for plan in self.plan["workers"]:
+            wait = [f"{place}/_ray_warm.py", str(place / f"go-{plan['name']}")]
+            plans.append({**plan, "argv": [plan["argv"][0], *wait, *plan["argv"]]})
+        self.workers = self._warm = super().make(plans)
+        try:
+            super().begin(self._warm)
+        except StartError:
+            return
+        end = time.monotonic() + _WARM_S
+        while not (self._all_warm() or self._stop_asked() or time.monotonic() > end):
+            if any(worker.ended for worker in self._warm):
+                return
+            self._wait(_LOOK_S)
+            self._reap()
+
+    def _all_warm(self) -> bool:
+        place = Path(self.plan["progress_dir"])
+        return all((place / f"go-{worker.name}.warm").exists() for worker in self._warm)
+
+    def make(self, plans: list[dict[str, Any]]) -> list[WorkerProcess]:
+        """Workers that are not started yet, or that were started to wait."""
+        if self._warm and self._all_warm() and not any(worker.ended for worker in self._warm):
+            return self._warm
+        for worker in self._warm:
+            if worker.pid:
+                worker.kill()
+        self._warm = []
+        return super().make(plans)
+
+    def begin(self, workers: list[WorkerProcess]) -> None:
+        """Start all of these or none; raises StartError."""
+        if not self._warm:
+            super().begin(workers)
+            return
+        place = Path(self.plan["progress_dir"])
+        for worker, plan in zip(workers, self.plan["workers"], strict=True):
+            new = place / f"go-{worker.name}.new"
+            new.write_text(json.dumps(plan["env"]))
+            new.replace(place / f"go-{worker.name}")
 
     def _missing(self, worker: dict[str, Any]) -> str | None:
         """What is wrong with the program of a worker, before any other node starts its own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from presage.executors._runspec import RunSpec
@@ -90,12 +91,15 @@ def bundles(
 
 
 def gpus_asked(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """GPUs that a worker of each role asks for."""
+    """GPUs that a worker of each role asks for; one that does not share takes whole ones."""
     roles = manifest.get("roles") or {"worker": {}}
-    return {
+    asked = {
         name: float((role.get("resources") or manifest.get("resources") or {}).get("gpus") or 0)
         for name, role in roles.items()
     }
+    if manifest.get("share", True):
+        return asked
+    return {name: float(ceil(gpus)) for name, gpus in asked.items()}
 
 
 def what_is_missing(

@@ -5,8 +5,9 @@ Everything that must outlive this process is in the directory of the run on the 
 `resize.json` (it is to have other workers), `stop.json` (it must stop), `verdict.json` (how it
 ended), `events.jsonl` (what was told). Whoever dies, the next one reads these and goes on.
 
-A resize stops all workers after a checkpoint and starts the new set in the same attempt, like the
-first one: placed, prepared, begun. `size` in `launch.json` is the number of the latest.
+A resize brings up a new set of workers beside the present one, has that stand still at a
+checkpoint and end, and lets the new set begin, in the same attempt. `size` in `launch.json` is the
+number of the latest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 from presage.executors import _ray_files
 from presage.executors._plan import Places
 from presage.executors._ray_cluster import AgentGone, AgentSilent, AgentUnusable, Cluster
+from presage.executors._ray_crew import Crew, Part, Refused
 from presage.executors._ray_place import bundles, gpus_asked, what_is_missing
 from presage.executors._ray_story import Story
 from presage.executors._runspec import RunSpec, RunSpecError
@@ -36,39 +38,6 @@ _PLACE_S = 20.0
 """How long a gang that fits may wait for what Ray has promised to others."""
 _LOST_GRACE_S = 5.0
 """Time that the rest of a gang has to save when a node is lost: it can rarely go on."""
-_CALL_S = 30.0
-
-
-class Refused(Exception):
-    """The run cannot be started; the text is for the owner of the job."""
-
-
-class _Part:
-    """The workers of the run on one node."""
-
-    def __init__(self, node: str, id: str, serves: bool) -> None:
-        self.node = node
-        self.id = id
-        self.serves = serves
-        """Whether none of its workers ends by itself."""
-        self.cursor: dict[str, Any] = {}
-        self.port: int | None = None
-        self.started_at: float | None = None
-        self.over: dict[str, Any] | None = None
-        self.lost: str | None = None
-        self.drained = False
-        self.released = False
-        """Whether it was told that rank 0 has saved and ended."""
-        self.saved = False
-        """Whether checkpoints may be there and not yet here."""
-        self.asked: int | None = None
-        """The wish for workers that was written down here and not yet taken away there."""
-        self.collecting: asyncio.Task[None] | None = None
-
-    @property
-    def gone(self) -> bool:
-        """Whether nothing more will come from it."""
-        return self.lost is not None or (self.over is not None and self.drained)
 
 
 class GangRun:
@@ -96,21 +65,20 @@ class GangRun:
         self._story = Story(places, directory, self.job, self.attempt)
         self._changed = asyncio.Event()
         self._asked_to_stop = False
-        self.parts: dict[str, _Part] = {}
         self._placed: dict[str, Any] = self._read("placed.json") or {}
         if self._placed.get("size") != self._size:  # of the workers before a resize
             self._placed = {}
-        for node, id in self._placed.get("nodes", {}).items():
-            self.parts[id] = _Part(node, id, self._placed["serves"][node])
+        self._crew = self._muster(self._order, self._placed)
+        self._next: Crew | None = None
+        """The workers that get ready to take the place of the present ones."""
+        self._resizing: asyncio.Task[None] | None = None
 
     # -- from outside ---------------------------------------------------------------------------
 
     @property
-    def key(self) -> str:
-        """What agents call it. It changes with the size, so that nothing they say of the workers
-        before is taken for news of those after."""
-        size = f".{self._size}" if self._size else ""
-        return f"{self._owner}/{self.job}/{self.attempt}{size}"
+    def keys(self) -> list[str]:
+        """What agents call it at this moment."""
+        return [crew.key for crew in self._crews()]
 
     @property
     def _size(self) -> int:
@@ -133,23 +101,34 @@ class GangRun:
 
     def lose(self, id: str, why: str) -> None:
         """A node, or the agent there, is gone."""
-        part = self.parts.get(id)
-        if part is not None and not part.gone:
-            alive = any(node.id == id for node in self._cluster.nodes.values())
-            part.lost = why if alive else f"node {part.node} went away"
-            self.poke()
+        for crew in self._crews():
+            crew.lose(id, why)
+        self.poke()
 
-    def take(self, id: str, news: dict[str, Any] | None) -> None:
+    def cursors(self, id: str) -> dict[str, dict[str, Any]]:
+        """Where to go on to listen on a node, by key: logs are continued where our copies end."""
+        found = {}
+        for crew in self._crews():
+            if part := crew.parts.get(id):
+                if not part.cursor:
+                    logs = {path.stem: path.stat().st_size for path in self._logs.glob("*.log")}
+                    part.cursor = {"logs": logs}
+                found[crew.key] = part.cursor
+        return found
+
+    def take(self, key: str, id: str, news: dict[str, Any] | None) -> None:
         """Take in what the agent on a node says; None says that the run is not there."""
-        part = self.parts.get(id)
+        crew = next(crew for crew in self._crews() if crew.key == key)
+        part = crew.parts.get(id)
         if part is None or part.lost:
             return
         if news is None:
-            if self._placed.get("go") or part.port is not None:
-                self.lose(id, f"the run is no longer on node {part.node}; its agent was restarted")
+            if part.port is not None or (crew is self._crew and self._placed.get("go")):
+                crew.lose(id, f"the run is no longer on node {part.node}; its agent was restarted")
+                self.poke()
             return
         for event in news.get("events", ()):
-            self._take_event(part, event)
+            self._take_event(crew, part, event)
         for name, (offset, chunk) in news.get("logs", {}).items():
             if name == "telemetry":
                 self._story.samples(chunk)
@@ -160,24 +139,24 @@ class GangRun:
         if "request" in news:
             part.asked, workers = news["request"]
             self._story.request(workers)
+        part.words = news.get("words", part.words)
         part.saved = part.saved or "saved" in news
         part.drained = part.drained or news.get("drained", False)
         part.cursor = news["cursor"]
+        crew.heard()
         self.poke()
-
-    def first_cursor(self, part: _Part) -> dict[str, Any]:
-        """Where to begin to listen: logs are continued where our copies end."""
-        if not part.cursor:
-            logs = {path.stem: path.stat().st_size for path in self._logs.glob("*.log")}
-            part.cursor = {"logs": logs}
-        return part.cursor
 
     async def live(self) -> None:
         """All of it."""
         verdict = self._read("verdict.json")
-        if verdict is None:
-            verdict = await self._run()
-            self._write("verdict.json", verdict)
+        try:
+            if verdict is None:
+                verdict = await self._run()
+                self._write("verdict.json", verdict)
+        finally:
+            if self._resizing is not None:
+                self._resizing.cancel()
+        await self._let_go_of_next()
         await self._give_back()
         self._story.tell(verdict.pop("type"), **verdict)
         while not self._story.flush():
@@ -201,48 +180,39 @@ class GangRun:
     async def _bring_up(self) -> dict[str, Any] | None:
         """Have all workers begin, unless they have; how the run ended if it did before."""
         if self._placed.get("go"):
-            self._listen_on_all()
+            self._listen_on(self._crew)
         else:
             if self._stop_asked():
                 return self._stopped()
             self._logs.mkdir(parents=True, exist_ok=True)
-            await self._place()
-            await self._prepare()
-            if (early := await self._all_ready()) is not None:
-                return early
+            spec = await self._place()
+            if not all(part.port for part in self._crew.parts.values()):
+                await self._prepare(self._crew, spec)
+                if (early := await self._all_ready()) is not None:
+                    return early
+            await self._crew.ship(self._home)
         await self._begin()
         return None
 
-    async def _place(self) -> None:
-        """Find the nodes and reserve what the gang needs there."""
+    async def _place(self) -> RunSpec:
+        """Find the nodes and reserve what the gang needs there; what the job is."""
         await self._give_back()  # an attempt at this by a process that died
-        try:
-            spec = RunSpec.load(self._home / "job.json")
-            manifest = json.loads((self._home / "job.json").read_bytes())["manifest"]
-        except RunSpecError as error:
-            raise Refused(str(error)) from None
-        workers = [Worker(r, i, node, tuple(d)) for r, i, node, d in self._order["workers"]]
-        asked = bundles(spec, gpus_asked(manifest), workers)
-        for name in asked.keys() - self._cluster.nodes.keys():
-            raise AgentGone(f"node {name} is not in the Ray cluster now")
-        missing = what_is_missing(asked, self._cluster.nodes)
-        if missing:
-            raise Refused(f"the gang cannot be placed: {missing}")
-        nodes = {name: self._cluster.nodes[name].id for name in asked}
-        serving = {
-            name: all(spec.roles[w.role].name == "ps" for w in workers if w.node == name)
-            for name in asked
-        }
+        spec, asked = self._asks(self._order)
+        crew = self._next or self._muster(self._order, self._choose(self._order, spec))
+        for part in crew.parts.values():
+            if part.lost is not None:
+                raise AgentGone(part.lost)
+        nodes = {part.node: part.id for part in crew.parts.values()}
         self._placed = {
             "nodes": nodes,
-            "serves": serving,
+            "serves": {part.node: part.serves for part in crew.parts.values()},
             "size": self._size,
-            "reservation": f"presage/{self.key}/{secrets.token_hex(4)}",
+            "reservation": f"presage/{crew.key}/{secrets.token_hex(4)}",
             "grace_s": spec.grace_s,
         }
         self._write("placed.json", self._placed)
-        self.parts = {id: _Part(name, id, serving[name]) for name, id in nodes.items()}
-        self._listen_on_all()
+        self._crew, self._next = crew, None
+        self._listen_on(crew)
         pinned = [(nodes[name], dict(bundle)) for name, bundle in asked.items()]
         if not await self._cluster.reserve(self._placed["reservation"], pinned, _PLACE_S):
             where = ", ".join(sorted(asked))
@@ -250,88 +220,84 @@ class GangRun:
                 f"Ray could not reserve what the gang needs on {where} within {_PLACE_S:g} s, "
                 "since other programs on the cluster hold it"
             )
-        self._spec = spec
+        return spec
 
-    async def _prepare(self) -> None:
+    def _asks(self, order: dict[str, Any]) -> tuple[RunSpec, dict[str, dict[str, float]]]:
+        """What the job is, and what its workers ask of each node."""
+        try:
+            spec = RunSpec.load(self._home / "job.json")
+            manifest = json.loads((self._home / "job.json").read_bytes())["manifest"]
+        except RunSpecError as error:
+            raise Refused(str(error)) from None
+        workers = [Worker(r, i, node, tuple(d)) for r, i, node, d in order["workers"]]
+        asked = bundles(spec, gpus_asked(manifest), workers)
+        for name in asked.keys() - self._cluster.nodes.keys():
+            raise AgentGone(f"node {name} is not in the Ray cluster now")
+        missing = what_is_missing(asked, self._cluster.nodes)
+        if missing:
+            raise Refused(f"the gang cannot be placed: {missing}")
+        return spec, asked
+
+    def _choose(self, order: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
+        """The nodes with their ids, and whether the workers on each only serve the others."""
+        serves: dict[str, bool] = {}
+        for role, _, node, _ in order["workers"]:
+            serves[node] = serves.get(node, True) and spec.roles[role].name == "ps"
+        return {"nodes": {name: self._cluster.nodes[name].id for name in serves}, "serves": serves}
+
+    def _muster(self, order: dict[str, Any], placed: dict[str, Any]) -> Crew:
+        nodes, serves = placed.get("nodes", {}), placed.get("serves", {})
+        return Crew(self._cluster, self._owner, order, nodes, serves)
+
+    async def _prepare(self, crew: Crew, spec: RunSpec) -> None:
         """Bring in what the nodes need, and start the guardians."""
-        content = self._secrets(self._spec)
-        order = {
-            **self._order,
-            "spec": (self._home / "job.json").read_text(),
-            "logs": {path.stem: path.stat().st_size for path in self._logs.glob("*.log")},
-            "ran_s": time.time() - self._order["began"] if "began" in self._order else 0.0,
-        }
-        outcomes = await asyncio.gather(
-            *(self._prepare_on(part, order, content) for part in self.parts.values()),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def _prepare_on(
-        self, part: _Part, order: dict[str, Any], content: dict[str, str]
-    ) -> None:
-        ask = partial(self._call, part)
-        wrong = await ask("make", {**order, "node": part.node})
-        if wrong:
-            raise Refused(wrong)
-        if self._spec.folder:
-            name = f"{self._spec.folder}.tar.gz"
-            with suppress(FileNotFoundError):  # the guardian says so in better words
-                await _ray_files.send(ask, "folders", self._places.data / "folders", name)
-        areas = [] if self._order["shared"] else ["checkpoints"]
-        if part.node == self._first_node():
-            areas.append("results")  # those of workers before, which rank 0 may go on with
-        for area in areas:
-            for unit in _ray_files.listing(self._home / area).values():
-                for name in unit:
-                    await _ray_files.send(ask, area, self._home / area, name)
-        wrong = await ask("start", content)
-        if wrong:
-            raise Refused(wrong)
+        folder = self._places.data / "folders" / f"{spec.folder}.tar.gz" if spec.folder else None
+        await crew.prepare((self._home / "job.json").read_text(), folder, self._secrets(spec))
 
     async def _all_ready(self) -> dict[str, Any] | None:
         """Wait until the guardians on all nodes are; how the run ended if it did before."""
-        while not all(part.port is not None or part.over for part in self.parts.values()):
-            if any(part.lost or part.over for part in self.parts.values()):
+        parts = self._crew.parts.values()
+        while not all(part.port is not None or part.over for part in parts):
+            if any(part.lost or part.over for part in parts):
                 break
-            await self._next()
-        if all(part.port is not None and not part.lost for part in self.parts.values()):
+            await self._something()
+        if all(part.port is not None and not part.lost for part in parts):
             return None
         return await self._watch()
 
     async def _begin(self) -> None:
         """Let the workers begin, on all nodes."""
+        crew = self._crew
         if not self._placed.get("go"):
-            first = self._cluster.nodes.get(self._first_node())
-            ports = {part.node: part.port for part in self.parts.values()}
-            address = first.address if first else "127.0.0.1"
-            go = {"address": address, "port": ports[self._first_node()]}
-            self._placed["go"] = go
+            first = self._cluster.nodes.get(crew.first.node)
+            began = self._order.get("began")
+            self._placed["go"] = {
+                "address": first.address if first else "127.0.0.1",
+                "port": crew.first.port,
+                "ran_s": 0.0 if began is None else time.time() - began,
+                "logs": {path.stem: path.stat().st_size for path in self._logs.glob("*.log")},
+            }
             self._write("placed.json", self._placed)
-        for part in self.parts.values():
-            if part.started_at is None and part.over is None:
-                with suppress(AgentSilent, AgentGone):  # it is noticed while watching
-                    await self._call(part, "go", self._placed["go"])
+        waiting = [p for p in crew.parts.values() if p.started_at is None and p.over is None]
+        for part in waiting:
+            with suppress(AgentSilent, AgentGone):  # it is noticed while watching
+                await crew.call(part, "go", self._placed["go"])
 
     async def _watch(self) -> dict[str, Any] | None:
         """Until all workers are gone; how the run ended, or None if it goes on with others."""
-        parts = list(self.parts.values())
+        parts = list(self._crew.parts.values())
         verdict: dict[str, Any] | None = None
         stopping = False
         while True:
             if all(part.started_at is not None for part in parts):
                 self._tell_started(parts)
             if not stopping:
-                verdict = self._judge(parts)
-                if verdict is None and self._resize_is_due(parts):
-                    self._begin_change()
+                verdict = self._judge(parts) or self._take_resize_further(parts)
                 stopping = verdict is not None or self._changing or self._only_servers_left(parts)
                 if stopping:
                     lost = any(part.lost for part in parts)
                     grace_s = _LOST_GRACE_S if lost else self._placed["grace_s"]
-                    await self._stop_all("exited", "the rest of the run is over", grace_s)
+                    await self._crew.stop("exited", "the rest of the run is over", grace_s)
             if stopping:
                 await self._tell_who_waits(parts)
             if all(part.gone for part in parts):
@@ -339,22 +305,22 @@ class GangRun:
             for part in parts:
                 if part.lost is None:
                     await self._take_in(part)
-            await self._next()
+            await self._something()
         await self._collect_all(parts)
         return self._conclude(parts, verdict)
 
-    async def _take_in(self, part: _Part) -> None:
+    async def _take_in(self, part: Part) -> None:
         """What its news ask for, while it runs."""
         if part.saved and part.collecting is None:
             part.collecting = asyncio.create_task(self._collect(part))
         if part.asked is not None:
             mark, part.asked = part.asked, None
             with suppress(AgentSilent, AgentGone):
-                await self._call(part, "forget_request", mark)
+                await self._crew.call(part, "forget_request", mark)
 
-    async def _collect_all(self, parts: list[_Part]) -> None:
+    async def _collect_all(self, parts: list[Part]) -> None:
         """Bring all that was made here. Rank 0 has the last word on a result of two nodes."""
-        for part in sorted(parts, key=lambda part: part.node == self._first_node()):
+        for part in sorted(parts, key=lambda part: part is self._crew.first):
             if part.collecting is not None:
                 await part.collecting
             if part.lost is None:
@@ -362,7 +328,7 @@ class GangRun:
                 await self._collect_results(part)
 
     def _conclude(
-        self, parts: list[_Part], verdict: dict[str, Any] | None
+        self, parts: list[Part], verdict: dict[str, Any] | None
     ) -> dict[str, Any] | None:
         """Nobody runs any more: how the run ended, or None if that was for a resize."""
         lost = next((part.lost for part in parts if part.lost), None)
@@ -373,7 +339,7 @@ class GangRun:
             return self._stopped() if self._stop_asked() else None
         return verdict or _exited("succeeded", "exited", "every worker ended well", 0)
 
-    def _judge(self, parts: list[_Part]) -> dict[str, Any] | None:
+    def _judge(self, parts: list[Part]) -> dict[str, Any] | None:
         """What has happened that ends the run, the first of it."""
         lost = [part.lost for part in parts if part.lost]
         if lost:
@@ -396,17 +362,16 @@ class GangRun:
             return _exited("failed", "error", f"it could not be resized: {text}", None)
         return {"type": "LaunchFailed", "reason": {"code": "launch_failed", "text": text}}
 
-    async def _tell_who_waits(self, parts: list[_Part]) -> None:
+    async def _tell_who_waits(self, parts: list[Part]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
         cannot see it: tell them when the node of rank 0 is done."""
-        first = next(part for part in parts if part.node == self._first_node())
-        if first.over is None:
+        if self._crew.first.over is None:
             return
         for part in parts:
             if part.over is None and part.lost is None and not part.released:
                 part.released = True
                 with suppress(AgentSilent, AgentGone):
-                    await self._call(part, "release")
+                    await self._crew.call(part, "release")
 
     # -- other workers --------------------------------------------------------------------------
 
@@ -415,67 +380,92 @@ class GangRun:
         """Whether the workers are being stopped so that others can take their place."""
         return bool(self._placed.get("changing"))
 
-    def _resize_is_due(self, parts: list[_Part]) -> bool:
-        """Whether there is a resize to begin. A run that is coming to its end keeps its size."""
-        running = all(part.started_at is not None and part.over is None for part in parts)
-        asked = self._read("resize.json") if running else None
-        return asked is not None and asked["number"] > self._size
+    def _take_resize_further(self, parts: list[Part]) -> dict[str, Any] | None:
+        """Begin with a resize, or go on with it when what is to come is ready; how the run ends
+        if it cannot be resized. A run that is coming to its end keeps its size."""
+        if any(part.started_at is None or part.over is not None for part in parts):
+            return None
+        if self._resizing is None:
+            asked = self._read("resize.json")
+            if asked is not None and asked["number"] > self._size:
+                self._story.tell("StageChanged", stage="resizing", number=self._size)
+                self._resizing = asyncio.create_task(self._make_way(asked))
+                self._resizing.add_done_callback(lambda _: self.poke())
+        elif self._resizing.done():
+            try:
+                self._resizing.result()
+            except (Refused, AgentUnusable) as refused:
+                return _exited("failed", "error", f"it could not be resized: {refused}", None)
+            except (AgentSilent, AgentGone) as trouble:
+                return _lost(str(trouble))
+            self._placed["changing"] = True
+            self._write("placed.json", self._placed)
+        return None
 
-    def _begin_change(self) -> None:
-        self._story.tell("StageChanged", stage="resizing", number=self._size)
-        self._placed["changing"] = True
-        self._write("placed.json", self._placed)
+    async def _make_way(self, asked: dict[str, Any]) -> None:
+        """Bring up the workers that are to come, while the present ones go on; then have these
+        stand still."""
+        order = {**self._order, "workers": asked["target"], "size": asked["number"]}
+        spec, _ = self._asks(order)
+        self._next = self._muster(order, self._choose(order, spec))
+        self._listen_on(self._next)
+        preparing = asyncio.create_task(self._prepare(self._next, spec))
+        try:
+            await asyncio.shield(preparing)
+        finally:  # a call that is under way cannot be taken back
+            await asyncio.wait([preparing])
+        await self._next.until_ready()
+        await self._crew.hold(asked["number"], len(asked["target"]), self._placed["grace_s"])
+
+    async def _let_go_of_next(self) -> None:
+        """The run is over before its workers changed: leave nothing of those that were to come."""
+        if self._resizing is not None:
+            await asyncio.wait([self._resizing])
+        if self._next is not None:
+            await self._next.drop()
 
     async def _change_size(self) -> None:
         """Everybody has stopped: be the run of the workers that were asked for."""
-        began = min(part.started_at or time.time() for part in self.parts.values())
+        began = min(part.started_at or time.time() for part in self._crew.parts.values())
         await self._give_back()
         asked = self._read("resize.json") or {}
-        self._order = {"began": began, **self._order}
-        self._order |= {"workers": asked["target"], "size": asked["number"]}
+        order = {"workers": asked["target"], "size": asked["number"]}
+        if self._next is not None:  # there may be a later wish by now
+            order = {name: self._next.order[name] for name in order}
+        self._crew = self._muster(self._order, {})
+        self._placed, self._resizing = {}, None
+        self._order = {"began": began, **self._order, **order}
         self._write("launch.json", self._order)
-        self._placed, self.parts = {}, {}
 
-    def _only_servers_left(self, parts: list[_Part]) -> bool:
+    def _only_servers_left(self, parts: list[Part]) -> bool:
         left = [part for part in parts if part.over is None]
         return bool(left) and len(left) < len(parts) and all(part.serves for part in left)
 
-    async def _stop_all(self, code: str, text: str, grace_s: float) -> None:
-        """Ask all nodes at once: ranks that train in step cannot be stopped one by one."""
-        left = [part for part in self.parts.values() if part.over is None and part.lost is None]
-        calls = [self._call(part, "stop", code, text, grace_s) for part in left]
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(answer, BaseException) and not isinstance(
-                answer, AgentSilent | AgentGone
-            ):
-                raise answer
-
     async def _give_back(self) -> None:
-        """Leave nothing of the run on any node that can be reached, nor with Ray."""
-        for part in self.parts.values():
-            if part.lost is None:
-                with suppress(AgentSilent, AgentGone):
-                    await self._call(part, "drop")
+        """Leave nothing of the present workers on any node that can be reached, nor with Ray."""
+        await self._crew.drop()
         if self.reservation:
             await self._cluster.release(self.reservation)
 
     # -- files ----------------------------------------------------------------------------------
 
-    async def _collect(self, part: _Part) -> None:
+    async def _collect(self, part: Part) -> None:
         """Take over the checkpoints that the workers on a node have made."""
         part.saved = False
         with suppress(AgentSilent, AgentGone):
-            if not self._order["shared"] and (saved := await self._call(part, "saved")):
+            if not self._order["shared"] and (saved := await self._crew.call(part, "saved")):
                 area, staged = "checkpoints", self.directory / f"checkpoints-{part.id}.new"
-                ask = partial(self._call, part)
+                ask = partial(self._crew.call, part)
                 await _ray_files.take_over(ask, area, saved, self._home / area, staged)
         part.collecting = None
         self.poke()
 
-    async def _collect_results(self, part: _Part) -> None:
+    async def _collect_results(self, part: Part) -> None:
         with suppress(AgentSilent, AgentGone):
             area, staged = "results", self.directory / f"results-{part.id}.new"
-            await _ray_files.add_to(partial(self._call, part), area, self._home / area, staged)
+            await _ray_files.add_to(
+                partial(self._crew.call, part), area, self._home / area, staged
+            )
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
         found = {}
@@ -492,18 +482,18 @@ class GangRun:
 
     # -- what is told ---------------------------------------------------------------------------
 
-    def _take_event(self, part: _Part, event: dict[str, Any]) -> None:
+    def _take_event(self, crew: Crew, part: Part, event: dict[str, Any]) -> None:
         kind = event["type"]
         if kind == "Ready":
             part.port = event["port"]
         elif kind == "JobStarted":
             part.started_at = event["at"]
-        elif kind == "StageChanged" and not self._changing:
+        elif kind == "StageChanged" and crew is self._crew and not self._changing:
             self._story.tell(kind, stage=event["stage"], number=self._size)
         elif kind in ("JobExited", "LaunchFailed"):
             part.over = event
 
-    def _tell_started(self, parts: list[_Part]) -> None:
+    def _tell_started(self, parts: list[Part]) -> None:
         self._story.tell("JobStarted", at=max(part.started_at or 0.0 for part in parts))
         if self._size:
             self._story.tell("JobResized", number=self._size)
@@ -511,31 +501,21 @@ class GangRun:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _listen_on_all(self) -> None:
-        for id in self.parts:
+    def _crews(self) -> list[Crew]:
+        """The present workers, then those that are to come."""
+        return [self._crew] if self._next is None else [self._crew, self._next]
+
+    def _listen_on(self, crew: Crew) -> None:
+        for id in crew.parts:
             self._listen(id)
 
-    async def _call(self, part: _Part, method: str, *arguments: Any) -> Any:
-        try:
-            return await self._cluster.call(
-                part.id, method, self.key, *arguments, timeout_s=_CALL_S
-            )
-        except AgentGone as gone:
-            self.lose(part.id, str(gone))
-            raise
-
-    async def _next(self) -> None:
+    async def _something(self) -> None:
         """Until something has changed."""
         if not self._asked_to_stop and (asked := self._read("stop.json")):
             self._asked_to_stop = True
-            await self._stop_all(asked["code"], asked["text"], self._placed["grace_s"])
+            await self._crew.stop(asked["code"], asked["text"], self._placed["grace_s"])
         await self._changed.wait()
         self._changed.clear()
-
-    def _first_node(self) -> str:
-        workers = sorted(self._order["workers"])
-        node: str = workers[0][2]
-        return node
 
     def _stop_asked(self) -> bool:
         return (self.directory / "stop.json").exists()

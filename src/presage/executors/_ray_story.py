@@ -48,6 +48,8 @@ class Story:
 
     def flush(self) -> bool:
         """Bring events to disk; False when there is no room, and then nothing was written."""
+        if not self._unwritten:
+            return True  # whoever heard of the last one may have removed the directory
         try:
             with (self._directory / "events.jsonl").open("ab", buffering=0) as file:
                 size = file.seek(0, os.SEEK_END)

@@ -27,11 +27,37 @@ from presage.testing.runs import Counting, ExecutorKit, RoleWork, Watcher, deden
 __all__ = ["Counting", "ExecutorKit", "ExecutorSuite", "RoleWork", "Watcher"]
 
 _LONG = "import time\nprint('up')\ntime.sleep(600)"
+_IN_STEP = """
+    import time
+    from presage import job
+    given, count = job.allocation(), 0
+    def save(directory): (directory / "count").write_text(str(count))
+    def load(directory):
+        global count
+        count = int((directory / "count").read_text())
+    job.checkpoint(save, load)
+    job.on_resize(lambda now, then: print("told:", now, "to", then, "after", count, flush=True))
+    job.restore()
+    print(given.rank, "of", given.workers, "goes on after", count, flush=True)
+    def done(rank): return given.checkpoint_dir / f".{given.workers}-{count}-{rank}"
+    while True:
+        count += 1
+        done(given.rank).touch()
+        while not all(done(rank).exists() for rank in range(given.workers)):
+            if job.stopping(): raise SystemExit(job.STOPPED)
+            time.sleep(0.002)
+        print(given.rank, "of", given.workers, "takes step", count, flush=True)
+        job.step(step=count)
+"""
+"""Ranks that train in step: nobody gets past one before all have done it."""
 _ASKED = Reason(ReasonCode.REQUESTED, "halted by request")
 
 
 class ExecutorSuite:
     """The port `Executor`, with real jobs and real signals."""
+
+    log_cap = 100_000
+    """Bytes that the log of a worker may have; the kit makes executors that keep to it."""
 
     @pytest.fixture
     def kit(self) -> Iterator[ExecutorKit]:
@@ -286,6 +312,29 @@ class ExecutorSuite:
         assert len(counting.watch.of("count", ev.JobStarted)) == 1
         counting.end()
 
+    def test_every_rank_is_told_of_a_resize_after_the_same_step(self, watch: Watcher) -> None:
+        if not isinstance(watch.executor, CanResize):
+            pytest.skip("this executor does not resize runs")
+        workers = watch.run("told", RoleWork(dedented(_IN_STEP), workers=2, most=3))
+        names = [f"worker-{rank}" for rank in range(3)]
+        for now, then in ((2, 3), (3, 2)):
+            watch.until_log("told", f"of {now} takes step")
+            watch.resize("told", workers[:then])
+            for name in names[:now]:
+                watch.until_log("told", f"told: {now} to {then}", worker=name)
+            watch.until_log("told", f"of {then} goes on")
+            logs = [watch.kit.log("told", 1, name) for name in names[:now]]
+            (last,) = {
+                log.partition(f"told: {now} to {then} after ")[2].split()[0] for log in logs
+            }
+            for name in names[:then]:
+                watch.until_log("told", f"of {then} goes on after {last}", worker=name)
+        assert len(watch.of("told", ev.JobResized)) == 2
+        watch.stop("told")
+        assert watch.end("told").outcome is Outcome.STOPPED
+        assert "Traceback" not in "".join(watch.kit.log("told", 1, name) for name in names)
+        watch.assert_nothing_left("told")
+
     def test_a_resize_is_answered_as_often_as_it_is_sent(self, counting: Counting) -> None:
         counting.to(2)
         counting.to(2)
@@ -390,6 +439,20 @@ class ExecutorSuite:
             lines = watch.kit.log("chatty", 1, f"worker-{rank}").splitlines()
             assert lines[:-1] == [f"{rank} {n}" for n in range(5000)]
             assert lines[-1] == "the end, without a line break"
+
+    def test_a_log_that_grows_too_long_is_cut(self, watch: Watcher) -> None:
+        script = r"""
+            import os, time
+            os.write(1, b"".join(b"line %d\n" % n for n in range(20_000)) + b"up\n")
+            time.sleep(600)
+        """
+        watch.run("endless", RoleWork(dedented(script)))
+        watch.until_log("endless", "cut]")
+        watch.stop("endless")
+        watch.end("endless")
+        first, *rest = watch.kit.log("endless", 1, "worker-0").splitlines()
+        assert f"passed {self.log_cap} bytes" in first
+        assert rest == [*(f"line {n}" for n in range(20_001 - len(rest), 20_000)), "up"]
 
     def test_progress_is_passed_on(self, watch: Watcher) -> None:
         script = """

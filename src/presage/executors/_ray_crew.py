@@ -1,0 +1,211 @@
+"""The workers of a run on a Ray cluster at one size: a part of them on each of their nodes.
+
+Before a resize, two crews of a run are on the cluster: one that trains, and one that gets ready to
+take its place. What must outlive this process is written down by `_ray_run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from presage.executors import _ray_files
+from presage.executors._ray_cluster import AgentGone, AgentSilent, Cluster
+
+__all__ = ["Crew", "Part", "Refused"]
+
+_CALL_S = 30.0
+
+
+class Refused(Exception):
+    """The run cannot be started; the text is for the owner of the job."""
+
+
+class Part:
+    """The workers of the run on one node."""
+
+    def __init__(self, node: str, id: str, serves: bool) -> None:
+        self.node = node
+        self.id = id
+        self.serves = serves
+        """Whether none of its workers ends by itself."""
+        self.cursor: dict[str, Any] = {}
+        self.port: int | None = None
+        self.started_at: float | None = None
+        self.over: dict[str, Any] | None = None
+        self.lost: str | None = None
+        self.drained = False
+        self.released = False
+        """Whether it was told that rank 0 has saved and ended."""
+        self.saved = False
+        """Whether checkpoints may be there and not yet here."""
+        self.asked: int | None = None
+        """The wish for workers that was written down here and not yet taken away there."""
+        self.words: dict[str, Any] = {}
+        """What its workers say about standing still; see `presage.job`."""
+        self.collecting: asyncio.Task[None] | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self.lost is not None or (self.over is not None and self.drained)
+
+
+class Crew:
+    """The workers of a run at one size."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        owner: str,
+        order: dict[str, Any],
+        nodes: Mapping[str, str],
+        serves: Mapping[str, bool],
+    ) -> None:
+        self._cluster = cluster
+        self.order = order
+        """What `launch.json` says."""
+        size = f".{order['size']}" if order.get("size") else ""
+        self.key = f"{owner}/{order['job']}/{order['attempt']}{size}"
+        """What agents call it. It changes with the size, so that nothing they say of the workers
+        before is taken for news of those after."""
+        self.parts = {id: Part(name, id, serves[name]) for name, id in nodes.items()}
+        self._news = asyncio.Event()
+
+    # -- what is heard --------------------------------------------------------------------------
+
+    @property
+    def first(self) -> Part:
+        """The part with rank 0."""
+        node = min(self.order["workers"])[2]
+        return next(part for part in self.parts.values() if part.node == node)
+
+    def heard(self) -> None:
+        """Something has happened to one of the parts."""
+        self._news.set()
+
+    def lose(self, id: str, why: str) -> None:
+        """A node, or the agent there, is gone."""
+        part = self.parts.get(id)
+        if part is not None and not part.gone:
+            alive = any(node.id == id for node in self._cluster.nodes.values())
+            part.lost = why if alive else f"node {part.node} went away"
+            self.heard()
+
+    # -- what is asked --------------------------------------------------------------------------
+
+    async def call(self, part: Part, method: str, *arguments: Any) -> Any:
+        """Ask the agent of a part; raises AgentGone or AgentSilent."""
+        try:
+            return await self._cluster.call(
+                part.id, method, self.key, *arguments, timeout_s=_CALL_S
+            )
+        except AgentGone as gone:
+            self.lose(part.id, str(gone))
+            raise
+
+    async def prepare(self, spec: str, folder: Path | None, secrets: dict[str, str]) -> None:
+        """Have the guardians started on all nodes; raises Refused where that is not possible."""
+
+        async def on(part: Part) -> None:
+            ask = partial(self.call, part)
+            await ask("drop")  # what a process left that died
+            wrong = await ask("make", {**self.order, "spec": spec, "node": part.node})
+            if wrong is None and folder is not None:
+                with suppress(FileNotFoundError):  # the guardian says so in better words
+                    await _ray_files.send(ask, "folders", folder.parent, folder.name)
+            wrong = wrong or await ask("start", secrets)
+            if wrong:
+                raise Refused(wrong)
+
+        outcomes = await asyncio.gather(*map(on, self.parts.values()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def until_ready(self) -> None:
+        """Until all guardians wait for the word to begin; raises Refused or AgentGone."""
+        while True:
+            for part in self.parts.values():
+                if part.lost is not None:
+                    raise AgentGone(part.lost)
+                if part.over is not None:
+                    raise Refused(part.over["reason"]["text"])
+            if all(part.port is not None for part in self.parts.values()):
+                return
+            await self._next()
+
+    async def ship(self, home: Path) -> None:
+        """Bring in the checkpoints, and the results that rank 0 may go on with."""
+
+        async def to(part: Part) -> None:
+            areas = [] if self.order["shared"] else ["checkpoints"]
+            if part is self.first:
+                areas.append("results")
+            for area in areas:
+                for unit in _ray_files.listing(home / area).values():
+                    for name in unit:
+                        ask = partial(self.call, part)
+                        await _ray_files.send(ask, area, home / area, name)
+
+        await asyncio.gather(*map(to, self.parts.values()))
+
+    async def hold(self, number: int, workers: int, within_s: float) -> None:
+        """Have every rank stop after the same step, with a checkpoint, if the program listens. If
+        they do not stand still in time, they are stopped as for any stop."""
+        parts = list(self.parts.values())
+        with suppress(AgentSilent, AgentGone, TimeoutError):
+            async with asyncio.timeout(within_s):
+                if all([await self.call(part, "listens") for part in parts]):
+                    word = {"number": number, "workers": workers, "apart": len(parts) > 1}
+                    await self._tell(parts, "resize.json", word)
+                    await self._stand_still(number)
+
+    async def _stand_still(self, number: int) -> None:
+        """Carry word between the nodes until every rank stands still or one has ended."""
+        parts = list(self.parts.values())
+        others = [part for part in parts if part is not self.first]
+        unsaid = ["stop-at.json", "held-0"] if others else []
+        while not any(part.gone or part.over for part in parts):
+            for name in list(unsaid):
+                word = self.first.words.get(name, {})
+                if word.get("number") == number:
+                    unsaid.remove(name)
+                    await self._tell(others, name, word)
+                    if name == "stop-at.json":
+                        await self._tell([self.first], "agreed.json", {"number": number})
+            words = [item for part in parts for item in part.words.items()]
+            held = {name for name, word in words if word.get("number") == number}
+            if all(f"held-{rank}" in held for rank in range(len(self.order["workers"]))):
+                return
+            await self._next()
+
+    async def _tell(self, parts: list[Part], name: str, word: dict[str, Any]) -> None:
+        await asyncio.gather(*(self.call(part, "tell", name, word) for part in parts))
+
+    async def stop(self, code: str, text: str, grace_s: float) -> None:
+        """Ask all nodes at once: ranks that train in step cannot be stopped one by one."""
+        left = [part for part in self.parts.values() if part.over is None and part.lost is None]
+        calls = [self.call(part, "stop", code, text, grace_s) for part in left]
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(
+                answer, AgentSilent | AgentGone
+            ):
+                raise answer
+
+    async def drop(self) -> None:
+        """Leave nothing of it on any node that can be reached."""
+
+        async def on(part: Part) -> None:
+            with suppress(AgentSilent, AgentGone):
+                await self.call(part, "drop")
+
+        await asyncio.gather(*(on(part) for part in self.parts.values() if part.lost is None))
+
+    async def _next(self) -> None:
+        await self._news.wait()
+        self._news.clear()
