@@ -238,19 +238,19 @@ def test_a_point_that_cannot_be_is_refused(bad: SpeedPoint) -> None:
         Speeds().teach("job", bad)
 
 
-def _told(point: SpeedPoint | None) -> tuple[int, int, float, float]:
+def _told(point: SpeedPoint | None) -> list[float]:
     assert point is not None
-    return point.workers, point.nodes, point.whole_s, point.measured_s
+    return [point.workers, point.nodes, point.whole_s, point.measured_s]
 
 
 def test_a_stretch_at_one_size_becomes_a_point() -> None:
     seen, at_two, at_four = Stretches(), (1, 100.0, 2, 1), (1, 160.0, 4, 1)
     assert seen.see("a", at_two, 0.10, 8.0) is None  # starting up is over by now
     assert seen.see("a", at_two, 0.12, 10.0) is None  # too short
-    assert _told(seen.see("a", at_two, 0.20, 18.0)) == (2, 1, pytest.approx(100.0), 10.0)
+    assert _told(seen.see("a", at_two, 0.20, 18.0)) == pytest.approx([2, 1, 100.0, 10.0])
     assert seen.see("a", at_two, 0.26, 24.0) is None  # the next takes longer
     assert seen.see("a", at_four, 0.30, 60.0) is None  # the time of a resize is nobody's speed
-    assert _told(seen.see("a", at_four, 0.50, 70.0)) == (4, 1, pytest.approx(50.0), 10.0)
+    assert _told(seen.see("a", at_four, 0.50, 70.0)) == pytest.approx([4, 1, 50.0, 10.0])
     assert seen.see("a", at_four, 0.40, 90.0) is None  # back to a checkpoint
     seen.keep(set())
     assert seen.see("a", at_four, 0.90, 190.0) is None
