@@ -1,8 +1,9 @@
 """Step times of timm's models: training on an RTX 3090, inference on GPUs never seen.
 
 `python -m benchmarks.foresee_steptime [--json]`. Training by families never seen and at random,
-from graphs and from totals, beside the best constant and a forest on names alone; inference with
-each GPU left out in turn. Needs `presage[learn]`.
+from graphs and from the totals of a table, with and without the model's name (whose pieces tell of
+relatives), beside the best constant and a forest on names alone; inference with each GPU left out
+in turn. Needs `presage[learn]`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def main() -> None:
         ways: dict[str, tuple[Callable[[], Any], Any]] = {
             "graph": (lambda: StepTimeEstimator(folds=5), graphs),
             "totals": (TotalsStepTimeEstimator, totals(known)),
+            "nameless": (TotalsStepTimeEstimator, totals(known.drop("model"))),
             "names only": (Named, named),
             "constant": (Constant, named),
         }

@@ -18,6 +18,7 @@ from presage.foresee.steptime import (
     TOTALS,
     Operators,
     StepTimeEstimator,
+    Totals,
     TotalsStepTimeEstimator,
     class_factors,
     step_feature_names,
@@ -240,11 +241,12 @@ def table(count: int, seed: int = 0) -> pl.DataFrame:
     )
 
 
-def measured(rows: Floats, seed: int = 0) -> Floats:
+def measured(jobs: Totals, seed: int = 0) -> Floats:
     """Three times the roofline, and less where there is much work for each activation."""
-    _, roof = totals_features(rows)
-    noise = np.exp(np.random.default_rng(seed).normal(0, 0.05, len(rows)))
-    return np.asarray(roof * np.where(rows[:, 0] / rows[:, 1] > 0.12, 2.0, 3.0) * noise)
+    _, roof = totals_features(jobs.rows)
+    noise = np.exp(np.random.default_rng(seed).normal(0, 0.05, len(jobs)))
+    heavy = jobs.rows[:, 0] / jobs.rows[:, 1] > 0.12
+    return np.asarray(roof * np.where(heavy, 2.0, 3.0) * noise)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +270,7 @@ def test_the_roofline_of_totals_by_hand() -> None:
     )
     compute = 2 * 4e9 * 32 / (gpu.tflops("fp16") * 1e12) * 1e3
     traffic = (11e6 * 32 * 6 + 25e6 * 2) / (gpu.bandwidth_gbs * 1e9) * 1e3
-    assert totals_features(row)[1] == pytest.approx([compute + traffic])
+    assert totals_features(row.rows)[1] == pytest.approx([compute + traffic])
 
 
 def test_totals_are_foreseen(by_totals: TotalsStepTimeEstimator) -> None:
@@ -310,12 +312,12 @@ def test_a_gap_in_one_row_is_its_own_affair(by_totals: TotalsStepTimeEstimator) 
 def test_a_faster_device_takes_less(by_totals: TotalsStepTimeEstimator) -> None:
     whole = table(50, seed=4)
     slow, fast = (
-        totals_features(totals(whole.with_columns(device=pl.lit(name))))[1]
+        totals_features(totals(whole.with_columns(device=pl.lit(name))).rows)[1]
         for name in ("t4", "a100-40g")
     )
     assert (fast < slow).all()
     cpu = totals(whole.with_columns(device=pl.lit("i9-10940x"), dtype=pl.lit("fp32")))
-    assert (totals_features(cpu)[1] > slow).all()
+    assert (totals_features(cpu.rows)[1] > slow).all()
     assert np.isfinite(by_totals.predict(cpu)).all()
 
 
@@ -334,6 +336,87 @@ def test_arrays_bring_totals_back(by_totals: TotalsStepTimeEstimator) -> None:
     again = TotalsStepTimeEstimator.from_arrays(by_totals.to_arrays())
     rows = totals(table(30, seed=6).drop("macts"))
     assert np.array_equal(again.predict_interval(rows), by_totals.predict_interval(rows))
+
+
+FAMILIES = ("resnet", "regnetx", "regnety", "wideresnet", "vit", "deit", "beit", "davit")
+
+
+def named(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) -> pl.DataFrame:
+    chosen = np.random.default_rng(seed + 100).choice(families, count)
+    return table(count, seed).with_columns(
+        model=pl.Series([f"{family}_{n % 90:03}" for n, family in enumerate(chosen)])
+    )
+
+
+def slow_attention(jobs: Totals, seed: int = 0) -> Floats:
+    """What no total tells: attention takes twice as long."""
+    attends = np.array(["it" in name for name in jobs.names])
+    return measured(jobs, seed) * np.where(attends, 2.0, 1.0)
+
+
+def without(jobs: Totals, family: str) -> npt.NDArray[np.bool_]:
+    return np.array([not name.startswith(family) for name in jobs.names])
+
+
+@pytest.fixture(scope="module")
+def by_name() -> TotalsStepTimeEstimator:
+    """Has never seen a `davit` nor a `regnety`."""
+    jobs = totals(named(300))
+    jobs = jobs[without(jobs, "davit") & without(jobs, "regnety")]
+    families = np.array([name.split("_")[0] for name in jobs.names])
+    return TotalsStepTimeEstimator(iterations=40, folds=3).fit(
+        jobs, slow_attention(jobs), families
+    )
+
+
+@pytest.mark.parametrize("family", ["davit", "regnety"])
+def test_relatives_tell_of_a_family_that_nobody_has_seen(
+    by_name: TotalsStepTimeEstimator, family: str
+) -> None:
+    whole = named(100, seed=1, families=(family,))
+    truth = slow_attention(totals(whole), seed=1)
+    known, nameless = (by_name.predict_interval(totals(t)) for t in (whole, whole.drop("model")))
+    assert mape(truth, known[:, 1]) < 0.8 * mape(truth, nameless[:, 1])
+    assert (np.diff(known, axis=1) >= 0).all()
+    assert np.all(known[:, 2] / known[:, 0] < nameless[:, 2] / nameless[:, 0])
+
+
+def test_a_recipe_after_the_dot_is_not_part_of_a_name() -> None:
+    jobs = totals(table(2).with_columns(model=pl.Series(["vit_base.augreg_in1k", None])))
+    assert jobs.names.tolist() == ["vit_base", ""]
+
+
+def test_relatives_need_a_name_and_all_totals(by_name: TotalsStepTimeEstimator) -> None:
+    whole = named(4, seed=2)
+    lacking = whole.with_columns(
+        model=pl.when(pl.int_range(pl.len()) == 0).then(None).otherwise(pl.col("model")),
+        macts=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("macts")),
+    )
+    full, found = (by_name.predict_interval(totals(t)) for t in (whole, lacking))
+    trees = by_name.predict_interval(totals(lacking.drop("model")))
+    assert np.array_equal(found[:2], trees[:2])
+    assert np.array_equal(trees, by_name.predict_interval(totals(lacking).rows))
+    assert found[2:] == pytest.approx(full[2:])
+    assert not np.any(np.isclose(full, trees))
+
+
+def test_arrays_bring_relatives_back(by_name: TotalsStepTimeEstimator) -> None:
+    again = TotalsStepTimeEstimator.from_arrays(by_name.to_arrays())
+    jobs = totals(named(30, seed=6))
+    assert np.array_equal(again.predict_interval(jobs), by_name.predict_interval(jobs))
+
+
+def test_ten_thousand_strangers_are_quick() -> None:
+    """Each with a name of its own, and as many relatives as the shipped estimator has."""
+    jobs = totals(named(1400))
+    model = TotalsStepTimeEstimator(iterations=100, folds=2).fit(jobs, measured(jobs), jobs.names)
+    many = table(10_000, seed=5).with_columns(
+        model="efficientvit_" + pl.int_range(pl.len()).cast(pl.String) + "_patch16"
+    )
+    begin = time.perf_counter()
+    found = model.predict_interval(totals(many))
+    assert time.perf_counter() - begin <= 3
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(

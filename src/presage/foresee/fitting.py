@@ -116,13 +116,13 @@ def fit_step_time(
     errors = {
         "graph_nchw": _errors(y[~nhwc], graph.out_of_fold_[~nhwc]),
         "graph_nhwc": _errors(y[nhwc], graph.out_of_fold_[nhwc]),
-        "totals": _errors(truth, plain.residual_.out_of_fold_),
+        "totals": _errors(truth, plain.out_of_fold_),
     }
     arrays = prefixed("graph", graph.to_arrays()) | prefixed("train", plain.to_arrays())
     if infer is not None:
         times = infer["step_time"].to_numpy()
         steps = TotalsStepTimeEstimator().fit(totals(infer), times, _families(infer))
-        errors["inference"] = _errors(times, steps.residual_.out_of_fold_)
+        errors["inference"] = _errors(times, steps.out_of_fold_)
         arrays |= prefixed("infer", steps.to_arrays())
     card = {
         "name": "step_time",

@@ -10,6 +10,7 @@ which holds for unusual mixtures of them, and by trees that are told the outcome
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +22,9 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.opgraph import KINDS
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
+from presage.learn.conformal import Conformal
 from presage.learn.evaluate import grouped_folds
+from presage.learn.relatives import Relatives
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
 
@@ -30,6 +33,7 @@ __all__ = [
     "TOTALS",
     "Operators",
     "StepTimeEstimator",
+    "Totals",
     "TotalsStepTimeEstimator",
     "class_factors",
     "step_feature_names",
@@ -277,8 +281,32 @@ _TRAFFIC = 6.0
 """Bytes that inference moves for each activation, over all operators, at half precision."""
 
 
-def totals(table: pl.DataFrame) -> Floats:
-    """TOTALS and settings of a table: NaN where it does not say."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Totals:
+    """What a table says of each job; indexing chooses rows, as with a NumPy array."""
+
+    rows: Floats
+    """TOTALS and settings: NaN where it does not say."""
+    names: npt.NDArray[np.str_]
+    """Of the models; empty where it does not say."""
+
+    @classmethod
+    def of(cls, X: Totals | npt.ArrayLike) -> Totals:
+        """As they are, or plain rows as jobs without a name."""
+        if isinstance(X, Totals):
+            return X
+        rows = np.asarray(X, np.float64)
+        return cls(rows, np.full(len(rows), ""))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Totals:
+        return Totals(self.rows[index], self.names[index])
+
+
+def totals(table: pl.DataFrame) -> Totals:
+    """Totals, settings and names of a table."""
     if "batch_size" not in table.columns:
         raise UserError("a table for step_time needs the column batch_size")
     if not {"gmacs", "macts", "model"} & set(table.columns):
@@ -298,7 +326,15 @@ def totals(table: pl.DataFrame) -> Floats:
     pure = np.array([p in ("bf16", "fp16", "fp32") for p in precision], np.float64)
     release = _release(table)
     rows: Floats = np.c_[(*columns, peak, bandwidth, layout, dynamo, brain, pure, release)]
-    return rows
+    return Totals(rows, _names(table))
+
+
+def _names(table: pl.DataFrame) -> npt.NDArray[np.str_]:
+    """Without the training recipe that timm writes after a dot."""
+    if "model" not in table.columns:
+        return np.full(table.height, "")
+    named = table["model"].cast(pl.String).fill_null("").str.split(".").list.first()
+    return np.array(named.to_list(), np.str_)
 
 
 def _numbers(table: pl.DataFrame, name: str) -> Floats:
@@ -329,7 +365,8 @@ LATEST = 209.0
 def _release(table: pl.DataFrame) -> Floats:
     if "torch" not in table.columns:
         return np.full(table.height, LATEST)
-    return np.array([release_of(str(text)) for text in table["torch"].to_list()])
+    number = {text: release_of(str(text)) for text in table["torch"].unique()}
+    return np.array([number[text] for text in table["torch"].to_list()])
 
 
 _CPU_PEAK, _CPU_BANDWIDTH = 1.0e12, 50e9
@@ -375,39 +412,117 @@ _ABSENT = [[1, 5], [2, 4], [3], [6]]
 """Columns of `totals_features` that may be absent together: macs, activations, params, size."""
 
 
+_LAYOUT = 7
+"""Column of `Totals.rows` that is 1 for nhwc."""
+_CLOSE = (0.5, 2.0, 0.5, 2.0, 1.0)
+"""How many standard deviations of the logarithm of the batch, macs, activations, params and size
+count as close, for relatives."""
+_FEWEST, _MOST = 40, 4000
+"""Rows with a name and all totals from which relatives are learned."""
+
+
 class TotalsStepTimeEstimator(Estimator):
-    """Milliseconds from `totals`, when there is no graph."""
+    """Milliseconds from `totals`, when there is no graph.
+
+    Trees answer for every row; for one with a name and all totals the answer is the geometric mean
+    of theirs and of what its relatives took. `fit` keeps what it foresaw for families left out in
+    `out_of_fold_`.
+    """
 
     def __init__(self, iterations: int = 300, folds: int = 5, seed: int = 0) -> None:
         self.iterations = iterations
         self.folds = folds
         self.seed = seed
 
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
+    def fit(
+        self, X: Totals | npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None
+    ) -> Self:
         """Learn from measured steps."""
-        features, base = totals_features(np.asarray(X, np.float64))
+        jobs, truth = Totals.of(X), np.asarray(y, np.float64)
+        members = np.arange(len(jobs)) if groups is None else np.asarray(groups)
+        features, base = totals_features(jobs.rows)
         self.residual_ = LogResidual(
             iterations=self.iterations,
             least=10,
             optional=_ABSENT,
             folds=self.folds,
             seed=self.seed,
-        ).fit(features, y, groups, base=base)
+        ).fit(features, truth, members, base=base)
+        self.out_of_fold_ = self.residual_.out_of_fold_.copy()
+        self.relatives_: Relatives | None = None
+        whole = _whole(jobs)
+        if _FEWEST <= whole.sum() <= _MOST and np.unique(members[whole]).size > 1:
+            self._fit_relatives(jobs[whole], truth[whole], members[whole], base[whole], whole)
         return self
 
-    def predict_interval(self, X: npt.ArrayLike) -> Floats:
+    def _fit_relatives(
+        self,
+        jobs: Totals,
+        truth: Floats,
+        members: npt.NDArray[Any],
+        base: Floats,
+        whole: npt.NDArray[np.bool_],
+    ) -> None:
+        factor = np.log(truth / base)
+        count = min(self.folds, np.unique(members).size)
+        fold = grouped_folds(members, count, self.seed)
+        guess = np.empty(len(truth))
+        for n in range(count):
+            test = fold == n
+            learned = _relatives(jobs[~test], factor[~test], members[~test])
+            guess[test] = base[test] * np.exp(learned.predict(*_kinship(jobs[test])))
+        self.relatives_ = _relatives(jobs, factor, members)
+        self.out_of_fold_[whole] = np.sqrt(self.out_of_fold_[whole] * guess)
+        self.beside_relatives_ = Conformal.fit(
+            truth, self.out_of_fold_[whole], members, space="log", balance=0.0
+        )
+
+    def predict_interval(self, X: Totals | npt.ArrayLike) -> Floats:
         """p10, p50, p90; wider the more is absent."""
         self._check_fitted("residual_")
-        features, base = totals_features(np.asarray(X, np.float64))
-        return self.residual_.predict_interval(features, base=base)
+        jobs = Totals.of(X)
+        features, base = totals_features(jobs.rows)
+        out = np.empty((len(jobs), 3))
+        whole = _whole(jobs) if self.relatives_ else np.zeros(len(jobs), bool)
+        if self.relatives_ and whole.any():
+            factor = self.residual_.factor(features[whole])
+            factor += self.relatives_.predict(*_kinship(jobs[whole]))
+            out[whole] = self.beside_relatives_.interval(base[whole] * np.exp(factor / 2))
+        if not whole.all():
+            out[~whole] = self.residual_.predict_interval(features[~whole], base=base[~whole])
+        return out
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
-        return self.residual_.to_arrays()
+        arrays = self.residual_.to_arrays()
+        if self.relatives_:
+            arrays |= prefixed("relatives", self.relatives_.to_arrays())
+            arrays |= prefixed("beside", self.beside_relatives_.to_arrays())
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TotalsStepTimeEstimator:
         """The estimator in these arrays."""
         made = cls()
         made.residual_ = LogResidual.from_arrays(arrays)
+        kin = under("relatives", arrays)
+        made.relatives_ = Relatives.from_arrays(kin) if kin else None
+        if kin:
+            made.beside_relatives_ = Conformal.from_arrays(under("beside", arrays))
         return made
+
+
+def _whole(jobs: Totals) -> npt.NDArray[np.bool_]:
+    """Rows with a name and all totals."""
+    return np.asarray((jobs.names != "") & ~np.isnan(jobs.rows[:, : len(TOTALS)]).any(axis=1))
+
+
+def _kinship(jobs: Totals) -> tuple[Floats, Floats, npt.NDArray[np.str_]]:
+    """What `Relatives` compare: numbers, the setting, names."""
+    macs, acts, params, size, batch = jobs.rows[:, : len(TOTALS)].T
+    numbers = np.log(np.stack([batch, macs, acts, params, size], axis=1))
+    return numbers, jobs.rows[:, _LAYOUT], jobs.names
+
+
+def _relatives(jobs: Totals, factor: Floats, members: npt.NDArray[Any]) -> Relatives:
+    return Relatives.fit(*_kinship(jobs), factor, members, _CLOSE)

@@ -91,7 +91,7 @@ class LogResidual(Estimator):
         """p10, p50, p90 for each row."""
         self._check_fitted("trees_")
         rows = np.asarray(X, np.float64)
-        guess = np.asarray(base, np.float64) * np.exp(_factor(self.trees_, rows))
+        guess = np.asarray(base, np.float64) * np.exp(self.factor(rows))
         absent = self._absent(rows)
         out = np.empty((len(rows), 3))
         for pattern, interval in enumerate(self.intervals_):
@@ -99,6 +99,11 @@ class LogResidual(Estimator):
             if here.any():
                 out[here] = interval.interval(guess[here])
         return out
+
+    def factor(self, X: npt.ArrayLike) -> Floats:
+        """The logarithm of truth ÷ base, as the trees alone foresee it."""
+        self._check_fitted("trees_")
+        return _factor(self.trees_, np.asarray(X, np.float64))
 
     def mattered(self, row: Floats, typical: Floats, names: Sequence[str]) -> dict[str, float]:
         """By which factor each feature moves the answer away from that of a typical job: the
