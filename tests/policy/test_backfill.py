@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from presage.core.plan import Plan
+from presage.model import event as ev
+from presage.model.cluster import Worker
+from presage.model.estimate import Estimate
+from presage.model.job import Job
+from presage.policy.backfill import Ends
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.clusters import read_cluster
 from presage.sim.run import simulate
 from presage.sim.traces import Trace
-from tests.scenario import Scenario, job, nodes
+from tests.scenario import Known, Scenario, job, nodes
 from tests.sim.results import trace_of
 
 EASY = PolicyConfig(backfill=True)
@@ -57,3 +66,109 @@ def test_with_exact_estimates_the_first_blocked_job_is_never_delayed(
 def _starts(trace: Trace, config: PolicyConfig) -> list[tuple[float, float]]:
     result = simulate(trace, read_cluster("1x4"), build(config), name="x", check_every=1)
     return list(result.jobs.select("submit_s", "start_s").iter_rows())
+
+
+# -- ends that are kept between passes ------------------------------------------------------------
+
+
+class Changing(Known):
+    """Foresees by progress and by the number of workers, in numbers that floats hold exactly."""
+
+    def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
+        total = self.runtimes[job.id] / (len(workers) or 1)
+        if job.progress:
+            total = job.progress_s / job.progress
+        return Estimate.exact(total, "s", self.version)
+
+
+class Cluster(Scenario):
+    """Elastic and rigid jobs that start late, report progress, and are stopped."""
+
+    def __init__(self) -> None:
+        policy = PolicyConfig(backfill=True, elastic=True, grow_by="fewest")
+        super().__init__(nodes(4, 4, 4), policy)
+        self.predict = self.engine.predict = Changing()
+
+    def step(self, kind: str, pick: int, amount: int) -> None:
+        """Something happens, to one of the jobs it can happen to."""
+        state, self.now = self.engine.state, self.now + amount
+        jobs = list(state.active.values())
+        chosen = jobs[pick % len(jobs)] if jobs else None
+        if kind == "submit" or chosen is None:
+            name = f"j{state.submitted}"
+            self.predict.runtimes[name] = 64.0 * (1 + pick % 5)
+            spec = job(name, 1 + pick % 3, most=1 + pick % 2, max_retries=9)
+            self.engine.handle(self.now, [ev.JobSubmitted(spec)])
+            return
+        run = chosen.id, chosen.attempt
+        fact: ev.Fact = ev.CancelRequested(chosen.id)
+        if kind == "confirm":
+            fact = ev.JobStarted(*run) if chosen.resizing is None else ev.JobResized(*run)
+        elif kind == "progress":
+            fact = ev.Progress(*run, (0.0, 0.25, 0.5, 1.0)[pick % 4])
+        elif kind == "fail":
+            fact = ev.JobExited(*run, ev.Outcome.FAILED)
+        elif kind == "end":
+            fact = ev.JobExited(*run, ev.Outcome.SUCCEEDED)
+        self.engine.handle(self.now, [fact])
+
+    def ends(self) -> list[tuple[float, int]]:
+        """From scratch."""
+        found = []
+        for one in self.engine.state.active.values():
+            left = self.predict.runtime(one, one.allocation).p50 - one.ran(self.now)
+            found.append((self.now + max(0.0, left), one.seq))
+        return sorted(found)
+
+
+KINDS = ("submit", "submit", "confirm", "confirm", "progress", "fail", "end", "cancel")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.sampled_from([0, 0, 1, 16, 100])),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(0, 4),
+)
+def test_ends_that_were_kept_are_those_that_are_true_now(
+    steps: list[tuple[str, int, int]], seen: int
+) -> None:
+    cluster, kept = Cluster(), Ends()
+    for number, step in enumerate(steps):
+        cluster.step(*step)
+        plan, expected = Plan(cluster.engine.state), cluster.ends()
+        if number % 3 == seen % 3:  # passes look at the first ends only, and not all of them look
+            found = kept.soonest(plan, cluster.predict)
+            wanted = None if number == len(steps) - 1 else seen
+            told = [(end, seq) for end, seq, _, _ in islice(found, wanted)]
+            assert told == expected[:wanted]
+    last = [(end, seq) for end, seq, *_ in kept.soonest(plan, cluster.predict)]
+    assert last == expected
+
+
+def test_a_job_that_begins_anew_no_longer_ends_as_its_progress_said() -> None:
+    s, kept, predict = Scenario(nodes(1), EASY), Ends(), Changing({"a": 100.0})
+
+    def end() -> float:
+        ((at, _, _, _),) = kept.soonest(Plan(s.engine.state), predict)
+        return at
+
+    s.submit(job("a", max_retries=1))
+    s.go(ev.Progress("a", 1, 0.25), at=50.0)
+    assert end() == 200.0
+    s.go(ev.JobExited("a", 1, ev.Outcome.FAILED), at=60.0)  # it starts again at once
+    assert end() == 200.0
+    s.go(ev.Progress("a", 2, 0.0), at=70.0)
+    assert end() == 100.0
+
+
+def test_runs_that_are_over_are_forgotten() -> None:
+    s, kept = Scenario(nodes(1), EASY), Ends()
+    for k in range(500):
+        s.submit(job(f"j{k}"), at=float(k))
+        assert len(list(kept.soonest(Plan(s.engine.state), Known()))) == 1
+        s.end(f"j{k}")
+    assert len(kept._attempts) < 200
+    assert len(kept._steady) < 200

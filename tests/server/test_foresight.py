@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -346,6 +347,38 @@ def test_a_server_learns_from_what_ended_also_before_it_started(
     assert told["p50"] < 3600
     assert server.metric("presage_forecasts_total") > 0
     assert server.metric("presage_forecast_samples") == 24
+
+
+HALFWAY = """python -c "
+import time
+from presage import job
+time.sleep(10)
+job.progress(done=0.5)
+time.sleep(120)
+" """
+
+
+@pytest.mark.slow
+def test_progress_tells_more_than_a_history_of_hours(serve: Callable[..., Server]) -> None:
+    server = serve(nodes="1x4").start()
+    for _ in range(3):
+        server.wait(server.submit(HALFWAY.replace("(10)", "(0)").replace("(120)", "(0)")))
+    server.stop()
+    with sqlite3.connect(server.data / "presage.db") as database:
+        database.execute("update jobs set started_at = started_at - 18000")
+    database.close()
+    server.start()
+    eventually(lambda: server.metric("presage_history_runs") == 3)
+    runs = server.submit(HALFWAY, resources=FULL)
+    server.wait(runs, "PROCESSING")
+    waits = server.submit("true", resources=FULL)
+    assert foreseen(server, waits)["p50"] > 600
+    eventually(lambda: (server.job(runs)["progress"] or {}).get("done") == 0.5)
+    # A change in the queue lets the server look again at once.
+    server.tell(waits, "stop")
+    told = foreseen(server, server.submit("true", resources=FULL))
+    assert 0 < told["p50"] < 30
+    assert told["p90"] < 120
 
 
 def test_forecasts_take_a_bounded_part_of_a_core(serve: Callable[..., Server]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from presage.core.state import State
 from presage.model import event as ev
-from presage.model.job import JobSpec, Reason, ReasonCode, StopIntent
+from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
@@ -27,15 +27,9 @@ class Exactly:
         self.total_s = total_s
 
     def sample(
-        self,
-        specs: Sequence[JobSpec],
-        ran_s: npt.ArrayLike,
-        now: float,
-        samples: int,
-        rng: np.random.Generator,
+        self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
     ) -> npt.NDArray[np.float64]:
-        total = np.array([self.total_s.get(spec.id, 100.0) for spec in specs])
-        left: npt.NDArray[np.float64] = total - np.asarray(ran_s)
+        left = np.array([self.total_s.get(job.id, 100.0) - job.ran(now) for job in jobs])
         return np.repeat(left[:, None], samples, axis=1)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from presage.model.job import JobSpec
+from presage.model.estimate import Estimate, Estimates
+from presage.model.job import Job, JobSpec, JobState
 from presage.sim.history import DAY_S, History
 from tests.scenario import job
 
@@ -14,8 +15,13 @@ from tests.scenario import job
 def draws(
     history: History, spec: JobSpec, ran_s: float = 0.0, now: float = 0.0, samples: int = 4000
 ) -> npt.NDArray[np.float64]:
-    found = history.sample([spec], [ran_s], now, samples, np.random.default_rng(0))
-    return found.reshape(-1)
+    return left(history, Job(spec, 0, now, now, ran_s=ran_s), now, samples)
+
+
+def left(
+    history: History, waiting: Job, now: float = 0.0, samples: int = 4000
+) -> npt.NDArray[np.float64]:
+    return history.sample([waiting], now, samples, np.random.default_rng(0)).reshape(-1)
 
 
 def test_many_runs_are_reproduced() -> None:
@@ -56,8 +62,8 @@ def test_what_it_knows_decides_how_long_a_running_job_goes_on() -> None:
         history.add(job("a"), 100.0, 0.0)
         history.add(job("a"), 5000.0, 0.0)
     # Whoever is past 200 s is one of the long ones.
-    left = draws(history, job("b"), ran_s=200.0)
-    assert np.median(left) == pytest.approx(4800, rel=0.05)
+    long = draws(history, job("b"), ran_s=200.0)
+    assert np.median(long) == pytest.approx(4800, rel=0.05)
     # Past everything that was ever seen, it goes on in proportion to its age.
     old = draws(history, job("b"), ran_s=1e6)
     assert np.all(old >= 1)
@@ -100,6 +106,106 @@ def test_a_job_draws_the_same_whoever_stands_behind_it() -> None:
     for k in range(100):
         history.add(job("a"), 100.0 + k, 0.0)
     rng = np.random.default_rng
-    some = history.sample([job("x"), job("y", 2)], [0.0, 0.0], 0.0, 8, rng(5))
-    other = history.sample([job("x"), job("y", 4, queue="q")], [0.0, 0.0], 0.0, 8, rng(5))
+    first, second, third = (
+        Job(spec, 0, 0.0, 0.0) for spec in (job("x"), job("y", 2), job("y", 4, queue="q"))
+    )
+    some = history.sample([first, second], 0.0, 8, rng(5))
+    other = history.sample([first, third], 0.0, 8, rng(5))
     assert np.array_equal(some[0], other[0])
+
+
+# -- progress and estimates -----------------------------------------------------------------------
+
+
+def hours() -> History:
+    """Everything it has seen took five hours, or a little less or more."""
+    history = History()
+    for k in range(300):
+        history.add(job("a"), 18_000.0 + 10 * k, 0.0)
+    return history
+
+
+def running(done: float, told_at_s: float, ran_s: float, **spec: object) -> Job:
+    """A job that reported progress after so many seconds and has run for some more since."""
+    return Job(
+        job("b", **spec),  # type: ignore[arg-type]
+        *(0, 0.0, 0.0),
+        state=JobState.RUNNING,
+        progress=done,
+        progress_s=told_at_s,
+        mark=-ran_s,
+    )
+
+
+def quantiles(found: npt.NDArray[np.float64]) -> list[float]:
+    return [float(q) for q in np.quantile(found, (0.1, 0.5, 0.9))]
+
+
+def test_progress_outdoes_history() -> None:
+    history = hours()
+    assert np.median(left(history, running(0.0, 0.0, 10.0))) > 15_000
+    low, middle, high = quantiles(left(history, running(0.5, 10.0, 10.0)))
+    assert middle == pytest.approx(10.0, rel=0.1)
+    assert middle / 1.5 < low < middle < high < 1.5 * middle
+    # A quarter took 900 s, so an hour is the whole, and some of the rest is over.
+    assert np.median(left(history, running(0.25, 900.0, 1000.0))) == pytest.approx(2600, rel=0.1)
+
+
+def test_the_further_the_surer() -> None:
+    history = hours()
+    widths = []
+    for done in (0.05, 0.2, 0.8):
+        total = 1000.0
+        low, _, high = quantiles(left(history, running(done, done * total, done * total)))
+        widths.append(high / low)
+    assert widths[0] > widths[1] > widths[2]
+    # One part in a thousand says next to nothing.
+    assert np.median(left(history, running(0.001, 1.0, 1.0))) > 15_000
+
+
+def test_who_does_not_end_as_its_progress_said_is_doubted() -> None:
+    history = hours()
+    # Half was done after 10 s, and nothing was heard of it for an hour.
+    assert np.median(left(history, running(0.5, 10.0, 3600.0))) > 10_000
+    assert np.max(left(history, running(1.0, 10.0, 10.0), samples=20)) < 10  # it is about to end
+
+
+def test_a_time_limit_caps_progress_too() -> None:
+    assert np.max(left(hours(), running(0.1, 100.0, 100.0, time_limit_s=300.0))) == 200.0
+
+
+def foreseen(source: str, p10_s: float, p50_s: float, p90_s: float) -> Job:
+    runtime = Estimate(p10_s, p50_s, p90_s, "s", source)
+    return Job(job("b", entrypoint=("train",)), 0, 0.0, 0.0, estimates=Estimates("1", runtime))
+
+
+def test_an_estimate_counts_like_eight_runs_of_the_same_job() -> None:
+    history = hours()
+    estimated = foreseen("500 steps × step time", 80.0, 100.0, 120.0)
+    drawn = left(history, estimated)
+    assert np.mean(drawn < 1000) == pytest.approx(0.5, abs=0.03)
+    assert quantiles(drawn[drawn < 1000]) == pytest.approx([80, 100, 120], rel=0.03)
+    for _ in range(200):
+        history.add(estimated.spec, 3000.0, 0.0)
+    known = left(history, estimated)
+    assert np.mean(known < 1000) < 0.08  # own runs tell more
+    assert np.median(known) == pytest.approx(3000, rel=0.05)
+
+
+@pytest.mark.parametrize("told", [(0.0, 0.0, 0.0), (5.0, 4.0, 6.0), (1.0, 2.0, float("inf"))])
+def test_an_estimate_that_says_nothing_changes_nothing(told: tuple[float, float, float]) -> None:
+    plain = left(hours(), Job(job("b", entrypoint=("train",)), 0, 0.0, 0.0))
+    assert np.array_equal(left(hours(), foreseen("a model", *told)), plain)
+
+
+def test_an_estimate_of_its_own_is_not_heard_twice() -> None:
+    history = hours()
+    mine = history.estimate(job("b"), 0.0, 0.0)
+    again = foreseen(mine.source, 1.0, 2.0, 3.0)
+    assert np.min(left(history, again)) > 100
+
+
+def test_an_exact_estimate_is_nearly_exact() -> None:
+    drawn = left(History(), foreseen("user", 100.0, 100.0, 100.0))
+    near = drawn[np.abs(drawn - 100) < 20]
+    assert len(near) > 0.45 * len(drawn)

@@ -25,7 +25,7 @@ from presage.core.workers import least_milli, missing
 from presage.model.cluster import Worker
 from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Placement, Reason, ReasonCode
-from presage.policy.backfill import Backfill
+from presage.policy.backfill import Backfill, Ends
 from presage.policy.backlog import Backlog, Group, waits
 from presage.policy.colocate import Sharing
 from presage.policy.elastic import (
@@ -97,6 +97,7 @@ class Pipeline:
         self._line: list[tuple[SortKey, Job, Group]] = []
         self._state: State | None = None
         self._backlog = Backlog()
+        self._ends = Ends()
         self._empty: Plan | None = None
         self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
         """The keys of all waiting jobs by band, and the moment they belong to."""
@@ -247,7 +248,7 @@ class Pipeline:
         """Try jobs behind the blocked head, in order; those that stay go back to their groups."""
         rules, state = self.rules, plan.state
         head = heads[0][3].heap[0][1]
-        backfill = Backfill(head, self._placer, plan, predict)
+        backfill = Backfill(head, self._placer, plan, predict, self._ends)
         aside = [heads[0][3].heap[0]]
         self._advance(heads, heads[0][3], heads[0][0])
         for _ in range(rules.backfill):

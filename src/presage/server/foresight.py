@@ -408,16 +408,11 @@ class Experience:
         """Jobs whose end was read from their row before their transition was."""
 
     def sample(
-        self,
-        specs: Sequence[JobSpec],
-        ran_s: npt.ArrayLike,
-        now: float,
-        samples: int,
-        rng: np.random.Generator,
+        self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
     ) -> npt.NDArray[np.float64]:
         """Seconds that jobs still run, as `History.sample`."""
         with self._lock:
-            return self.history.sample(specs, ran_s, now, samples, rng)
+            return self.history.sample(jobs, now, samples, rng)
 
     def calibration(self, now: float) -> Calibration:
         """What forecasts taught so far."""

@@ -1,9 +1,9 @@
 """When waiting jobs will start: the present state is copied and run ahead, many times.
 
 The same engine, policy and simulated world as everywhere else; only the run times are drawn, from
-what is known of such jobs (`sim.history`). Running jobs go on from their age. Each run ends when
-the jobs that were asked about have started. Nobody's state is touched and nothing is shared: call
-it from any thread, on a copy (`copy_state`) that the deciding thread made.
+what is known of each job and of others like it (`sim.history`). Running jobs go on from their age.
+Each run ends when the jobs that were asked about have started. Nobody's state is touched and
+nothing is shared: call it from any thread, on a copy (`copy_state`) that the deciding thread made.
 
 What it leaves out: jobs that are yet to be submitted, failures, and nodes that come or go.
 """
@@ -42,12 +42,7 @@ class Runtimes(Protocol):
     """Draws how long jobs still run; `sim.history.History` is one."""
 
     def sample(
-        self,
-        specs: Sequence[JobSpec],
-        ran_s: npt.ArrayLike,
-        now: float,
-        samples: int,
-        rng: np.random.Generator,
+        self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
     ) -> Floats:
         """Seconds that each job still runs, jobs × samples, given how long it has run."""
         ...
@@ -147,10 +142,9 @@ def run_ahead(
     waiting = set(state.pending)
     wanted = (waiting if asked is None else waiting & set(asked)) | {spec.id for spec in submit}
     jobs = [*state.active.values(), *state.pending.values()]
-    specs = [job.spec for job in jobs] + list(submit)
-    ran = [job.ran(now) for job in jobs] + [0.0] * len(submit)
-    left = runtimes.sample(specs, ran, now, samples, np.random.default_rng(seed))
-    names = [spec.id for spec in specs]
+    jobs += [Job(spec, 0, now, now) for spec in submit]
+    left = runtimes.sample(jobs, now, samples, np.random.default_rng(seed))
+    names = [job.id for job in jobs]
     nodes = [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
     runs = []
     for column in left.T if wanted else ():
@@ -161,10 +155,10 @@ def run_ahead(
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
     starts = {}
-    for spec in specs:
-        found = [run.get(spec.id, (inf, ())) for run in runs]
-        if spec.id in wanted and any(at is not None for at, _ in found):
-            starts[spec.id] = _start(found, now, horizon_s, calibration)
+    for name in names:
+        found = [run.get(name, (inf, ())) for run in runs]
+        if name in wanted and any(at is not None for at, _ in found):
+            starts[name] = _start(found, now, horizon_s, calibration)
     return Forecast(now, len(runs), horizon_s, starts)
 
 

@@ -1,7 +1,8 @@
-"""How long jobs run, learned from those that ended.
+"""How long jobs run: from their own progress, from runs that ended, from estimates.
 
-A job is compared with runs of its own signature, then of its owner's jobs of that size in its
-queue, then of its queue, then with all. Each level is believed the more, the more runs it has;
+A job that reports progress tells by itself how long it still takes. Else it is compared with runs
+of its own signature, then with what was foreseen of it, then with runs of its owner's jobs of that
+size in its queue, of its queue, and of all. Each level is believed the more, the more it knows;
 the rest goes to the next level, and in the end to a wide guess. Younger runs weigh more.
 
 Draws are conditional: a job that has run for an hour is compared only with runs that lasted longer
@@ -15,19 +16,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.model.estimate import Estimate
-from presage.model.job import JobSpec
+from presage.model.job import Job, JobSpec
 
 __all__ = ["DAY_S", "History"]
 
 Floats = npt.NDArray[np.float64]
+Members = npt.NDArray[np.intp]
 
 DAY_S = 86_400.0
 _BELIEF = 8.0
@@ -36,6 +36,17 @@ _TAIL = 1.5
 """The exponent of the tail beyond the longest run known: finite mean, infinite variance."""
 _LEAST_S = 1.0
 """What a running job is always thought to need."""
+_HALF_TOLD = 0.02
+"""Progress that is believed as much as everything else together."""
+_PROGRESS_SPREAD = 0.2
+"""How far, in logarithms, the time left goes beyond elapsed × (1 - f) / f in one of ten cases when
+all is done; 1/√f of that at progress f. Chosen, not learned: no public trace has progress."""
+_ESTIMATE_WORTH = _BELIEF
+"""Runs that tell as much as an estimate."""
+_LEAST_SPREAD = 0.05
+"""The least uncertainty of an estimate, in logarithms."""
+_SOURCE = "history of"
+"""How sources of estimates from here begin: they say nothing that is not known here."""
 
 
 class History:
@@ -67,78 +78,89 @@ class History:
                 level.add(key, max(ran_s, _LEAST_S), ended_at)
 
     def sample(
-        self,
-        specs: Sequence[JobSpec],
-        ran_s: npt.ArrayLike,
-        now: float,
-        samples: int,
-        rng: np.random.Generator,
+        self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
     ) -> Floats:
-        """Seconds that each job still runs, jobs × samples, given that it has run for `ran_s`."""
-        ran = np.asarray(ran_s, np.float64)
-        layers = self._layers(specs, ran, now)
-        total: Floats = np.zeros((len(specs), samples))
+        """Seconds that each job still runs, jobs × samples, given how long it has run."""
+        ran = np.array([job.ran(now) for job in jobs], np.float64)
+        layers = self._layers(jobs, ran)
+        total: Floats = np.zeros((len(jobs), samples))
         say = np.array([layer.say for layer in layers])  # how much each layer is believed, by job
         share = np.cumsum(say, axis=0) / say.sum(axis=0)
-        lots = rng.random((len(specs), samples))
+        lots = rng.random((len(jobs), samples))
         chosen = (lots[None] >= share[:-1, :, None]).sum(axis=0)
-        lots = rng.random((len(specs), samples))
+        lots = rng.random((len(jobs), samples))
         for k, layer in enumerate(layers):
             mine = chosen == k
-            for runs, jobs in layer.parts:
-                rows, columns = np.nonzero(mine[jobs])
+            for runs, members in layer.parts:
+                rows, columns = np.nonzero(mine[members])
                 if rows.size:
-                    at = jobs[rows]
+                    at = members[rows]
                     below = layer.below[at]
                     lot = below + (1 - below) * lots[at, columns]
-                    total[at, columns] = runs.quantile(lot)
-        limit = [np.inf if spec.time_limit_s is None else spec.time_limit_s for spec in specs]
-        capped = np.minimum(total, np.array(limit).reshape(-1, 1))
-        left: Floats = np.maximum(capped - ran[:, None], _LEAST_S)
+                    total[at, columns] = runs.quantile(lot, rows)
+        limits = [job.spec.time_limit_s for job in jobs]
+        limit = np.array([np.inf if most is None else most for most in limits], np.float64)
+        left: Floats = np.maximum(np.minimum(total, limit[:, None]) - ran[:, None], _LEAST_S)
         return left
 
     def estimate(self, spec: JobSpec, ran_s: float, now: float, seed: int = 0) -> Estimate:
         """Seconds that one job runs in all, given that it has run for `ran_s`."""
         rng = np.random.default_rng(seed)
-        drawn = ran_s + self.sample([spec], [ran_s], now, 200, rng)[0]
+        drawn = ran_s + self.sample([Job(spec, 0, now, now, ran_s=ran_s)], now, 200, rng)[0]
         p10, p50, p90 = (float(q) for q in np.quantile(drawn, (0.1, 0.5, 0.9)))
-        return Estimate(p10, p50, p90, "s", f"history of {len(self)} runs")
+        return Estimate(p10, p50, p90, "s", f"{_SOURCE} {len(self)} runs")
 
-    def _layers(self, specs: Sequence[JobSpec], ran: Floats, now: float) -> list[_Layer]:
-        """What each level says of each job, and last the guess."""
-        doubt = np.ones(len(specs))
-        layers = []
-        keys = [_keys(spec) for spec in specs]
-        for number, level in enumerate(self._levels):
-            layer = _Layer(np.zeros(len(specs)), np.ones(len(specs)), [])
+    def _layers(self, jobs: Sequence[Job], ran: Floats) -> list[_Layer]:
+        """What progress, each level, and an estimate say of each job, and last the guess."""
+        doubt = np.ones(len(jobs))
+        keys = [_keys(job.spec) for job in jobs]
+        layers = [_Layer(len(jobs)) for _ in range(len(self._levels) + 3)]
+        progress, signature, estimate, *general, guess = layers
+        progress.hear(*_progress_of(jobs), ran, doubt)
+        for number, layer in enumerate((signature, *general)):
+            level = self._levels[number]
             found: dict[Hashable, list[int]] = {}
             for job, names in enumerate(keys):
                 if names[number] in level.runs:
                     found.setdefault(names[number], []).append(job)
             for key, members in found.items():
-                runs, jobs = level.runs[key], np.array(members)
-                runs.settle(now, self.half_life_s)
-                belief = runs.worth / (runs.worth + _BELIEF)
-                layer.below[jobs] = runs.cdf(ran[jobs])
-                layer.say[jobs] = doubt[jobs] * belief * (1 - layer.below[jobs])
-                doubt[jobs] *= 1 - belief
-                layer.parts.append((runs, jobs))
-            layers.append(layer)
-        below = self._guess.cdf(ran)
-        everybody = np.arange(len(specs))
-        layers.append(_Layer(doubt * (1 - below), below, [(self._guess, everybody)]))
+                runs = level.runs[key]
+                runs.settle(self.half_life_s)
+                layer.hear(runs, np.array(members), runs.worth, ran, doubt)
+            if layer is signature:
+                estimate.hear(*_estimates_of(jobs), ran, doubt)
+        guess.hear(self._guess, np.arange(len(jobs)), np.inf, ran, doubt)
         return layers
 
 
-@dataclass(slots=True)
 class _Layer:
     """One level's part in a draw."""
 
-    say: Floats
-    below: Floats
-    """Share of its runs that ended before the job's present age."""
-    parts: list[tuple[_Runs, npt.NDArray[Any]]]
-    """Runs, and the jobs that they speak for."""
+    def __init__(self, jobs: int) -> None:
+        self.say: Floats = np.zeros(jobs)
+        """How much it is believed, by job."""
+        self.below: Floats = np.ones(jobs)
+        """Share of its runs that ended before the job's present age."""
+        self.parts: list[tuple[_Runs | _Spread, Members]] = []
+        """Run times, and the jobs that they speak for."""
+
+    def hear(
+        self,
+        runs: _Runs | _Spread,
+        jobs: Members,
+        worth: float | Floats,
+        ran: Floats,
+        doubt: Floats,
+    ) -> None:
+        """Let run times that are worth so many runs speak for some jobs, and lessen the doubt that
+        is left to the levels behind."""
+        if not jobs.size:
+            return
+        left = 1 / (1 + np.divide(worth, _BELIEF))
+        self.below[jobs] = runs.cdf(ran[jobs])
+        self.say[jobs] = doubt[jobs] * (1 - left) * (1 - self.below[jobs])
+        doubt[jobs] *= left
+        self.parts.append((runs, jobs))
 
 
 class _Level:
@@ -170,7 +192,7 @@ class _Runs:
         self._ended: Floats = np.empty(min(most, 8))
         self._count = 0
         """Runs ever added; the oldest make room."""
-        self._settled: tuple[int, float] | None = None
+        self._settled = 0
         self._values: Floats = np.empty(0)
         self._below: Floats = np.empty(0)
 
@@ -186,18 +208,16 @@ class _Runs:
         self._ran[at], self._ended[at] = ran_s, ended_at
         self._count += 1
 
-    def settle(self, now: float, half_life_s: float) -> None:
-        """Make the distribution as of now; the same moment twice costs nothing."""
-        if self._settled == (self._count, now):
+    def settle(self, half_life_s: float) -> None:
+        """Make the distribution. Only how much older one run is than another matters, so it stays
+        as it is until the next run."""
+        if self._settled == self._count:
             return
-        self._settled = (self._count, now)
-        n = len(self)
+        self._settled, n = self._count, len(self)
         order = np.argsort(self._ran[:n], kind="stable")
-        age = np.maximum(now - self._ended[:n][order], 0.0)
-        weight = 0.5 ** (age / half_life_s)
+        ended = self._ended[:n][order]
+        weight = 0.5 ** ((ended.max() - ended) / half_life_s)
         total = weight.sum()
-        if not total > 0:  # all of them are ancient: then they are equally so
-            weight, total = np.ones(n), float(n)
         self.worth = float(total**2 / np.sum(weight**2))
         self.fill(self._ran[:n][order], weight / total)
 
@@ -214,13 +234,63 @@ class _Runs:
         below: Floats = np.where(ran > longest, tail, inside)
         return below
 
-    def quantile(self, lot: Floats) -> Floats:
-        """The other way round."""
+    def quantile(self, lot: Floats, rows: Members) -> Floats:
+        """The other way round; the same for all jobs that it speaks for."""
         last, longest = self._below[-1], self._values[-1]
         tail = longest * ((1 - last) / np.maximum(1 - lot, 1e-12)) ** (1 / _TAIL)
         inside = np.interp(lot, self._below, self._values)
         found: Floats = np.where(lot > last, tail, inside)
         return found
+
+
+class _Spread:
+    """A distribution for each of some jobs: at least `least_s`, and what comes on top is skewed
+    log-logistic, with logarithms of p50 ÷ p10 and p90 ÷ p50 as given."""
+
+    def __init__(self, least_s: Floats, p50_s: Floats, low: Floats, high: Floats) -> None:
+        self._least_s, self._p50_s, self._low, self._high = least_s, p50_s, low, high
+
+    def cdf(self, ran: Floats) -> Floats:
+        """Share of runs that end before an age, one age for each job."""
+        ratio = np.log(np.maximum(ran - self._least_s, 1e-9) / self._p50_s)
+        place = ratio / np.where(ratio < 0, self._low, self._high)
+        below: Floats = 1 / (1 + 9.0 ** -np.clip(place, -100, 100))
+        return below
+
+    def quantile(self, lot: Floats, rows: Members) -> Floats:
+        """The other way round; `rows` says which job each lot is for."""
+        place = np.log(np.maximum(lot, 1e-12) / np.maximum(1 - lot, 1e-12)) / log(9.0)
+        spread = place * np.where(place < 0, self._low[rows], self._high[rows])
+        found: Floats = self._least_s[rows] + self._p50_s[rows] * np.exp(np.minimum(spread, 100))
+        return found
+
+
+def _progress_of(jobs: Sequence[Job]) -> tuple[_Spread, Members, Floats]:
+    """What the progress of jobs says, of which, and how many runs that is worth."""
+    found = [k for k, job in enumerate(jobs) if job.progress > 0 and job.progress_s > 0]
+    done = np.array([min(jobs[k].progress, 1.0) for k in found], np.float64)
+    elapsed = np.array([jobs[k].progress_s for k in found], np.float64)
+    left = np.maximum(elapsed * (1 - done) / done, _LEAST_S)
+    width = _PROGRESS_SPREAD / np.sqrt(done)
+    worth = _BELIEF * done / _HALF_TOLD
+    return _Spread(elapsed, left, width, width), np.array(found, np.intp), worth
+
+
+def _estimates_of(jobs: Sequence[Job]) -> tuple[_Spread, Members, float]:
+    """The same for what was foreseen of jobs."""
+    said = {k: job.estimates.runtime_s for k, job in enumerate(jobs) if job.estimates is not None}
+    told = {k: one for k, one in said.items() if one is not None and _is_news(one)}
+    rows = [(one.p10, one.p50, one.p90) for one in told.values()]
+    low, middle, high = np.array(rows, np.float64).reshape(-1, 3).T
+    widths = (np.maximum(np.log(ratio), _LEAST_SPREAD) for ratio in (middle / low, high / middle))
+    spread = _Spread(np.zeros(middle.size), middle, *widths)
+    return spread, np.array(list(told), np.intp), _ESTIMATE_WORTH
+
+
+def _is_news(estimate: Estimate) -> bool:
+    """Whether it can be used, and says more than the history that it may come from."""
+    usable = 0 < estimate.p10 <= estimate.p50 <= estimate.p90 < np.inf
+    return usable and not estimate.source.startswith(_SOURCE)
 
 
 _SIZES = ((10_000, 64), (10_000, 256), (1_000, 2048), (1, 8192))
