@@ -33,7 +33,7 @@ from presage.model.errors import PresageError
 from presage.model.estimate import Estimate
 from presage.model.event import JobSubmitted, Reject
 from presage.model.job import Job, JobSpec, Reason
-from presage.server.live import Live, NotLeading
+from presage.server.live import Live
 from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
 from presage.sim.calibrate import Calibration, ForecastLog, Outcome
 from presage.sim.helps import Option, what_would_help
@@ -72,7 +72,6 @@ _COPY_REST = 20.0
 """The same for copying, which holds up decisions."""
 _REMEMBERED = 2000
 """Ended jobs that a start learns from."""
-_PATIENCE_S = 15.0
 
 
 class Declared:
@@ -289,10 +288,7 @@ class Foresight:
             return copy_state(engine.state), time.perf_counter() - began
 
         state: State
-        try:
-            state, self._copy_s = self._live.ask(copy).result(_PATIENCE_S)
-        except TimeoutError:
-            raise NotLeading("the scheduler did not answer in time; try again") from None
+        state, self._copy_s = self._live.ask(copy)
         return state
 
     # -- its thread -------------------------------------------------------------------------------

@@ -137,8 +137,8 @@ class Learner(Beside):
 
     def _watch(self) -> None:
         """Who shares a device now."""
-        with suppress(PresageError, TimeoutError):
-            self._shared |= self._live.ask(sharing).result(timeout=10)
+        with suppress(PresageError):
+            self._shared |= self._live.ask(sharing)
 
     def _recall(self) -> Speeds:
         """How jobs scale, as far as it was learned before; the policy sees it from now on."""
@@ -152,8 +152,8 @@ class Learner(Beside):
         if self._others_taught:
             self._speeds, self._others_taught = self._recall(), False
         found: list[Sized] = []
-        with suppress(PresageError, TimeoutError):
-            found = self._live.ask(sized).result(timeout=10)
+        with suppress(PresageError):
+            found = self._live.ask(sized)
         if self.time_sizes(found):
             self._live.submit(Future[None](), Woke(), None, None)
 

@@ -3,7 +3,8 @@
 A turn takes every request that waits and every fact of the executor, decides, writes all of it in
 one commit, answers the requests, and only then acts. Whatever goes wrong in between, the loop
 forgets what it knows and starts again from the journal. Other threads hand over requests
-(`submit`) and questions (`ask`); they never touch the state.
+(`submit`), and read the state while the loop waits or writes (`ask`); they never change it. What
+they read may be a turn ahead of the disk.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from presage.core.engine import Engine
@@ -40,6 +40,8 @@ _MOST_REQUESTS = 500
 """Requests of one turn, so that a flood of them does not hold up what runs."""
 _PATIENCE_S = 3.0
 """How long a turn tries to write before its requests are told no."""
+_READ_S = 15.0
+"""How long a question waits for its turn."""
 
 
 class NotLeading(PresageError):
@@ -85,12 +87,6 @@ class _Request:
     ticket: Ticket
 
 
-@dataclass(slots=True)
-class _Question:
-    ask: Callable[[Engine], Any]
-    done: Future[Any] = field(default_factory=Future)
-
-
 class Live:
     """A cluster's scheduler in real time. `policy` and `executor` make new ones: a loop that
     starts again must not meet what an earlier one left in them."""
@@ -120,10 +116,11 @@ class Live:
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
         self._requests: deque[_Request] = deque()
-        self._questions: deque[_Question] = deque()
         self._lock = threading.Lock()
+        self._deciding = threading.Lock()
+        """Held by the loop while the state changes, and by others while they read it."""
         self._executor: LiveExecutor | None = None
-        self._state = State()
+        self._engine: Engine | None = None
         self._stopping = threading.Event()
         self._lease = 0
         self._renewed = 0.0
@@ -157,15 +154,17 @@ class Live:
         if first:  # else the loop was rung for the one before, and takes all of them
             self._ring()
 
-    def ask(self, question: Callable[[Engine], Any]) -> Future[Any]:
-        """Have something read from the state between two turns; it must not change anything."""
-        asked = _Question(question)
-        with self._lock:
-            if not self.leading.is_set():
+    def ask(self, question: Callable[[Engine], Any]) -> Any:
+        """Read something from the state, on this thread; it must not change anything. Waits for
+        the present turn to be decided, not for it to be on disk."""
+        if not self._deciding.acquire(timeout=_READ_S):
+            raise NotLeading("the scheduler did not answer in time; try again")
+        try:
+            if self._engine is None or not self.leading.is_set():
                 raise NotLeading("this server does not decide at the moment; try again")
-            self._questions.append(asked)
-        self._ring()
-        return asked.done
+            return question(self._engine)
+        finally:
+            self._deciding.release()
 
     def waiting(self) -> int:
         """Requests that no turn has taken yet."""
@@ -180,7 +179,8 @@ class Live:
     def spec(self, job_id: str) -> JobSpec:
         """A job as it stands now, its memory raised since it was submitted; for the executor, on
         the thread that decides."""
-        return self._state.jobs[job_id].spec
+        assert self._engine is not None
+        return self._engine.state.jobs[job_id].spec
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -209,8 +209,9 @@ class Live:
     def _lead(self) -> None:
         """Decide until the lease is lost or the server stops."""
         engine, position = self._recover()
-        self._state = engine.state
         self._executor = executor = self._make_executor()
+        self._deciding.acquire()
+        self._engine = engine
         try:
             journal = _Journal(self, engine, position)
             self._first_turn(engine, executor, journal)
@@ -227,7 +228,18 @@ class Live:
             with self._lock:
                 self.leading.clear()
                 self._executor = None
+            self._engine = None
+            self._deciding.release()
             executor.close()
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """While this lasts, the loop leaves the state alone and others may read it."""
+        self._deciding.release()
+        try:
+            yield
+        finally:
+            self._deciding.acquire()
 
     def _recover(self) -> tuple[Engine, int]:
         """The state that the journal leads to."""
@@ -282,12 +294,13 @@ class Live:
 
     def _wait(self, executor: LiveExecutor, state: State) -> None:
         """Until a request, news of a run, the time a policy asked for, or the next renewal."""
-        if self._requests or self._questions:
+        if self._requests:
             return
         timeout = self._lease_s / 4
         if state.wake_at is not None:
             timeout = min(timeout, max(0.0, state.wake_at - self._clock()))
-        executor.wait(timeout)
+        with self.readable():
+            executor.wait(timeout)
 
     def _turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         began = time.perf_counter()
@@ -296,14 +309,6 @@ class Live:
             taken = [
                 self._requests.popleft() for _ in range(min(len(self._requests), _MOST_REQUESTS))
             ]
-            questions = list(self._questions)
-            self._questions.clear()
-        for question in questions:  # of what is on disk; nobody has to wait for this turn's commit
-            if question.done.set_running_or_notify_cancel():
-                try:
-                    question.done.set_result(question.ask(engine))
-                except Exception as error:
-                    question.done.set_exception(error)
         batch = self._worth_doing(taken, engine.state)
         journal.batch = batch
         try:
@@ -357,14 +362,10 @@ class Live:
     def _refuse(self, error: PresageError) -> None:
         with self._lock:
             self.leading.clear()
-            requests, questions = list(self._requests), list(self._questions)
+            requests = list(self._requests)
             self._requests.clear()
-            self._questions.clear()
         if requests:
             self._answer([(request.ticket, error) for request in requests])
-        for question in questions:
-            if question.done.set_running_or_notify_cancel():
-                question.done.set_exception(error)
 
     # -- webhooks -------------------------------------------------------------------------------
 
@@ -420,16 +421,17 @@ class _Journal:
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                live.store.append(
-                    now,
-                    facts,
-                    decisions,
-                    lease=lease,
-                    jobs=rows,
-                    changes=changes,
-                    outbox=messages,
-                    audit=audit,
-                )
+                with live.readable():
+                    live.store.append(
+                        now,
+                        facts,
+                        decisions,
+                        lease=lease,
+                        jobs=rows,
+                        changes=changes,
+                        outbox=messages,
+                        audit=audit,
+                    )
                 break
             except StoreUnavailable:
                 if time.monotonic() > until or live._stopping.is_set():
@@ -452,9 +454,11 @@ class _Journal:
         if not self.since_snapshot:
             return
         state = self._engine.state
-        self._live.store.save_snapshot(
-            self._position, state.now, state.snapshot(), lease=self._live._lease
-        )
+        body = state.snapshot()
+        with self._live.readable():
+            self._live.store.save_snapshot(
+                self._position, state.now, body, lease=self._live._lease
+            )
         self.since_snapshot = 0
 
 

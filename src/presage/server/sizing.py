@@ -97,7 +97,7 @@ class Sizing(Beside):
 
     def look(self) -> None:
         """Take in what runs have written since the last time."""
-        running: dict[str, _Running] = self._live.ask(_running).result(timeout=10)
+        running: dict[str, _Running] = self._live.ask(_running)
         for job in [
             job for job, run in self._runs.items() if run.attempt != _attempt(running, job)
         ]:

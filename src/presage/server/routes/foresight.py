@@ -122,7 +122,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Why a job is where it is; of one that waits, who is ahead, when it starts, and what would
     help."""
     row = await asyncio.to_thread(service.seen, clean(job_id), me)
-    reason = await why(service, row)
+    reason = await asyncio.to_thread(why, service, row)
     ahead = await _ahead(service, row)
     helps: list[dict[str, Any]] | None = []
     if row.status == "QUEUED":

@@ -138,18 +138,18 @@ async def get_job(
     forecast, or after so many seconds.
     """
 
-    def look() -> tuple[JobRow, Any]:
+    def look() -> tuple[JobRow, Any, Any]:
         row = service.seen(clean(job_id), me)
-        return row, service.store.jobs.transitions(row.id)
+        history = service.store.jobs.transitions(row.id)
+        return row, history, why(service, row) if row.status == "QUEUED" else None
 
-    row, history = await asyncio.to_thread(look)
+    row, history, reason = await asyncio.to_thread(look)
     until = time.monotonic() + wait_eta_s
     while row.status == "QUEUED" and time.monotonic() < until:
         if service.foresight.expects(row.id):
             break
         await asyncio.sleep(0.05)
-        row, history = await asyncio.to_thread(look)
-    reason = await why(service, row) if row.status == "QUEUED" else None
+        row, history, reason = await asyncio.to_thread(look)
     return JSONResponse(status_view(row, history, reason, service.foresight.eta(row.id)))
 
 
@@ -187,11 +187,11 @@ async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSO
     return JSONResponse({"id": row.id, "status": after.status}, 202)
 
 
-async def why(service: Any, row: JobRow) -> dict[str, Any]:
+def why(service: Service, row: JobRow) -> dict[str, Any]:
     """The reason from the state of this moment; what is stored when nobody decides."""
     reason = None
     with suppress(PresageError):
-        reason = await service.ask(lambda engine: engine.explain(row.id))
+        reason = service.live.ask(lambda engine: engine.explain(row.id))
     if reason is None:
         return {"code": row.reason_code, "text": row.reason_text}
     return {"code": reason.code, "text": reason.text}
