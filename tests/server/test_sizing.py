@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +36,8 @@ class Loop:
         self.now += 1.0
         self.engine.handle(self.now, facts)
 
-    def ask(self, question: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(question(self.engine))
-        return future
+    def ask(self, question: Any) -> Any:
+        return question(self.engine)
 
     def submit(self, ticket: Any, fact: ev.Fact, row: None, audit: None) -> None:
         assert not ticket.done()
