@@ -1,8 +1,8 @@
 """When waiting jobs will start: kept up to date beside the deciding loop, on a thread of its own.
 
-The deciding thread does no more than copy its state between two turns. This one reads which jobs
-started and ended from the store's rows, learns run times and its own errors from them, and runs
-the copy ahead when the queue changed. It works in short spells with four times as long rests, so
+It copies the state while the deciding loop waits or writes, reads which jobs started and ended
+from the store's rows, learns run times and its own errors from them, and runs the copy ahead when
+the queue changed. It works in short spells with four times as long rests, so
 that it takes at most a fifth of a core, and every piece of work is bounded. It never changes
 anything; what it knows is a forecast with its age, or nothing.
 """
