@@ -51,7 +51,8 @@ class Engine:
         due = False
         for fact in facts:
             state.apply(now, fact)
-            due = due or type(fact) not in _QUIET or self._can_resize(fact)
+            due = due or type(fact) not in _QUIET
+        due = due or any(map(self._can_resize, facts))
         decisions = self._decide(facts) if due else []
         if self._check_every:
             self._calls += 1
