@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,10 +27,16 @@ APPLETS = ("sh", "sleep", "echo", "cat", "tail", "env", "pwd", "true", "id")
 
 
 @pytest.fixture(scope="module")
-def podman(program: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def place() -> Iterator[Path]:
+    """A directory with a short name: sockets are made in it."""
+    with TemporaryDirectory(prefix="pod", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def podman(program: Callable[..., str], place: Path) -> Iterator[str]:
     """Podman with a storage of its own and an image that has a shell."""
     engine, shell = program("podman"), program("busybox")
-    place = tmp_path_factory.mktemp("podman")
     (place / "containers.conf").write_text(
         f'[engine]\nruntime = "{program("runc", "crun")}"\ncgroup_manager = "cgroupfs"\n'
         '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
@@ -48,14 +55,12 @@ def podman(program: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
                 link.type, link.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(link)
         subprocess.run([engine, "import", str(archive), IMAGE], capture_output=True, check=True)
-        tried = subprocess.run(
-            [engine, "run", "--rm", "--network", "host", IMAGE, "true"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if tried.returncode != 0:
-            pytest.skip(f"podman cannot run containers on this machine: {tried.stderr.strip()}")
+        command = [engine, "run", "--rm", "--network", "host", IMAGE, "true"]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=15)
+        except subprocess.SubprocessError as error:
+            said = str(getattr(error, "stderr", "") or error).strip()
+            pytest.skip(f"podman cannot run containers on this machine: {said}")
         yield engine
         subprocess.run([engine, "rm", "--all", "--force"], capture_output=True, check=False)
         subprocess.run([engine, "rmi", "--all", "--force"], capture_output=True, check=False)

@@ -145,7 +145,7 @@ class RayLink:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it just ended; the next one is told all
+        with suppress(OSError, ValueError):  # it just ended; the next one is told all
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
