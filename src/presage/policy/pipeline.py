@@ -11,6 +11,7 @@ pipeline on the same state decides the same.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -100,7 +101,7 @@ class Pipeline:
         self._ends = Ends()
         self._empty: Plan | None = None
         self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
-        """The keys of all waiting jobs by band, and the moment they belong to."""
+        """The keys of all waiting jobs by band, in order, and the moment they belong to."""
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """One pass over the queue."""
@@ -401,14 +402,17 @@ class Pipeline:
         """How many waiting jobs go before this one."""
         state, capacity = plan.state, plan.state.capacity
         waiting, room = len(state.pending), (capacity.released, capacity.free_milli)
-        moment = (id(state), plan.now, state.submitted, waiting, room)
+        moment: tuple[Any, ...] = (id(state), plan.now, state.submitted, waiting, room)
+        if waiting > _MANY:
+            moment = (id(state), floor(plan.now))
         if self._keys[0] != moment:
-            self._keys = moment, self._waiting_keys(plan, predict)
+            found = self._waiting_keys(plan, predict)
+            self._keys = moment, {band: sorted(keys) for band, keys in found.items()}
         band, mine = self._full_key(job, plan, predict)
         ahead = 0
         for theirs, keys in self._keys[1].items():
             if theirs <= band:
-                ahead += len(keys) if theirs < band else sum(map(mine.__gt__, keys))
+                ahead += len(keys) if theirs < band else bisect_left(keys, mine)
         return ahead
 
     def _waiting_keys(self, plan: Plan, predict: Predictor) -> dict[Any, list[SortKey]]:
@@ -443,6 +447,8 @@ def _same_band(queue: str, plan: Plan) -> SortKey:
 
 
 _PENDING = JobState.PENDING
+_MANY = 1000
+"""Waiting jobs from which on the number of those ahead may be a second old."""
 _HELD_BACK = "held back"
 _NO_ROOM = "no room"
 
