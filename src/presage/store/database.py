@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    Table,
     create_engine,
     event,
     func,
@@ -49,8 +47,6 @@ __all__ = ["Database", "StoreUnavailable"]
 _PATIENCE_S = 10
 """How long one statement waits for a lock, a connection or a server."""
 _CONNECTIONS = 32
-_ROWS_AT_ONCE = 500
-"""Rows of one statement in SQLite, which takes 32,766 values."""
 _MIGRATING = 0x50726573616765
 """The advisory lock that one server holds while it migrates a PostgreSQL database."""
 
@@ -80,25 +76,6 @@ class Database:
         """A transaction that is on disk when the block ends, whole; or that never was."""
         with self._troubles(), self._writer.begin() as connection:
             yield connection
-
-    def insert(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Add rows that have the same columns."""
-        if not self.is_sqlite:
-            connection.execute(table.insert(), rows)
-            return
-        # In one statement, as written: SQLite lets other threads run at each, and they take their
-        # time; and to have it written for us takes longer than to carry it out.
-        names = tuple(rows[0])
-        kinds = [table.c[name].type.bind_processor(connection.dialect) for name in names]
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[first : first + _ROWS_AT_ONCE]
-            values: list[Any] = []
-            for row in some:
-                for kind, value in zip(kinds, row.values(), strict=True):
-                    values.append(value if kind is None else kind(value))
-            connection.exec_driver_sql(_insert(table, names, len(some)), tuple(values))
 
     def clock(self, connection: Connection) -> float:
         """Now, by the one clock that all servers on this database share."""
@@ -152,12 +129,6 @@ class Database:
     @property
     def _name(self) -> str:
         return str(self.url.database) if self.is_sqlite else self.url.render_as_string()
-
-
-@lru_cache(maxsize=1024)
-def _insert(table: Table, columns: tuple[str, ...], rows: int) -> str:
-    row = f"({', '.join('?' * len(columns))})"
-    return f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES {', '.join([row] * rows)}"
 
 
 _NO_DATABASE = ("SQLITE_NOTADB", "SQLITE_CORRUPT")

@@ -25,7 +25,6 @@ from sqlalchemy import (
 
 from presage.model.errors import InternalError, StaleLease
 from presage.model.event import Decision, Event, Fact, event_from_json, event_to_json
-from presage.store import tables
 from presage.store.access import Audit, Users, audit_row
 from presage.store.database import Database, StoreUnavailable
 from presage.store.jobs import Jobs
@@ -33,7 +32,16 @@ from presage.store.lease import Lease
 from presage.store.memory import Step
 from presage.store.outbox import Outbox
 from presage.store.records import AuditEntry, JobChange, JobRow, Message
-from presage.store.tables import head, jobs, journal, snapshots, to_json
+from presage.store.tables import (
+    audit,
+    head,
+    jobs,
+    journal,
+    outbox,
+    snapshots,
+    to_json,
+    transitions,
+)
 
 __all__ = ["SqlStore", "StoreUnavailable"]
 
@@ -90,15 +98,12 @@ class SqlStore:
                 end = _advance(connection, lease, 1, events, len(jobs))
                 self._in_doubt = (end.appends, everything)
                 if events:
-                    place = {"position": end.position - events}
-                    self._database.insert(connection, tables.journal, [{**place, **step}])
-                _project(self._database, connection, end.jobs - len(jobs), jobs, changes)
+                    connection.execute(_ADD_STEP, {"position": end.position - events, **step})
+                _project(connection, end.jobs - len(jobs), jobs, changes)
                 if outbox:
-                    messages = [_message(now, item) for item in outbox]
-                    self._database.insert(connection, tables.outbox, messages)
+                    connection.execute(_ADD_MESSAGE, [_message(now, item) for item in outbox])
                 if audit:
-                    entries = [audit_row(entry) for entry in audit]
-                    self._database.insert(connection, tables.audit, entries)
+                    connection.execute(_ADD_AUDIT, [audit_row(entry) for entry in audit])
         except StoreUnavailable:
             raise
         except BaseException:
@@ -184,6 +189,11 @@ _ADVANCE = (
     )
     .returning(head.c.appends, head.c.position, head.c.jobs)
 )
+_ADD_STEP = insert(journal)
+_ADD_JOB = insert(jobs)
+_ADD_TRANSITION = insert(transitions)
+_ADD_MESSAGE = insert(outbox)
+_ADD_AUDIT = insert(audit)
 _GIVEN = tuple(field.name for field in fields(JobRow) if field.name != "seq")
 _CHANGING = tuple(field.name for field in fields(JobChange) if field.name not in ("job", "at"))
 _CHANGE_JOB = (
@@ -222,21 +232,19 @@ def _advance(
 
 
 def _project(
-    database: Database,
-    connection: Connection,
-    submitted: int,
-    rows: Sequence[JobRow],
-    changes: Sequence[JobChange],
+    connection: Connection, submitted: int, rows: Sequence[JobRow], changes: Sequence[JobChange]
 ) -> None:
     """Write what users see of this step."""
     moves = [_move(row.id, row.submitted_at, row) for row in rows]
     moves += [_move(change.job, change.at, change) for change in changes if change.status]
     if rows:
-        new = [
-            {"seq": seq, **{name: getattr(row, name) for name in _GIVEN}}
-            for seq, row in enumerate(rows, submitted + 1)
-        ]
-        database.insert(connection, tables.jobs, new)
+        connection.execute(
+            _ADD_JOB,
+            [
+                {"seq": seq, **{name: getattr(row, name) for name in _GIVEN}}
+                for seq, row in enumerate(rows, submitted + 1)
+            ],
+        )
     if changes:
         connection.execute(
             _CHANGE_JOB,
@@ -246,7 +254,7 @@ def _project(
             ],
         )
     if moves:
-        database.insert(connection, tables.transitions, moves)
+        connection.execute(_ADD_TRANSITION, moves)
 
 
 def _move(job: str, at: float, row: JobRow | JobChange) -> dict[str, Any]:
