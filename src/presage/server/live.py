@@ -79,6 +79,10 @@ Answers: TypeAlias = list[tuple[Ticket, Exception | None]]
 """Of each request: None once it is on disk, or why it is not."""
 
 
+Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], None]
+"""Is told of every commit: the lease, new jobs, and what became different."""
+
+
 @dataclass(slots=True)
 class _Request:
     fact: ev.Fact
@@ -103,7 +107,7 @@ class Live:
         lease_s: float = 5.0,
         snapshot_every: int = 5000,
         answer: Callable[[Answers], None],
-        committed: Callable[[], None] = lambda: None,
+        committed: Committed = lambda *_: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -165,6 +169,11 @@ class Live:
             return question(self._engine)
         finally:
             self._deciding.release()
+
+    @property
+    def lease(self) -> int | None:
+        """The number under which this server decides; None while it does not."""
+        return self._lease if self.leading.is_set() else None
 
     def waiting(self) -> int:
         """Requests that no turn has taken yet."""
@@ -440,10 +449,10 @@ class _Journal:
         events = len(facts) + len(decisions)
         self._position += events
         self.since_snapshot += events
+        live._committed(lease, rows, changes)
         if batch:
             live._answer([(request.ticket, None) for request in batch])
             self.batch = ()
-        live._committed()
 
     def read(self, since: int = 0) -> Iterable[tuple[float, ev.Event]]:
         """The journal."""

@@ -32,11 +32,12 @@ from presage.server.foresight import Foresight
 from presage.server.learning import Learner
 from presage.server.live import Answers, Live, NotLeading
 from presage.server.problems import Conflict, NotFound
+from presage.server.recent import Known, Recent
 from presage.server.seat import Seat
 from presage.server.settings import Settings
 from presage.server.sizing import Sizing
 from presage.store import open_store
-from presage.store.records import AuditEntry, JobRow, User
+from presage.store.records import AuditEntry, JobChange, JobRow, User
 
 __all__ = ["Service"]
 
@@ -59,6 +60,7 @@ class Service:
         self._waiting: list[asyncio.Future[None]] = []
         self.turnstile = asyncio.Semaphore(1)
         """Submissions pass one by one, so that a crowd of them lets others through between."""
+        self.recent = Recent()
         self._submitting: dict[str, asyncio.Task[JobRow]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         predict = predictor(settings.nodes, settings.policy.colocate)
@@ -71,7 +73,7 @@ class Service:
             url=settings.url,
             lease_s=settings.lease_s,
             answer=self._answer,
-            committed=self._tell,
+            committed=self._written,
         )
         self.foresight = Foresight(
             self.live,
@@ -112,8 +114,11 @@ class Service:
         """Pass on answers of the deciding loop, all of them in one go; called by that loop."""
         self._soon(_deliver, self.loop, answers)
 
-    def _tell(self) -> None:
-        """Wake whoever waits for news; called by the deciding loop."""
+    def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
+        """Something is on disk: remember it, and wake whoever waits for news; called by the
+        deciding loop."""
+        changed = [change.job for change in changes]
+        self.recent.wrote(lease, rows, self.store.submitted, changed)
         if self._waiting:
             self._soon(self._wake)
 
@@ -230,6 +235,23 @@ class Service:
             raise NotFound(f"there is no job {job_id[:80]}")
         return row
 
+    async def look(self, job_id: str, user: User) -> Known:
+        """A job that a user may know of, without its manifest, and every status it had."""
+
+        def read() -> Known | None:
+            row = self.store.jobs.get(job_id)
+            if row is None:
+                return None
+            return Known(replace(row, manifest=None), self.store.jobs.transitions(job_id))
+
+        lease = self.live.lease
+        known = self.recent.job(lease, job_id)
+        if known is None:
+            known = await asyncio.to_thread(self.recent.read, lease, job_id, read)
+        if known is None or not may_see(user, known.row):
+            raise NotFound(f"there is no job {job_id[:80]}")
+        return known
+
     def changeable(self, job_id: str, user: User) -> JobRow:
         """A job that a user may change and that is not over."""
         row = self.seen(job_id, user)
@@ -265,13 +287,13 @@ class Service:
             return
         home = self.settings.data / "jobs" / job_id
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        spec = self.live.spec(job_id)
         body = {
-            "manifest": row.manifest,
+            # Not as it was submitted: one that ran out of memory no longer shares its devices.
+            "manifest": {**(row.manifest or {}), "share": spec.shareable},
             "folder": row.folder,
             "owner": row.owner,
-            "memory_mib": {
-                role.name: role.resources.memory_mib for role in self.live.spec(job_id).roles
-            },
+            "memory_mib": {role.name: role.resources.memory_mib for role in spec.roles},
         }
         draft = home / f".job.json.{os.getpid()}"
         draft.write_text(json.dumps(body), encoding="utf-8")

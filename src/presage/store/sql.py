@@ -59,6 +59,8 @@ class SqlStore:
         self._database = Database(url)
         self._in_doubt: tuple[int, object] | None = None
         """The append whose commit was not confirmed: its number, and what was to be written."""
+        self.submitted = 0
+        """How many jobs there were ever, after the latest append: the `seq` of the newest."""
         self.lease = Lease(self._database)
         self.jobs = Jobs(self._database)
         self.outbox = Outbox(self._database)
@@ -92,24 +94,24 @@ class SqlStore:
         events = len(facts) + len(decisions)
         try:
             with self._database.write() as connection:
-                if self._is_there(connection, lease, everything):
-                    self._in_doubt = None
-                    return
-                end = _advance(connection, lease, 1, events, len(jobs))
-                self._in_doubt = (end.appends, everything)
-                if events:
-                    connection.execute(_ADD_STEP, {"position": end.position - events, **step})
-                _project(connection, end.jobs - len(jobs), jobs, changes)
-                if outbox:
-                    connection.execute(_ADD_MESSAGE, [_message(now, item) for item in outbox])
-                if audit:
-                    connection.execute(_ADD_AUDIT, [audit_row(entry) for entry in audit])
+                end = self._there(connection, lease, everything)
+                if end is None:
+                    end = _advance(connection, lease, 1, events, len(jobs))
+                    self._in_doubt = (end.appends, everything)
+                    if events:
+                        connection.execute(_ADD_STEP, {"position": end.position - events, **step})
+                    _project(connection, end.jobs - len(jobs), jobs, changes)
+                    if outbox:
+                        connection.execute(_ADD_MESSAGE, [_message(now, item) for item in outbox])
+                    if audit:
+                        connection.execute(_ADD_AUDIT, [audit_row(entry) for entry in audit])
         except StoreUnavailable:
             raise
         except BaseException:
             self._in_doubt = None
             raise
         self._in_doubt = None
+        self.submitted = end.jobs
 
     def read(self, since: int = 0) -> Iterable[tuple[float, Event]]:
         """Events from position `since` on, oldest first."""
@@ -149,11 +151,12 @@ class SqlStore:
         """Give back the connections; the store is of no more use."""
         self._database.close()
 
-    def _is_there(self, connection: Connection, lease: int, everything: object) -> bool:
-        """Whether this is the append in doubt, and it was committed after all."""
+    def _there(self, connection: Connection, lease: int, everything: object) -> _End | None:
+        """The end of the journal, if this is the append in doubt and was committed after all."""
         if self._in_doubt is None:
-            return False
-        return self._in_doubt == (_advance(connection, lease).appends, everything)
+            return None
+        end = _advance(connection, lease)
+        return end if self._in_doubt == (end.appends, everything) else None
 
     def _steps_around(self, since: int) -> Iterator[tuple[int, Step]]:
         """Steps with their position, from the one that holds `since` on."""

@@ -28,7 +28,7 @@ class Health(BaseModel):
 
 
 @router.get("/healthz", response_model=Health)
-def healthz(service: Parts) -> JSONResponse:
+async def healthz(service: Parts) -> JSONResponse:
     """The process lives and answers."""
     leading = service.live.leading.is_set()
     return JSONResponse(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -92,7 +93,7 @@ async def submit(
 
 
 @router.get("/jobs", response_model=JobList)
-def list_jobs(
+async def list_jobs(
     service: Parts,
     me: Me,
     status: Annotated[list[str] | None, Query()] = None,
@@ -116,9 +117,19 @@ def list_jobs(
             owner = me.name
         else:
             return JSONResponse({"jobs": [], "next": None})
-    rows = service.store.jobs.list(
-        owner=owner, team=team, queue=queue, statuses=wanted, limit=limit, after=after
-    )
+    asked = {"owner": owner, "team": team, "queue": queue}
+    only = {name: value for name, value in asked.items() if value is not None}
+
+    def fits(row: JobRow) -> bool:
+        return all(getattr(row, name) == value for name, value in only.items()) and (
+            not wanted or row.status in wanted
+        )
+
+    def read() -> Sequence[JobRow]:
+        return service.store.jobs.list(**asked, statuses=wanted, limit=limit, after=after)
+
+    rows = service.recent.page(service.live.lease, fits, limit, after)
+    rows = await asyncio.to_thread(read) if rows is None else rows
     last = rows[-1].seq if len(rows) == limit else None
     eta = service.foresight.eta
     jobs = [summary_view(row, eta_s=eta(row.id)) for row in rows]
@@ -138,19 +149,16 @@ async def get_job(
     forecast, or after so many seconds.
     """
 
-    def look() -> tuple[JobRow, Any, Any]:
-        row = service.seen(clean(job_id), me)
-        history = service.store.jobs.transitions(row.id)
-        return row, history, why(service, row) if row.status == "QUEUED" else None
-
-    row, history, reason = await asyncio.to_thread(look)
+    known = await service.look(clean(job_id), me)
     until = time.monotonic() + wait_eta_s
-    while row.status == "QUEUED" and time.monotonic() < until:
-        if service.foresight.expects(row.id):
+    while known.row.status == "QUEUED" and time.monotonic() < until:
+        if service.foresight.expects(known.row.id):
             break
         await asyncio.sleep(0.05)
-        row, history, reason = await asyncio.to_thread(look)
-    return JSONResponse(status_view(row, history, reason, service.foresight.eta(row.id)))
+        known = await service.look(job_id, me)
+    row = known.row
+    reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
+    return JSONResponse(status_view(row, known.history, reason, service.foresight.eta(row.id)))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
