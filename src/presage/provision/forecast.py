@@ -2,15 +2,18 @@
 which giving more would cost more than it saves.
 
 A forest predicts, from the phase, the expected change and what the pod did so far, which share of
-the window's samples will be at most so many times the last window's peak, for some 40 such
-multiples at once. A price of a missed sample then decides for each window: where use is steady,
-a little more covers everything and is bought; where it is wild, the last few samples would cost
-too much. A large pod's misses cost more, by the square root of its size: in proportion, too little
-is saved on large pods; not at all, everything is saved on them, and a fleet of another size is
-served badly (both were worse on validation). The price is the lowest one that fulfils the target
-on the training pods, each judged by trees that have not seen it, with the standard error over pods
-to spare: the fewer pods, the more caution. So that nobody is starved for the good of the whole, no
-window is planned below a least coverage.
+the window's samples will be at most so many times what was used lately, for some 40 such multiples
+at once. That is the last window's peak; where it idled, the mean of about the last ten windows, as
+multiples of nothing say nothing.
+
+A price of a missed sample then decides for each window: where use is steady, a little more covers
+everything and is bought; where it is wild, the last few samples would cost too much. A large pod's
+misses cost more, by the square root of its size: in proportion, too little is saved on large pods;
+not at all, everything is saved on them, and a fleet of another size is served badly (both were
+worse on validation). The price is the lowest one that fulfils the target on the training pods,
+each judged by trees that have not seen it, with the standard error over pods to spare: the fewer
+pods, the more caution. So that nobody is starved for the good of the whole, no window is planned
+below a least coverage.
 
 Memory is different: a window in which it runs short is lost whole, however briefly. There the
 forest predicts whether the *whole* window will fit, and the target counts windows, which is
@@ -32,12 +35,16 @@ from presage.provision.usage import MEMORY, Floats, Ints, Usage
 __all__ = ["Forecaster"]
 
 _FOLDS = 4
-_TREES_PER_FOLD = 6
+_LEAST_TREES, _MOST_TREES = 6, 80
+"""In each fold; the fewer windows, the more trees, as each differs more."""
+_WINDOWS_X_TREES = 16_000
 _LEAST_PODS = 8
 """With fewer pods, each is judged by stretches of time."""
 _LEAST_WINDOWS = 24
 _LEAST_COVERAGE = 0.9
 _LEAST_COVERAGE_MEMORY = 0.5
+_USUAL = 0.9
+"""The usual use counts each window that much of the one after it."""
 _SMALL = 0.01
 """Next to this part of the mean use, multiples of a use make sense even if it was zero."""
 _LEVELS = np.unique(
@@ -94,11 +101,12 @@ class Forecaster:
         weights = np.ones(len(rows)) if is_memory else usage.counts[rows].astype(np.float64)
         units = _units(usage)[rows]
         fold = units % _FOLDS
+        trees = int(np.clip(_WINDOWS_X_TREES / len(rows), _LEAST_TREES, _MOST_TREES))
         forests, found = [], np.empty_like(target)
         for one in range(_FOLDS):
             others, mine = fold != one, fold == one
             forest = make(
-                _TREES_PER_FOLD,
+                trees,
                 min_samples_leaf=int(np.clip(len(rows) / 500, 3, 30)),
                 max_features=0.5,
                 random_state=seed + one,
@@ -135,8 +143,14 @@ class Forecaster:
 
 
 def _base(usage: Usage, small: float) -> Floats:
-    """The last window's peak, which multiples refer to."""
-    return np.nan_to_num(usage.before(usage.maximum)) + small
+    """What multiples refer to: the last window's peak, or the usual use if that was more. Memory
+    does not come and go in bursts: its last peak."""
+    peak = np.nan_to_num(usage.before(usage.maximum))
+    if usage.resource in MEMORY:
+        return peak + small
+    usual = np.nan_to_num(usage.before(usage.so_far(usage.mean, _USUAL)))
+    found: Floats = np.maximum(peak, usual) + small
+    return found
 
 
 def _amounts(usage: Usage, multiples: Floats, small: float) -> Floats:
