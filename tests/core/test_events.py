@@ -24,6 +24,7 @@ from presage.model.event import (
     event_to_json,
 )
 from presage.model.job import JobSpec, Reason, ReasonCode, Role, StopIntent
+from presage.model.speed import SpeedPoint
 from presage.testing.strategies import job_specs, nodes
 
 EVENTS = (*FACTS, *DECISIONS)
@@ -33,6 +34,7 @@ counts = st.integers(0, 1 << 40)
 times = st.floats(allow_nan=False, allow_infinity=False)
 reasons = st.builds(Reason, st.sampled_from(ReasonCode), st.text(max_size=20))
 estimates = st.builds(Estimate, times, times, times, names, names)
+positive = st.floats(0.0, exclude_min=True, allow_infinity=False)
 workers = st.builds(Worker, counts, counts, names, st.lists(counts, max_size=3).map(tuple))
 
 FIELDS: dict[Any, SearchStrategy[Any]] = {
@@ -50,6 +52,7 @@ FIELDS: dict[Any, SearchStrategy[Any]] = {
     Resources: st.builds(Resources, counts, counts, counts, counts),
     Estimates | None: st.none() | st.builds(Estimates, names, runtime_s=st.none() | estimates),
     Reason | None: st.none() | reasons,
+    SpeedPoint: st.builds(SpeedPoint, st.integers(9, 99), st.integers(1, 9), positive, positive),
     tuple[Worker, ...]: st.lists(workers, max_size=3).map(tuple),
 }
 

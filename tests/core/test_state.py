@@ -21,8 +21,11 @@ from presage.model.job import (
     Role,
     StopIntent,
 )
+from presage.model.speed import SpeedPoint
+from presage.model.workload import same_work
 
 REASON = Reason(ReasonCode.PREEMPTED, "made room")
+WELL = ev.Outcome.SUCCEEDED
 GANG = JobSpec("gang", (Role("worker", Resources(1000, 512, 1000), 2, 4),))
 LONE = JobSpec("lone", (Role("worker", Resources(0, 0, 500, 100)),), queue="other")
 NODE = Node("n0", (Device(memory_mib=1000),) * 4, 8000, 4096)
@@ -108,6 +111,7 @@ def test_where_events_lead(events: list[ev.Event], expected: str) -> None:
         ev.Progress("gang", 2, 0.9),
         ev.StageChanged("gang", 0, "storing"),
         ev.PhaseChanged("gang", 0, 4),
+        ev.SpeedMeasured("gang", 0, SpeedPoint(2, 1, 9.0, 9.0)),
         ev.JobStarted("nobody", 1),
         ev.CancelRequested("nobody"),
         ev.CancelRequested("gang"),  # it runs: the engine answers with a stop
@@ -145,6 +149,22 @@ def test_what_a_run_reports_is_kept() -> None:
     )
     job = state.jobs["gang"]
     assert (job.progress, job.stage, job.phase) == (0.25, "storing", 3)
+
+
+def test_how_fast_a_run_was_outlives_it_and_a_snapshot() -> None:
+    point = SpeedPoint(2, 1, 100 / 3, 6.0)
+    state = told(LAUNCH, STARTED, ev.SpeedMeasured("gang", 1, point))
+    state.apply(9.0, exited(ev.Outcome.SUCCEEDED))
+    assert "gang" not in state.jobs
+    again = State.restore(json.loads(json.dumps(state.snapshot())))
+    assert again.speeds.of(same_work(GANG)) == (point,)
+    assert again.snapshot() == state.snapshot()
+
+
+def test_a_snapshot_from_before_speeds_were_kept_is_read() -> None:
+    before = told(LAUNCH, STARTED).snapshot()
+    del before["speeds"]
+    assert State.restore(before).speeds.count == 0
 
 
 def test_service_is_what_was_held_while_running() -> None:
@@ -191,6 +211,7 @@ def test_a_job_that_ran_out_of_memory_asks_for_a_whole_device() -> None:
     state.apply(5.0, ev.JobExited("j", 1, ev.Outcome.OUT_OF_MEMORY))
     state.apply(6.0, ev.Launch("j", 2, workers(0)))
     assert state.capacity.free_gpu[0][0] == 0
+    assert not state.jobs["j"].spec.shareable  # what executors are told, too
     state.check()
 
 
@@ -380,3 +401,25 @@ def test_a_job_whose_runs_vanish_for_ever_fails_in_the_end() -> None:
         state.apply(float(attempt + 9), exited(ev.Outcome.LOST, attempt))
     assert attempt == 102
     assert state.ended[-1].state is JobState.FAILED
+
+
+def test_events_of_one_moment_are_taken_in_their_order() -> None:
+    events = (ev.Launch("gang", 1, workers(0, 1)), ev.JobStarted("gang", 1), exited(WELL))
+    one_by_one, together = told(), told()
+    for event in events:
+        one_by_one.apply(9.0, event)
+    together.apply_all(9.0, events)
+    assert together.snapshot() == one_by_one.snapshot()
+    assert [job.id for job in together.ended] == ["gang"]
+    with pytest.raises(InternalError, match="time went back"):
+        together.apply_all(8.0, events)
+
+
+def test_room_appears_when_workers_leave_and_only_then() -> None:
+    state = told(ev.Launch("gang", 1, workers(0, 1)), ev.JobStarted("gang", 1))
+    before = state.capacity.released
+    state.apply(9.0, ev.Resize("gang", 1, workers(0, 1, 2)))
+    state.apply(9.0, ev.JobResized("gang", 1))
+    assert state.capacity.released == before
+    state.apply(9.0, exited(WELL))
+    assert state.capacity.released > before

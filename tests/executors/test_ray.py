@@ -459,6 +459,8 @@ def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
     }
     alone = bundles(RunSpec(roles), gpus_asked({**manifest, "share": False}), workers)
     assert [alone[name]["GPU"] for name in "ab"] == [2.0, 1.0]  # each holds the whole device
+    raised = {**manifest, "share": False, "resources": {"gpus": 0.25}, "roles": {"worker": {}}}
+    assert gpus_asked(raised) == {"worker": 1.0}
     rows = [_row(name, name, {"CPU": 2.0, "GPU": 1.0, "memory": 1e9}) for name in "ab"]
     nodes = {node.name: node for node in name_nodes(rows, {})}
     assert what_is_missing({"b": asked["b"]}, nodes) is None

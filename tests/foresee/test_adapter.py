@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import (
-    FittedSlowdowns,
-    Foreseen,
-    TimeSharing,
-    scaling_signature,
-    signature,
-)
+from presage.foresee.adapter import FittedSlowdowns, Foreseen, TimeSharing
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
 from presage.foresee.interference import InterferenceEstimator
-from presage.foresee.scaling import SpeedPoint, Speeds
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import Job, JobSpec, Role
+from presage.model.speed import SpeedBook, SpeedPoint
+from presage.model.workload import same_work
 from presage.testing.machine import StablePredictor
 
 
@@ -72,14 +67,11 @@ def test_what_was_not_is_left_to_another_predictor(predict: Foreseen) -> None:
 def test_a_workload_that_ran_out_of_memory_is_given_more(predict: Foreseen) -> None:
     first = job("a", needs(0.4, 1000.0), model="resnet")
     before = predict.version
-    predict.out_of_memory(first.spec)
+    predict.with_speeds(SpeedBook()).out_of_memory(first.spec)  # as the one that an engine has
+    assert predict.ran_out == 1
     assert predict.memory(job("b", needs(0.4, 1000.0), model="resnet")).p90 == 3000.0
     assert predict.memory(job("c", needs(0.4, 1000.0), model="vgg")).p90 == 2000.0
     assert predict.version != before
-
-
-def test_the_command_tells_workloads_apart_where_no_model_is_named() -> None:
-    assert signature(JobSpec("a", (), entrypoint=("python", "a.py"))) == "python a.py"
 
 
 def test_fitted_slowdowns_rise_with_the_load() -> None:
@@ -130,25 +122,26 @@ def on(count: int) -> tuple[Worker, ...]:
 
 
 def test_the_run_time_on_other_workers_is_as_own_runs_scaled() -> None:
-    speeds = Speeds()
-    predict, good, poor = Foreseen(Half(), StablePredictor(), speeds), elastic("g"), elastic("p")
+    book, nobody = SpeedBook(), Foreseen(Half(), StablePredictor())
+    predict, good, poor = nobody.with_speeds(book), elastic("g"), elastic("p")
     assert predict.runtime(good, on(4)).p50 == 77.0  # nobody knows
     before = predict.version
     for size in (1, 4):
-        speeds.teach(scaling_signature(good.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
-        speeds.teach(scaling_signature(poor.spec), SpeedPoint(size, 1, 1000.0, 600.0))
+        book.add(same_work(good.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
+        book.add(same_work(poor.spec), SpeedPoint(size, 1, 1000.0, 600.0))
     assert predict.version != before
     assert predict.runtime(good).p50 == 77.0
     assert predict.runtime(good, on(1)).p50 == 77.0
     assert predict.runtime(good, on(4)).p50 == pytest.approx(77 / 4, rel=0.05)
     assert predict.runtime(poor, on(4)).p50 == pytest.approx(77, rel=0.05)
+    assert nobody.runtime(good, on(4)).p50 == 77.0  # it reads another book
 
 
 def test_progress_tells_the_run_time_on_the_workers_it_was_made_with() -> None:
-    speeds, running = Speeds(), elastic("g")
+    book, running = SpeedBook(), elastic("g")
     for size in (1, 4):
-        speeds.teach(scaling_signature(running.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
-    predict = Foreseen(Half(), StablePredictor(), speeds)
+        book.add(same_work(running.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
+    predict = Foreseen(Half(), StablePredictor()).with_speeds(book)
     running.allocation, running.progress, running.progress_s = on(4), 0.99, 100.0
     here, alone = predict.runtime(running, on(4)).p50, predict.runtime(running, on(1)).p50
     assert here == pytest.approx(100.0, rel=0.1)

@@ -11,7 +11,6 @@ import pytest
 
 from presage.foresee.champions import Champions, error_of
 from presage.foresee.own import SIZES, OwnRun, OwnRuns
-from presage.foresee.scaling import SpeedPoint
 from presage.model.errors import UserError
 
 
@@ -136,15 +135,3 @@ def test_a_damaged_index_is_one_clear_line(tmp_path: Path) -> None:
         champions.standing("memory")
     with pytest.raises(UserError, match="no other champion"):
         champions.rollback("step_time")
-
-
-def test_points_of_speed_are_on_the_disk_and_torn_lines_left_out(tmp_path: Path) -> None:
-    point = SpeedPoint(2, 1, 100.0, 60.0)
-    Champions(tmp_path).add_speed("a", point)
-    Champions(tmp_path).add_speed("b", SpeedPoint(1, 1, 50.0, 60.0))
-    file = tmp_path / "scaling" / "points.jsonl"
-    file.write_text(file.read_text() + json.dumps({"signature": "a", "point": {}}) + "\n" + "{")
-    known = Champions(tmp_path).speeds()
-    assert known.own("a") == (point,)
-    assert known.version == Champions(tmp_path).speeds().version
-    assert Champions(tmp_path / "new").speeds().own("a") == ()

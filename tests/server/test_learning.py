@@ -10,7 +10,7 @@ from typing import Any
 
 from presage.core.engine import Engine
 from presage.core.state import State
-from presage.foresee.adapter import Foreseen, TimeSharing, scaling_signature
+from presage.foresee.adapter import Foreseen, TimeSharing
 from presage.foresee.champions import Champions
 from presage.manifest import Manifest, parse_manifest
 from presage.model import event as ev
@@ -57,12 +57,12 @@ class Rows:
         return found[number:][:limit]
 
 
-def learner(home: Path, rows: Rows, predict: Foreseen | None = None) -> tuple[Learner, Champions]:
+def learner(home: Path, rows: Rows) -> tuple[Learner, Champions]:
     champions = Champions(home / "models")
     node = Node("n")
     estimator = Estimator(champions, lambda: (node,), Path)
     store = SimpleNamespace(jobs=rows)
-    made = Learner(None, store, champions, estimator, home, predict)  # type: ignore[arg-type]
+    made = Learner(None, store, champions, estimator, home)  # type: ignore[arg-type]
     return made, champions
 
 
@@ -148,9 +148,8 @@ def test_jobs_on_one_device_share_it() -> None:
 
 
 def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path: Path) -> None:
-    predict = Foreseen(TimeSharing(), Declared())
-    teacher, _ = learner(tmp_path, Rows(), predict)
-    engine = Engine(registry.build("elastic"), predict)
+    teacher, _ = learner(tmp_path, Rows())
+    engine = Engine(registry.build("elastic"), Foreseen(TimeSharing(), Declared()))
     spec = JobSpec("a", (Role("worker", Resources(gpu_milli=1000), 1, 2),), entrypoint=("train",))
     engine.handle(0.0, [ev.NodeUp(Node("n", (Device(), Device())))])
     engine.handle(0.0, [ev.JobSubmitted(spec)])
@@ -165,7 +164,10 @@ def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path
         for _ in range(times):
             now, done = now + 1.0, done + share
             engine.handle(now, [ev.Progress("a", 1, done)])
-            found += teacher.time_sizes(sized(engine))
+            told = teacher.time_sizes(sized(engine))
+            for fact in told:
+                engine.state.apply(now, fact)
+            found += len(told)
         return found
 
     assert sized(engine) == []  # it has said nothing yet
@@ -176,19 +178,12 @@ def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path
     engine.state.apply(now, ev.JobResized("a", 1))
     assert report(7, 0.01) == 1  # as fast with one worker as with two
     one, two = ((Worker(0, 0, "n"),), (Worker(0, 0, "n"), Worker(0, 1, "n")))
-    ratio = predict.runtime(job, two).p50 / predict.runtime(job, one).p50
+    ratio = engine.predict.runtime(job, two).p50 / engine.predict.runtime(job, one).p50
     assert 0.9 < ratio < 1.1
-    again = Foreseen(TimeSharing(), Declared())
-    learner(tmp_path, Rows(), again)  # a server that starts again
-    assert again.speeds is not None
-    assert len(again.speeds.own(scaling_signature(spec))) == 2
-    assert again.version == predict.version
 
 
 def test_a_job_beside_another_tells_nothing_of_its_speed(tmp_path: Path) -> None:
-    teacher, champions = learner(tmp_path, Rows())
-    spec = JobSpec("a", (Role("worker", Resources(), 1, 2),), entrypoint=("train",))
+    teacher, _ = learner(tmp_path, Rows())
     teacher._shared.add("a")
     for ran_s in (1.0, 11.0):
-        assert teacher.time_sizes([Sized("a", spec, (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == 0
-    assert champions.speeds().own(scaling_signature(spec)) == ()
+        assert teacher.time_sizes([Sized("a", (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == []

@@ -1,4 +1,5 @@
-"""Elastic by gain on a real server: what jobs report of their own speed decides who grows."""
+"""Elastic by gain on a real server: what jobs report of their own speed decides who grows, and a
+what-if decides the same."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from presage.foresee.champions import Champions
+from presage.model.event import SpeedMeasured
+from presage.store import open_store
 from tests.server.kit import Server, eventually
 
 TRAIN = """
@@ -47,22 +49,29 @@ def test_free_devices_go_to_the_job_that_its_own_reports_say_scales(
             checkpoint={"every": "10m"},
         )
 
-    def measured(how: str) -> set[int]:
+    def measured(job: str) -> set[int]:
         """The sizes at which its own reports told how fast a job is, as far as it is on disk."""
-        known = Champions(server.data / "models").speeds()
-        return {point.workers for point in known.own(f" sh -c python {script} {how}")}
+        store = open_store(f"sqlite:///{server.data / 'presage.db'}")
+        try:
+            facts = [fact for _, fact in store.read() if isinstance(fact, SpeedMeasured)]
+        finally:
+            store.close()
+        return {fact.point.workers for fact in facts if fact.job == job}
 
     def sizes() -> tuple[int, int]:
         return server.job(scales)["workers"], server.job(flat)["workers"]
 
     flat = train("flat")  # alone: it starts with all it may have
-    eventually(lambda: measured("flat") == {3}, 30.0, 0.2)
+    eventually(lambda: measured(flat) == {3}, 30.0, 0.2)
     scales = train("scales")
     other = server.submit("sleep 600", resources={"gpus": 2})
     server.wait(other, "PROCESSING")
     assert sizes() == (1, 1)
-    eventually(lambda: measured("flat") == {1, 3}, 30.0, 0.2)
+    eventually(lambda: measured(flat) == {1, 3}, 30.0, 0.2)
     server.kill()  # what was learned is on the disk
     server.start()
     server.tell(other, "stop")
     eventually(lambda: sizes() == (3, 1), 30.0, 0.2)
+    told = server.presage("what-if", "--policy", "elastic", "--json")
+    assert told.code == 0, told.err
+    assert told.json["audit"]["same"]

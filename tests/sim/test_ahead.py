@@ -13,6 +13,7 @@ import pytest
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
+from presage.model.speed import SpeedPoint
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
@@ -168,6 +169,8 @@ def test_a_copy_is_what_a_snapshot_restores() -> None:
     scenario.go(ev.NodeDraining("n1"), at=3.0)
     state = scenario.engine.state
     state.apply(4.0, ev.HaltRequested("more"))
+    state.apply(4.0, ev.SpeedMeasured("wide", 1, SpeedPoint(2, 1, 9.0, 9.0)))
+    assert state.speeds.count == 1
     copy = copy_state(state)
     assert copy.snapshot() == state.snapshot() == State.restore(state.snapshot()).snapshot()
     copy.check()

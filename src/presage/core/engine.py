@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from presage.core.plan import Plan
-from presage.core.ports import Policy, Predictor
+from presage.core.ports import LearnsSpeeds, Policy, Predictor
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
@@ -39,8 +39,10 @@ class Engine:
         check_every: int = 0,
     ) -> None:
         self.policy = policy
-        self.predict = predict
         self.state = state if state is not None else State()
+        if isinstance(predict, LearnsSpeeds):
+            predict = predict.with_speeds(self.state.speeds)
+        self.predict = predict
         self._check_every = check_every
         self._calls = 0
 
@@ -48,12 +50,20 @@ class Engine:
         """Take facts into account and decide what follows."""
         state = self.state
         state.ended.clear()
-        due = False
-        for fact in facts:
-            state.apply(now, fact)
-            due = due or type(fact) not in _QUIET
-        due = due or any(map(self._can_resize, facts))
-        decisions = self._decide(facts) if due else []
+        state.apply_all(now, facts)
+        kinds = set(map(type, facts))
+        if kinds <= _QUIET and not any(map(self._can_resize, facts)):
+            decisions = []
+        else:
+            # After all facts, never between them: a journal has them first, and must fold to the
+            # same.
+            plan = Plan(state)
+            if not kinds.isdisjoint(_FOLLOW_UPS):
+                _follow_up(plan, facts)
+            if state.reservations:
+                _launch_ready(plan)
+            self.policy.schedule(plan, self.predict)
+            decisions = plan.decisions
         if self._check_every:
             self._calls += 1
             if self._calls % self._check_every == 0:
@@ -78,20 +88,21 @@ class Engine:
             return Reason(ReasonCode.RESERVED, f"room is being made for it on {nodes}")
         return self.policy.explain(job, Plan(self.state), self.predict)
 
-    def _decide(self, facts: Sequence[ev.Fact]) -> list[ev.Decision]:
-        # After all facts, never between them: a journal has them first, and must fold to the same.
-        state = self.state
-        plan = Plan(state)
-        for fact in facts:
-            follow_up = _FOLLOW_UPS.get(type(fact))
-            if follow_up is not None:
-                follow_up(plan, fact)
-        if state.reservations:
-            for job_id, hold in list(state.reservations.items()):
-                if state.ready(job_id):
-                    plan.place(state.jobs[job_id], hold)
-        self.policy.schedule(plan, self.predict)
-        return plan.decisions
+
+def _follow_up(plan: Plan, facts: Sequence[ev.Fact]) -> None:
+    """Answer the requests that leave no choice."""
+    for fact in facts:
+        answer = _FOLLOW_UPS.get(type(fact))
+        if answer is not None:
+            answer(plan, fact)
+
+
+def _launch_ready(plan: Plan) -> None:
+    """Launch the jobs whose reserved room is free."""
+    state = plan.state
+    for job_id, hold in list(state.reservations.items()):
+        if state.ready(job_id):
+            plan.place(state.jobs[job_id], hold)
 
 
 def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:

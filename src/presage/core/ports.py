@@ -14,6 +14,7 @@ from presage.model.cluster import Node, Worker
 from presage.model.estimate import Estimate
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop
 from presage.model.job import Job, Reason
+from presage.model.speed import SpeedBook
 
 if TYPE_CHECKING:
     from presage.core.plan import Plan
@@ -23,6 +24,7 @@ __all__ = [
     "CanResize",
     "Executor",
     "KeepsSnapshots",
+    "LearnsSpeeds",
     "Policy",
     "Predictor",
     "SortKey",
@@ -46,9 +48,12 @@ class Policy(Protocol):
 
 
 class Predictor(Protocol):
-    """What is foreseen of a job. `version` is journaled, since decisions depend on it."""
+    """What is foreseen of a job."""
 
-    version: str
+    @property
+    def version(self) -> str:
+        """Another one whenever something else is foreseen, so that answers may be remembered."""
+        ...
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
         """Seconds of running it needs in all, on these workers or as it asked. The same number for
@@ -65,6 +70,16 @@ class Predictor(Protocol):
 
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer it takes when it shares its devices with these jobs."""
+        ...
+
+
+@runtime_checkable
+class LearnsSpeeds(Protocol):
+    """A predictor that goes by how fast runs of the cluster were; the engine shows it the book of
+    its state, so that it knows what the journal says and no more."""
+
+    def with_speeds(self, speeds: SpeedBook) -> Predictor:
+        """One like it that reads this book; it must not write there."""
         ...
 
 

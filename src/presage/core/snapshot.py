@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
 from presage.model.job import Job, Role
+from presage.model.speed import SpeedBook
 
 if TYPE_CHECKING:
     from presage.core.state import State
@@ -48,6 +49,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "submitted": state.submitted,
         "shapes": [[encode(roles), count] for roles, count in state.shapes.items()],
         "scaling": sorted(state.scaling),
+        "speeds": encode(state.speeds),
     }
 
 
@@ -69,3 +71,4 @@ def fill_state(state: State, data: dict[str, Any]) -> None:
     state.wake_at = data["wake_at"]
     state.submitted = data["submitted"]
     state.scaling = set(data["scaling"])
+    state.speeds = decode(SpeedBook, data.get("speeds", {}))  # older ones have none

@@ -9,7 +9,7 @@ No policy lives here: an event says what happened, never what should.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
 from presage.model.job import Job, JobState, Reason, ReasonCode, Role, StopIntent
+from presage.model.speed import SpeedBook
+from presage.model.workload import same_work
 
 __all__ = ["State"]
 
@@ -64,6 +66,8 @@ class State:
         self.submitted = 0
         self.shapes: dict[tuple[Role, ...], int] = {}
         """How often each combination of roles was submitted: what the workload looks like."""
+        self.speeds = SpeedBook()
+        """How fast runs of each workload were at the sizes they had."""
         self.queued: list[Job] = []
         """Jobs that became pending since a policy last looked; it empties the list."""
         self.ended: list[Job] = []
@@ -83,6 +87,7 @@ class State:
             ev.Progress: self._progress,
             ev.StageChanged: self._stage_changed,
             ev.PhaseChanged: self._phase_changed,
+            ev.SpeedMeasured: self._speed_measured,
             ev.LimitsAdvised: self._limits_advised,
             ev.NodeUp: self._node_up,
             ev.NodeDown: self._node_down,
@@ -104,6 +109,15 @@ class State:
             raise InternalError(f"time went back from {self.now:g} to {now:g} s")
         self.now = now
         self._handlers[type(event)](now, event)
+
+    def apply_all(self, now: float, events: Iterable[ev.Event]) -> None:
+        """Take events of one moment into account, in their order."""
+        if now < self.now:
+            raise InternalError(f"time went back from {self.now:g} to {now:g} s")
+        self.now = now
+        handlers = self._handlers
+        for event in events:
+            handlers[type(event)](now, event)
 
     def check(self) -> None:
         """Raise InvariantBroken unless every invariant holds. Costs far more than a step."""
@@ -176,7 +190,8 @@ class State:
         job = Job(spec, self.submitted, now, now)
         job.estimates = e.estimates
         self.submitted += 1
-        self.shapes[spec.roles] = self.shapes.get(spec.roles, 0) + 1
+        shapes, roles = self.shapes, spec.roles
+        shapes[roles] = shapes.get(roles, 0) + 1
         self.jobs[job_id] = self.pending[job_id] = job
         self.queued.append(job)
 
@@ -189,12 +204,13 @@ class State:
         job = self.jobs.get(e.job)
         if job is not None and job.state is PENDING:
             self._drop_reservation(job.id)
+            del self.pending[job.id]
             self._move(now, job, JobState.HALTED, _asked("halted by request"))
 
     def _resume_requested(self, now: float, e: ev.ResumeRequested) -> None:
         job = self.jobs.get(e.job)
         if job is not None and job.state is JobState.HALTED:
-            self._move(now, job, PENDING, _asked("resumed by request"))
+            self._queue(now, job, _asked("resumed by request"))
 
     def _scale_requested(self, now: float, e: ev.ScaleRequested) -> None:
         job = self.jobs.get(e.job)
@@ -236,23 +252,24 @@ class State:
         elif intent is StopIntent.HALT:
             self._move(now, job, JobState.HALTED, job.reason)
         elif outcome is ev.Outcome.STOPPED:
-            self._move(now, job, PENDING, reason)
+            self._queue(now, job, reason)
         elif outcome is ev.Outcome.LOST and job.lost < MOST_LOST:
             job.lost += 1
-            self._move(now, job, PENDING, reason)
+            self._queue(now, job, reason)
         else:
             self._failed(now, job, outcome, reason)
 
     def _failed(self, now: float, job: Job, outcome: ev.Outcome, reason: Reason | None) -> None:
         if outcome is ev.Outcome.OUT_OF_MEMORY:
             job.out_of_memory += 1
+            job.spec = replace(job.spec, shareable=False)
             if self._may_have_more(job):
-                self._move(now, job, PENDING, reason)
+                self._queue(now, job, reason)
                 return
         job.failures += 1
         too_long = reason is not None and reason.code is ReasonCode.TIME_LIMIT
         if job.failures <= job.spec.max_retries and not too_long:
-            self._move(now, job, PENDING, reason)
+            self._queue(now, job, reason)
         else:
             self._end(now, job, JobState.FAILED, reason)
 
@@ -292,6 +309,10 @@ class State:
     def _phase_changed(self, now: float, e: ev.PhaseChanged) -> None:
         if (job := self._run(e)) is not None:
             job.phase = e.phase
+
+    def _speed_measured(self, now: float, e: ev.SpeedMeasured) -> None:
+        if (job := self._run(e)) is not None:
+            self.speeds.add(same_work(job.spec), e.point)
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
         """The engine decides; nothing is different yet."""
@@ -349,6 +370,8 @@ class State:
             job.attempt = e.attempt
             job.allocation = e.workers
             self._move(now, job, STARTING, None)
+            del self.pending[e.job]
+            self.active[e.job] = job
         else:
             job.allocation += e.workers
         self._hold(job, e.workers)
@@ -364,8 +387,10 @@ class State:
             self.incomplete.pop(e.job, None)
         if job.state is STOPPING:
             job.reason = e.reason
-        else:
-            self._move(now, job, STOPPING, e.reason)
+            return
+        if job.state is RUNNING:
+            self._settle(now, job)
+        self._move(now, job, STOPPING, e.reason)
 
     def _resize(self, now: float, e: ev.Resize) -> None:
         job = self.jobs[e.job]
@@ -418,7 +443,9 @@ class State:
             self.hold_for(job.id, held)
         for name, value in zip(_RESTORED, fields, strict=True):
             setattr(job, name, value)
-        self._index(job)
+        if job.state is PENDING:
+            self.active.pop(job.id, None)
+            self.pending[job.id] = job
         if job.state is STARTING and missing(job):
             self.incomplete[job.id] = job
         else:
@@ -432,41 +459,27 @@ class State:
         return job if job is not None and job.attempt == e.attempt else None
 
     def _move(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
-        was = job.state
-        if to not in ALLOWED[was]:
+        """Change the state of a job; its service and the indexes are the caller's business."""
+        if to not in ALLOWED[job.state]:
             ensure(job, to)
-        if was is RUNNING and job.mark != now:
-            self._settle(now, job)
         job.state = to
         job.since = now
         job.reason = reason
         if self.moves is not None:
             self.moves.append((job.spec.id, to, reason))
-        if to is RUNNING or to is STOPPING:
-            return  # among the active since it was STARTING
-        job.intent = None
-        self._index(job)
-        if to is PENDING:
-            self.queued.append(job)
 
-    def _index(self, job: Job) -> None:
-        state, job_id = job.state, job.spec.id
-        if state is STARTING:
-            self.pending.pop(job_id, None)
-            self.active[job_id] = job
-            return
-        if state is RUNNING or state is STOPPING:
-            return  # from STARTING or RUNNING: already among the active
-        self.active.pop(job_id, None)
-        if state is PENDING:
-            self.pending[job_id] = job
-        else:
-            self.pending.pop(job_id, None)
+    def _queue(self, now: float, job: Job, reason: Reason | None) -> None:
+        """A job that holds nothing waits again."""
+        self._move(now, job, PENDING, reason)
+        self.pending[job.id] = job
+        self.queued.append(job)
 
     def _end(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
         job_id = job.spec.id
         if self.reservations:
             self._drop_reservation(job_id)
+        if job.state is PENDING:
+            del self.pending[job_id]
         self._move(now, job, to, reason)
         del self.jobs[job_id]
         if self.scaling:
@@ -474,7 +487,8 @@ class State:
         self.ended.append(job)
 
     def _vacate(self, now: float, job: Job) -> None:
-        """The run is over: account for its service and give back everything it held."""
+        """The run is over: account for its service, give back everything it held, and forget what
+        was to follow."""
         if job.state is RUNNING:
             self._settle(now, job)
         if job.resizing is not None:
@@ -484,8 +498,11 @@ class State:
         self._give(job, job.allocation)
         job.allocation = ()
         job.limits = None
+        job.intent = None
+        job_id = job.spec.id
+        del self.active[job_id]
         if self.incomplete:
-            self.incomplete.pop(job.spec.id, None)
+            self.incomplete.pop(job_id, None)
 
     def _settle(self, now: float, job: Job) -> None:
         """Add the service since `mark`."""
@@ -499,7 +516,7 @@ class State:
         capacity, milli = self.capacity, 0
         for worker in workers:
             ask = ask_of(job, worker.role)
-            capacity.take(capacity.index[worker.node], ask, worker.devices)
+            capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
             milli += ask.gpu_milli
         job.held_milli += milli
         queue = job.spec.queue
@@ -509,8 +526,10 @@ class State:
         capacity, milli = self.capacity, 0
         for worker in workers:
             ask = ask_of(job, worker.role)
-            capacity.give(capacity.index[worker.node], ask, worker.devices)
+            capacity.shift(capacity.index[worker.node], ask, worker.devices, 1)
             milli += ask.gpu_milli
+        if workers:
+            capacity.released += 1
         job.held_milli -= milli
         self.usage[job.spec.queue] -= milli
 

@@ -9,24 +9,20 @@ to another predictor. Also remembers which workloads ran out of memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 from presage.core.ports import Predictor
 from presage.foresee.gpus import Gpu
 from presage.foresee.interference import InterferenceEstimator, JobAlone
-from presage.foresee.scaling import Speeds
+from presage.foresee.scaling import ScalingModel, Speeds
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, OomRetry
+from presage.model.speed import SpeedBook
+from presage.model.workload import same_needs, same_work
 
-__all__ = [
-    "FittedSlowdowns",
-    "Foreseen",
-    "Slowdowns",
-    "TimeSharing",
-    "scaling_signature",
-    "signature",
-]
+__all__ = ["FittedSlowdowns", "Foreseen", "Slowdowns", "TimeSharing"]
 
 _MOST_KNOWN = 100_000
 _SLOWEST = 0.01
@@ -40,7 +36,10 @@ _HALF_TOLD = 0.1
 class Slowdowns(Protocol):
     """What jobs do to each other on a GPU."""
 
-    version: str
+    @property
+    def version(self) -> str:
+        """Another one whenever something else is foreseen."""
+        ...
 
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer a job takes beside others."""
@@ -89,30 +88,35 @@ class TimeSharing:
 
 
 class Foreseen:
-    """A `Predictor` over what was foreseen at submission."""
+    """A `Predictor` over what was foreseen at submission; `scaling` says how workloads scale with
+    their workers where own runs do not."""
 
     def __init__(
-        self, slowdowns: Slowdowns, otherwise: Predictor, speeds: Speeds | None = None
+        self, slowdowns: Slowdowns, otherwise: Predictor, scaling: ScalingModel | None = None
     ) -> None:
-        self.speeds = speeds
-        """How workloads scale with their workers; None: nobody knows."""
         self._slowdowns = slowdowns
         self._otherwise = otherwise
-        self._raised: dict[str, float] = {}
-        """Signature -> how much more memory it is given than was foreseen."""
-        self.ran_out = 0
+        self._speeds = Speeds(scaling)
+        self._out_of_memory: dict[str, int] = {}
+        """What needs the same -> how often a run of it ran out of memory."""
+
+    def with_speeds(self, speeds: SpeedBook) -> Foreseen:
+        """One that reads this book, and is the same else: both hear of what ran out of memory."""
+        made = copy(self)
+        made._speeds = Speeds(self._speeds.fitted, speeds)
+        return made
+
+    @property
+    def ran_out(self) -> int:
         """How often a run ran out of memory."""
+        return sum(self._out_of_memory.values())
 
     @property
     def version(self) -> str:
         """Changes with what it learned: decisions depend on it."""
-        learned = f", {self.ran_out} out of memory" if self.ran_out else ""
-        scaling = f"; {self.speeds.version}" if self.speeds is not None else ""
-        return f"{self._slowdowns.version}; {self._otherwise.version}{learned}{scaling}"
-
-    @version.setter
-    def version(self, value: str) -> None:
-        raise AttributeError("the version follows from what is foreseen")
+        learned = f", {self.ran_out} out of memory" if self._out_of_memory else ""
+        versions = (self._slowdowns.version, self._otherwise.version + learned)
+        return "; ".join((*versions, self._speeds.version))
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
         """As foreseen at submission, and the more as its progress tells, the further it is; on
@@ -121,18 +125,16 @@ class Foreseen:
         found = known or self._otherwise.runtime(job, workers)
         if job.progress >= _TELLING:
             found = _sharpened(found, job)
-        if not workers or self.speeds is None or not job.spec.elastic:
-            return found
-        return self._scaled(found, job, workers, self.speeds)
+        if workers and job.spec.elastic and self._speeds.tells:
+            return self._scaled(found, job, workers)
+        return found
 
-    def _scaled(
-        self, found: Estimate, job: Job, workers: Sequence[Worker], speeds: Speeds
-    ) -> Estimate:
+    def _scaled(self, found: Estimate, job: Job, workers: Sequence[Worker]) -> Estimate:
         """What was foreseen is for the fewest workers; what progress says, for those it has."""
         spec, least = job.spec, sum(role.min for role in job.spec.roles)
         told = job.progress >= _TELLING and job.allocation
         old = _shape(job.allocation) if told else (least, 1)
-        times = speeds.ratio(scaling_signature(spec), spec.model, least, _shape(workers), old)
+        times = self._speeds.ratio(same_work(spec), spec.model, least, _shape(workers), old)
         if times == 1.0:
             return found
         scaled = (found.p10 * times, found.p50 * times, found.p90 * times)
@@ -147,9 +149,10 @@ class Foreseen:
         """As foreseen at submission, and more for a workload that ran out of memory."""
         known = job.estimates.memory_mib if job.estimates is not None else None
         found = known or self._otherwise.memory(job)
-        more = self._raised.get(signature(job.spec), 1.0) if self._raised else 1.0
-        if more == 1.0:
+        times = self._out_of_memory.get(same_needs(job.spec), 0) if self._out_of_memory else 0
+        if not times:
             return found
+        more = OomRetry().factor ** times
         raised = (found.p10 * more, found.p50 * more, found.p90 * more)
         return Estimate(*raised, found.unit, f"{found.source}, raised after it ran out")
 
@@ -159,9 +162,8 @@ class Foreseen:
 
     def out_of_memory(self, spec: JobSpec) -> None:
         """A run of this workload ran out of memory: the next ones are given more."""
-        name = signature(spec)
-        self._raised[name] = self._raised.get(name, 1.0) * OomRetry().factor
-        self.ran_out += 1
+        name = same_needs(spec)
+        self._out_of_memory[name] = self._out_of_memory.get(name, 0) + 1
 
 
 def _sharpened(foreseen: Estimate, job: Job) -> Estimate:
@@ -175,16 +177,6 @@ def _sharpened(foreseen: Estimate, job: Job) -> Estimate:
         for value in (foreseen.p10, foreseen.p50, foreseen.p90)
     )
     return Estimate(p10, p50, p90, "s", f"{foreseen.source}, {job.progress:.0%} done")
-
-
-def signature(spec: JobSpec) -> str:
-    """What tells workloads apart: the model, else the command."""
-    return spec.model or " ".join(spec.entrypoint)
-
-
-def scaling_signature(spec: JobSpec) -> str:
-    """What tells apart workloads that scale in different ways: the model and the command."""
-    return " ".join((spec.model or "", *spec.entrypoint))
 
 
 def _shape(workers: Sequence[Worker]) -> tuple[int, int]:

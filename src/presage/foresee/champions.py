@@ -15,12 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import log
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from presage.foresee.own import OwnRun, OwnRuns
-from presage.foresee.scaling import ScalingModel, SpeedPoint, Speeds
 from presage.model.codec import decode, encode
 from presage.model.errors import UserError
 from presage.model.estimate import Estimate
@@ -67,17 +66,6 @@ class Standing:
     versions: tuple[Version, ...] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnSpeed:
-    """A line of the file of points."""
-
-    signature: str
-    point: SpeedPoint
-
-
-_Kept = TypeVar("_Kept")
-
-
 class Champions:
     """The models of own runs in a folder."""
 
@@ -109,27 +97,31 @@ class Champions:
 
     def add(self, quantity: str, run: OwnRun) -> None:
         """Keep a run to learn from; when this returns, it is on the disk."""
-        _add_line(self._known(quantity) / "runs.jsonl", run)
+        path = self._known(quantity) / "runs.jsonl"
+        line = json.dumps(encode(run), allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
     def runs(self, quantity: str) -> list[OwnRun]:
         """The latest runs that were kept, oldest first; a line that a crash tore is left out."""
-        return _lines(self._known(quantity) / "runs.jsonl", OwnRun)
-
-    def add_speed(self, signature: str, point: SpeedPoint) -> None:
-        """Keep how fast a run was at its size; when this returns, it is on the disk."""
-        _add_line(self._speeds_file, _OwnSpeed(signature, point))
-
-    def speeds(self, fitted: ScalingModel | None = None) -> Speeds:
-        """How workloads scale, from the latest points that were kept."""
-        speeds = Speeds(fitted)
-        for one in _lines(self._speeds_file, _OwnSpeed):
-            with suppress(UserError):  # somebody changed the file
-                speeds.teach(one.signature, one.point)
-        return speeds
-
-    @property
-    def _speeds_file(self) -> Path:
-        return self.folder / "scaling" / "points.jsonl"
+        path = self._known(quantity) / "runs.jsonl"
+        try:
+            lines = path.read_bytes().splitlines()[-_MOST_RUNS:]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        found: list[OwnRun] = []
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                found.append(decode(OwnRun, json.loads(line)))
+        return found
 
     def challenge(
         self, quantity: str, runs: Sequence[OwnRun], at: float, challenger: OwnRuns | None = None
@@ -231,33 +223,6 @@ class Champions:
             draft.replace(folder / name)
         except OSError as error:
             raise UserError(f"cannot write {folder / name}: {error.strerror or error}") from None
-
-
-def _add_line(path: Path, value: object) -> None:
-    line = json.dumps(encode(value), allow_nan=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _lines(path: Path, kind: type[_Kept]) -> list[_Kept]:
-    """The latest values of a file, oldest first; a line that a crash tore is left out."""
-    try:
-        lines = path.read_bytes().splitlines()[-_MOST_RUNS:]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    found: list[_Kept] = []
-    for line in lines:
-        with suppress(ValueError, TypeError):
-            found.append(decode(kind, json.loads(line)))
-    return found
 
 
 def error_of(model: OwnRuns, runs: Sequence[OwnRun]) -> float | None:

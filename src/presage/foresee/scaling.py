@@ -11,7 +11,8 @@ nothing and forgets at a set rate. The global batch of a job stays the same what
 `python -m presage.foresee.scaling STEPS DATE` fits a table of measured steps for one's own use.
 
 `Speeds` is what a live cluster knows: the curve of the family that a job names, or one for any
-job, bent to what runs of the same workload reported at the sizes they had.
+job, bent to what runs of the same workload reported at the sizes they had. Those points are in the
+journal; here they are only read.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.learn.bundle import BundleError, load_bundle, save_bundle
 from presage.model.errors import UserError
+from presage.model.speed import SpeedBook, SpeedPoint
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,7 +42,6 @@ __all__ = [
     "COLUMNS",
     "Bend",
     "ScalingModel",
-    "SpeedPoint",
     "Speeds",
     "StepModel",
     "Stretches",
@@ -233,8 +233,8 @@ BELIEVED_S = 5.0
 """Seconds at a size after which own runs are believed half."""
 FIRST_S, LONGEST_S = 5.0, 3600.0
 """A stretch of a run at one size becomes a point after so long; the next takes twice as long."""
-_MOST_POINTS = 200
-"""Points of a workload that count, the latest."""
+_LEAST_GAIN = 1e-9
+"""The share of its work that a run must have done in a stretch."""
 _TRAINS = {"resnet18": "cifar10", "resnet50": "imagenet"}
 """Model -> the family of the public measurements, which are named after the data sets."""
 
@@ -247,18 +247,6 @@ def family_of(model: str | None) -> str:
 
 Shape = tuple[int, int]
 """Workers, and the nodes they are on."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedPoint:
-    """A stretch of a run at one size."""
-
-    workers: int
-    nodes: int
-    whole_s: float
-    """Seconds that the whole work takes at this speed."""
-    measured_s: float
-    """How long the stretch was."""
 
 
 @dataclass(slots=True)
@@ -290,7 +278,7 @@ class Stretches:
             self._of[job] = _Stretch(mark, done, ran_s)
             return None
         passed, gained = ran_s - open_one.ran_s, done - open_one.done
-        if passed < open_one.wanted_s or gained <= 0 or done >= 1:
+        if passed < open_one.wanted_s or gained < _LEAST_GAIN or done >= 1:
             return None
         longer = min(2 * open_one.wanted_s, LONGEST_S)
         self._of[job] = _Stretch(mark, done, ran_s, longer)
@@ -302,46 +290,36 @@ class Stretches:
 
 
 class Speeds:
-    """How the jobs of a cluster scale. One thread may teach while others ask."""
+    """How the jobs of a cluster scale, by a fitted model and the points of a book."""
 
-    def __init__(self, fitted: ScalingModel | None = None) -> None:
-        self._fitted = fitted
+    def __init__(self, fitted: ScalingModel | None = None, book: SpeedBook | None = None) -> None:
+        self.fitted = fitted
+        self._book = book if book is not None else SpeedBook()
         self._name = fitted.version if fitted is not None else "scaling of any job"
-        self._points: dict[str, tuple[SpeedPoint, ...]] = {}
-        """By signature; replaced as a whole."""
         self._known: dict[tuple[str, StepModel, int], tuple[tuple[SpeedPoint, ...], Bend]] = {}
-        self._digest = 0
 
     @property
     def version(self) -> str:
-        """Changes whenever it learns something."""
-        return f"{self._name}, own {self._digest:08x}" if self._digest else self._name
+        """Changes whenever the book does."""
+        return f"{self._name}, {self._book.count} own points" if self._book.count else self._name
 
-    def teach(self, signature: str, point: SpeedPoint) -> None:
-        """A run of this workload had this speed."""
-        if point.whole_s <= 0 or point.measured_s <= 0 or not 1 <= point.nodes <= point.workers:
-            raise UserError("a point of a speed needs workers on nodes, and positive times")
-        self._points[signature] = (*self._points.get(signature, ()), point)[-_MOST_POINTS:]
-        self._digest = crc32(f"{signature} {point}".encode(), self._digest)
+    @property
+    def tells(self) -> bool:
+        """Whether anything is known of any job."""
+        return self.fitted is not None or self._book.count > 0
 
-    def own(self, signature: str) -> tuple[SpeedPoint, ...]:
-        """What runs of a workload taught."""
-        return self._points.get(signature, ())
-
-    def ratio(
-        self, signature: str, model: str | None, least: int, new: Shape, old: Shape
-    ) -> float:
+    def ratio(self, work: str, model: str | None, least: int, new: Shape, old: Shape) -> float:
         """Time on the new workers over that on the old, of a job whose fewest workers are `least`;
         always 1 as long as nothing is known of how it scales."""
-        if self._fitted is None and len({p.workers for p in self.own(signature)}) < 2:
+        if self.fitted is None and len({p.workers for p in self._book.of(work)}) < 2:
             return 1.0
-        fitted = self._fitted
+        fitted = self.fitted
         prior = fitted.step_model(family_of(model)) if fitted is not None else ANY_JOB
         foreseen = prior.time(*new, least) / prior.time(*old, least)
-        return foreseen * self._bend(prior, signature, least).times(new[0], old[0])
+        return foreseen * self._bend(prior, work, least).times(new[0], old[0])
 
-    def _bend(self, prior: StepModel, signature: str, least: int) -> Bend:
-        key, points = (signature, prior, least), self.own(signature)
+    def _bend(self, prior: StepModel, work: str, least: int) -> Bend:
+        key, points = (work, prior, least), self._book.of(work)
         found = self._known.get(key)
         if found is None or found[0] is not points:
             found = self._known[key] = points, Bend.fit(prior, least, points)
@@ -361,14 +339,13 @@ class Bend:
 
     @classmethod
     def fit(cls, prior: StepModel, asked: int, points: Sequence[SpeedPoint]) -> Bend:
-        """From what runs reported, of a job that asks for so many workers."""
+        """From what runs reported, of a job that asks for so many workers; a point a size."""
         if not points:
             return cls()
-        shapes = _by_shape(points)
-        apart = [whole - log(prior.time(*shape, asked)) for shape, (whole, _) in shapes.items()]
-        seconds = np.array([seconds for _, seconds in shapes.values()])
+        seconds = np.array([point.measured_s for point in points])
         trust = seconds / (seconds + BELIEVED_S)
-        x, y = np.log([workers for workers, _ in shapes]), np.array(apart)
+        x = np.log([point.workers for point in points])
+        y = np.array([log(p.whole_s / prior.time(p.workers, p.nodes, asked)) for p in points])
         x_middle, y_middle = np.average(x, weights=trust), np.average(y, weights=trust)
         spread = float(trust @ (x - x_middle) ** 2)
         slope = float(trust @ ((x - x_middle) * (y - y_middle))) / (spread + RIDGE)
@@ -383,18 +360,6 @@ class Bend:
         x = np.log([new, old])
         here, before = self.slope * x + np.interp(x, self.sizes, self.rest)
         return exp(here - before)
-
-
-def _by_shape(points: Sequence[SpeedPoint]) -> dict[Shape, tuple[float, float]]:
-    """Of each size: the mean logarithm of the time of the whole work, and the seconds measured."""
-    sums: dict[Shape, tuple[float, float]] = {}
-    for point in points:
-        whole, seconds = sums.get((point.workers, point.nodes), (0.0, 0.0))
-        sums[point.workers, point.nodes] = (
-            whole + point.measured_s * log(point.whole_s),
-            seconds + point.measured_s,
-        )
-    return {shape: (whole / seconds, seconds) for shape, (whole, seconds) in sums.items()}
 
 
 def _design(batch: Floats, replicas: Floats, nodes: Floats) -> Floats:

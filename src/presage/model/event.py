@@ -17,6 +17,7 @@ from presage.model.cluster import Node, Resources, Worker
 from presage.model.codec import decode, encode
 from presage.model.estimate import Estimates
 from presage.model.job import JobSpec, Reason, StopIntent
+from presage.model.speed import SpeedPoint
 from presage.model.value import value
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Resize",
     "ResumeRequested",
     "ScaleRequested",
+    "SpeedMeasured",
     "StageChanged",
     "Stop",
     "WakeAt",
@@ -177,6 +179,15 @@ class PhaseChanged:
 
 
 @value
+class SpeedMeasured:
+    """A run told how fast it is at the size it has."""
+
+    job: str
+    attempt: int
+    point: SpeedPoint
+
+
+@value
 class LimitsAdvised:
     """A run needs no more than these limits on CPU and memory for each worker, as things are."""
 
@@ -290,6 +301,7 @@ Fact: TypeAlias = (
     | Progress
     | StageChanged
     | PhaseChanged
+    | SpeedMeasured
     | LimitsAdvised
     | NodeUp
     | NodeDown

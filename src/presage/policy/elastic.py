@@ -436,7 +436,7 @@ class ByGain:
             known = self._times[job.seq] = _Times(job, predict)
         time = known.by_shape.get(shape)
         if time is None:
-            time = known.by_shape[shape] = known.foresee(job, shape, predict)
+            time = known.by_shape[shape] = known.foresee(shape, predict)
         return time
 
     def _refresh(self, plan: Plan, predict: Predictor) -> None:
@@ -450,14 +450,22 @@ class ByGain:
 
 
 class _Times:
-    """How a job's run time depends on its workers, over that on its fewest."""
+    """How a job's run time depends on its workers, over that on its fewest.
 
-    __slots__ = ("allocation", "by_shape", "last", "next", "shape", "tells")
+    The predictor is asked about the job as it was submitted. Its ratios are the same while it
+    runs, but for the last digit; and a policy that is new, after a server started again, must
+    foresee exactly what an older one remembers: between jobs that are alike, a digit decides.
+    """
+
+    __slots__ = ("allocation", "by_shape", "last", "next", "shape", "submitted", "tells")
 
     def __init__(self, job: Job, predict: Predictor) -> None:
+        at = job.submitted_at
+        self.submitted = Job(job.spec, job.seq, at, at, estimates=job.estimates)
         most = sum(role.max for role in job.spec.roles)
-        fewest = _on_fewest(job, predict)
-        self.tells = fewest > 0 and predict.runtime(job, _stand_ins(most, 1)).p50 != fewest
+        fewest = self._on_fewest(predict)
+        on_most = predict.runtime(self.submitted, _stand_ins(most, 1)).p50
+        self.tells = fewest > 0 and on_most != fewest
         """Not for a predictor that says the same of the fewest and the most workers: it does not
         look at them."""
         self.by_shape: dict[Shape, float] = {}
@@ -466,18 +474,17 @@ class _Times:
         self.shape: Shape = (0, 0)
         self.next = self.last = 0.0
 
-    def foresee(self, job: Job, shape: Shape, predict: Predictor) -> float:
+    def foresee(self, shape: Shape, predict: Predictor) -> float:
         """The time on a shape; each worker costs a little where nothing is known. Both times are
-        asked for now: what is foreseen of a job changes as it runs."""
+        asked for now: what is foreseen of a job may change."""
         if not self.tells:
             return (1.0 + UNKNOWN_SYNC * (shape[0] - 1)) / shape[0]
-        fewest = _on_fewest(job, predict)
-        return max(predict.runtime(job, _stand_ins(*shape)).p50 / fewest, 1e-9)
+        there = predict.runtime(self.submitted, _stand_ins(*shape)).p50
+        return max(there / self._on_fewest(predict), 1e-9)
 
-
-def _on_fewest(job: Job, predict: Predictor) -> float:
-    least = sum(role.min for role in job.spec.roles)
-    return predict.runtime(job, _stand_ins(least, 1)).p50
+    def _on_fewest(self, predict: Predictor) -> float:
+        least = sum(role.min for role in self.submitted.spec.roles)
+        return predict.runtime(self.submitted, _stand_ins(least, 1)).p50
 
 
 @lru_cache(maxsize=65_536)

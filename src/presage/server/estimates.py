@@ -24,11 +24,13 @@ from presage.foresee.adapter import FittedSlowdowns, Foreseen, Slowdowns, TimeSh
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
 from presage.foresee.own import SIZES
+from presage.foresee.scaling import own_scaling
 from presage.manifest import Manifest, ModelReference, Needs
 from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
+from presage.model.workload import same_needs
 from presage.server.foresight import Declared
 
 __all__ = ["Alone", "Estimator", "predictor", "workload"]
@@ -64,14 +66,15 @@ class Alone:
 
 
 def workload(spec: JobSpec, model: ModelReference | None) -> str:
-    """The signature under which own runs of a job are kept: whoever runs it, the same work."""
-    about = model.model_dump_json(exclude={"steps"}) if model else " ".join(spec.entrypoint)
-    return hashlib.sha256(about.encode()).hexdigest()[:24]
+    """The name under which own runs of a job are kept: its model with all that the manifest says
+    of it but how long it is trained, else its command."""
+    return same_needs(spec, model.model_dump_json(exclude={"steps"}) if model else None)
 
 
 def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
-    """What a live policy knows: what was foreseen at submission, and, where jobs share devices,
-    what they do to each other there."""
+    """What a live policy knows: what was foreseen at submission, how jobs scale and, where they
+    share devices, what they do to each other there. What own runs add to it, an engine takes from
+    its state."""
     kinds = {device.type for node in nodes for device in node.devices}
     gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
     slowdowns: Slowdowns = TimeSharing()
@@ -81,7 +84,7 @@ def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
         version = estimators.version("interference")
         known = find(gpu or _REFERENCE_GPU)
         slowdowns = FittedSlowdowns(estimators.interference(), known, version)
-    return Foreseen(slowdowns, Declared())
+    return Foreseen(slowdowns, Declared(), own_scaling())
 
 
 class Estimator:

@@ -6,7 +6,7 @@ telemetry; nothing of it is on the deciding path. It also watches how far estima
 says when they drift from what they promised.
 
 Elastic jobs teach while they run: how fast each is at the sizes it has, by its own reports of
-progress. What that changes is told to the deciding loop at once.
+progress. That is told to the deciding loop as a fact (`SpeedMeasured`), since it decides by it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from typing import Any
 import numpy as np
 
 from presage.core.engine import Engine
-from presage.core.ports import Predictor
 from presage.core.workers import ask_of
-from presage.foresee.adapter import Foreseen, scaling_signature
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.own import OwnRun
-from presage.foresee.scaling import Speeds, Stretches, own_scaling
+from presage.foresee.scaling import Stretches
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
-from presage.model.event import Woke
-from presage.model.job import JobSpec, JobState, ReasonCode
+from presage.model.event import SpeedMeasured
+from presage.model.job import JobState, ReasonCode
 from presage.server.beside import Beside
 from presage.server.estimates import CORE, CPU, Estimator, workload
 from presage.server.live import Live
@@ -82,7 +80,6 @@ class Learner(Beside):
         champions: Champions,
         estimator: Estimator,
         data: Path,
-        predict: Predictor | None = None,
         *,
         every: int = 10,
         clock: Callable[[], float] = time.time,
@@ -97,13 +94,7 @@ class Learner(Beside):
         self._off: dict[str, deque[tuple[float, bool]]] = {
             name: deque(maxlen=_WATCHED) for name in QUANTITIES
         }
-        self._predict, self._stretches = predict, Stretches()
-        self._speeds = self._recall()
-        self._others_taught = False
-
-    def not_leading(self) -> None:
-        """Another server learns how jobs scale; its points are read when this one decides."""
-        self._others_taught = True
+        self._stretches = Stretches()
 
     def drift(self) -> dict[str, Drift]:
         """How far estimates were off, by quantity; only those that were judged."""
@@ -140,35 +131,23 @@ class Learner(Beside):
         with suppress(PresageError):
             self._shared |= self._live.ask(sharing)
 
-    def _recall(self) -> Speeds:
-        """How jobs scale, as far as it was learned before; the policy sees it from now on."""
-        speeds = self._champions.speeds(own_scaling())
-        if isinstance(self._predict, Foreseen):
-            self._predict.speeds = speeds
-        return speeds
-
     def _time_sizes(self) -> None:
-        """Take in how fast elastic jobs are at the sizes they have, and have it decided upon."""
-        if self._others_taught:
-            self._speeds, self._others_taught = self._recall(), False
+        """Have it decided upon how fast elastic jobs are at the sizes they have."""
         found: list[Sized] = []
         with suppress(PresageError):
             found = self._live.ask(sized)
-        if self.time_sizes(found):
-            self._live.submit(Future[None](), Woke(), None, None)
+        for fact in self.time_sizes(found):
+            self._live.submit(Future[None](), fact, None, None)
 
-    def time_sizes(self, found: Sequence[Sized]) -> int:
-        """Learn from the reports of elastic jobs; how many points of their speed that gave."""
-        learned = 0
+    def time_sizes(self, found: Sequence[Sized]) -> list[SpeedMeasured]:
+        """What the reports of elastic jobs tell of their speed."""
+        told = []
         for run in found:
             point = self._stretches.see(run.job, run.mark, run.done, run.ran_s)
             if point is not None and run.job not in self._shared:
-                signature = scaling_signature(run.spec)
-                self._champions.add_speed(signature, point)
-                self._speeds.teach(signature, point)
-                learned += 1
+                told.append(SpeedMeasured(run.job, run.mark[0], point))
         self._stretches.keep({run.job for run in found})
-        return learned
+        return told
 
     def catch_up(self) -> int:
         """Learn from jobs that ended since the last time; how many."""
@@ -268,7 +247,6 @@ class Sized:
     """An elastic job that runs and has reported at its present size."""
 
     job: str
-    spec: JobSpec
     mark: tuple[int, float, int, int]
     """The attempt, since when it has its size, and that size: workers and nodes."""
     done: float
@@ -284,7 +262,7 @@ def sized(engine: Engine) -> list[Sized]:
         if steady and job.spec.elastic and job.progress_s > job.ran_s:
             nodes = len({worker.node for worker in job.allocation})
             mark = (job.attempt, job.mark, len(job.allocation), nodes)
-            found.append(Sized(job.id, job.spec, mark, job.progress, job.progress_s))
+            found.append(Sized(job.id, mark, job.progress, job.progress_s))
     return found
 
 

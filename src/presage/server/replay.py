@@ -22,7 +22,7 @@ from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import InternalError, PresageError, UserError
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
-from presage.server.foresight import Declared
+from presage.server.estimates import predictor
 from presage.server.problems import Conflict
 from presage.sim.whatif import Export, Step, export_trace, figures, replay, what_if
 from presage.store import open_store
@@ -71,8 +71,8 @@ def answer(question: Mapping[str, Any], steps: Iterable[Step], again: Iterable[S
         for name, config in question["policies"].items()
     }
     results = what_if(export, policies)
-    own = registry.build(PolicyConfig.model_validate(question["own"]))
-    audit = replay(again, own, Declared())
+    own = PolicyConfig.model_validate(question["own"])
+    audit = replay(again, registry.build(own), predictor(export.nodes, own.colocate))
     other = audit.difference
     return {
         "since": export.since,

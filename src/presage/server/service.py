@@ -86,9 +86,7 @@ class Service:
         self.estimator = Estimator(
             champions, lambda: settings.nodes, self.folder, self.foresight.usual_runtime
         )
-        self.learner = Learner(
-            self.live, self.store, champions, self.estimator, settings.data, predict
-        )
+        self.learner = Learner(self.live, self.store, champions, self.estimator, settings.data)
         self.sizing = Sizing(self.live, self.store, settings.data) if settings.rightsize else None
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""

@@ -183,6 +183,7 @@ def copy_state(state: State) -> State:
     copy.wake_at = state.wake_at
     copy.submitted = state.submitted
     copy.scaling = set(state.scaling)
+    copy.speeds = state.speeds.copy()
     return copy
 
 

@@ -1,9 +1,10 @@
 """How long jobs run: from their own progress, from runs that ended, from estimates.
 
-A job that reports progress tells by itself how long it still takes. Else it is compared with runs
-of its own signature, then with what was foreseen of it, then with runs of its owner's jobs of that
-size in its queue, of its queue, and of all. Each level is believed the more, the more it knows;
-the rest goes to the next level, and in the end to a wide guess. Younger runs weigh more.
+A job that reports progress tells by itself how long it still takes. Else it is compared with its
+owner's runs of the same work at its size, then with what was foreseen of it, then with runs of its
+owner's jobs of that size in its queue, of its queue, and of all. Each level is believed the more,
+the more it knows; the rest goes to the next level, and in the end to a wide guess. Younger runs
+weigh more.
 
 Draws are conditional: a job that has run for an hour is compared only with runs that lasted longer
 (a level that says "this job should be over" loses its say). Beyond the longest run known a
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec
+from presage.model.workload import same_work
 
 __all__ = ["DAY_S", "History"]
 
@@ -115,9 +117,9 @@ class History:
         doubt = np.ones(len(jobs))
         keys = [_keys(job.spec) for job in jobs]
         layers = [_Layer(len(jobs)) for _ in range(len(self._levels) + 3)]
-        progress, signature, estimate, *general, guess = layers
+        progress, same, estimate, *general, guess = layers
         progress.hear(*_progress_of(jobs), ran, doubt)
-        for number, layer in enumerate((signature, *general)):
+        for number, layer in enumerate((same, *general)):
             level = self._levels[number]
             found: dict[Hashable, list[int]] = {}
             for job, names in enumerate(keys):
@@ -127,7 +129,7 @@ class History:
                 runs = level.runs[key]
                 runs.settle(self.half_life_s)
                 layer.hear(runs, np.array(members), runs.worth, ran, doubt)
-            if layer is signature:
+            if layer is same:
                 estimate.hear(*_estimates_of(jobs), ran, doubt)
         guess.hear(self._guess, np.arange(len(jobs)), np.inf, ran, doubt)
         return layers
@@ -294,14 +296,14 @@ def _is_news(estimate: Estimate) -> bool:
 
 
 _SIZES = ((10_000, 64), (10_000, 256), (1_000, 2048), (1, 8192))
-"""Keys and runs that each level keeps: signature; owner, queue and size; queue; all."""
+"""Keys and runs that each level keeps: the same work; owner, queue and size; queue; all."""
 
 
 def _keys(spec: JobSpec) -> tuple[Hashable, ...]:
     size = spec.min_gpu_milli
     named = spec.entrypoint or spec.model
-    signature = (spec.owner, spec.entrypoint, spec.model, size) if named else None
-    return signature, (spec.owner, spec.queue, size), spec.queue, ()
+    work = (spec.owner, same_work(spec), size) if named else None
+    return work, (spec.owner, spec.queue, size), spec.queue, ()
 
 
 def _guess() -> _Runs:

@@ -31,6 +31,8 @@ from presage.model import event as ev
 from presage.model.cluster import ANY_GPU, Node, Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode
+from presage.model.speed import SpeedBook, SpeedPoint
+from presage.model.workload import same_work
 from presage.policy.config import PolicyConfig
 from presage.policy.queues import QueueRule
 from presage.policy.registry import build
@@ -47,16 +49,31 @@ goes round in circles."""
 
 class StablePredictor:
     """Foresees a number made from the job's id: often wrong, always the same. Some jobs gain by
-    every worker, some only on one node, of others it does not say."""
+    every worker, some only on one node, of others it does not say. A size at which such work was
+    measured has the time that was measured."""
 
-    version = "by id"
+    def __init__(self, speeds: SpeedBook | None = None) -> None:
+        self._speeds = speeds if speeds is not None else SpeedBook()
+
+    @property
+    def version(self) -> str:
+        """Another one for every measured speed."""
+        return f"by id and {self._speeds.count} speeds"
+
+    def with_speeds(self, speeds: SpeedBook) -> StablePredictor:
+        """One that knows what was measured."""
+        return StablePredictor(speeds)
 
     def runtime(self, job: Job, workers: Sequence[Worker] = ()) -> Estimate:
         """Some seconds below two minutes."""
         number = crc32(job.id.encode())
         seconds = number % 113 + 1.0
         if workers and number % 3:
-            apart = len({worker.node for worker in workers}) - 1 if number % 3 == 2 else 0
+            nodes = len({worker.node for worker in workers})
+            for point in self._speeds.of(same_work(job.spec)):
+                if (point.workers, point.nodes) == (len(workers), nodes):
+                    return Estimate.exact(point.whole_s, "s", self.version)
+            apart = nodes - 1 if number % 3 == 2 else 0
             seconds *= (1.0 + apart) / len(workers)
         return Estimate.exact(seconds, "s", self.version)
 
@@ -224,6 +241,16 @@ class ClusterMachine(RuleBasedStateMachine):
     def scale(self, pick: int, workers: int) -> None:
         """Somebody wants another number of workers."""
         self._step([ev.ScaleRequested(self._pick_job(pick).id, workers)])
+
+    @precondition(lambda self: self._anything_alive())
+    @rule(pick=st.integers(0, 15), seconds=st.integers(1, 120))
+    def measure(self, pick: int, seconds: int) -> None:
+        """A run tells how fast it is, if it is one."""
+        job = self._pick_job(pick)
+        if job.allocation:
+            nodes = len({worker.node for worker in job.allocation})
+            point = SpeedPoint(len(job.allocation), nodes, float(seconds), 60.0)
+            self._step([ev.SpeedMeasured(job.id, job.attempt, point)])
 
     # -- what the cluster does ------------------------------------------------------------------
 

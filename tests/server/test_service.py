@@ -1,0 +1,49 @@
+"""What a server hands to its executor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from presage.core.state import State
+from presage.executors._ray_place import gpus_asked
+from presage.manifest import parse_manifest, to_spec
+from presage.model import event as ev
+from presage.model.cluster import Device, Node, Worker
+from presage.server.service import Service
+from presage.store.records import JobRow
+
+ON_ONE = (Worker(0, 0, "n", (0,)),)
+
+
+@pytest.mark.parametrize("retry", ["{oom: {times: 2}}", "{failures: 1}"])
+def test_a_job_that_ran_out_of_memory_is_handed_over_with_whole_gpus(
+    tmp_path: Path, retry: str
+) -> None:
+    asked = "resources: {gpus: 0.5, memory: 1Gi}"
+    manifest = parse_manifest(f"name: t\ncommand: python t.py\n{asked}\nretry: {retry}\n")
+    row = JobRow(id="t", name="t", owner="me", submitted_at=0.0, manifest=manifest.to_json())
+    state = State()
+    state.apply(0.0, ev.NodeUp(Node("n", (Device(),))))
+    state.apply(0.0, ev.JobSubmitted(to_spec(manifest, "t", "me")))
+    service: Any = SimpleNamespace(
+        store=SimpleNamespace(jobs=SimpleNamespace(get={"t": row}.get)),
+        live=SimpleNamespace(spec=lambda job: state.jobs[job].spec),
+        settings=SimpleNamespace(data=tmp_path),
+    )
+
+    def handed_over() -> float:
+        """GPUs that a worker asks Ray for."""
+        Service.write_job_file(service, "t")
+        body = json.loads((tmp_path / "jobs" / "t" / "job.json").read_text())
+        return gpus_asked(body["manifest"])["worker"]
+
+    state.apply(1.0, ev.Launch("t", 1, ON_ONE))
+    assert handed_over() == state.active["t"].held_milli / 1000 == 0.5
+    state.apply(2.0, ev.JobExited("t", 1, ev.Outcome.OUT_OF_MEMORY))
+    state.apply(3.0, ev.Launch("t", 2, ON_ONE))
+    assert handed_over() == state.active["t"].held_milli / 1000 == 1.0  # here as in Ray's books
