@@ -131,6 +131,15 @@ def test_an_outage_loses_the_work_since_the_last_checkpoint(
     assert stage.launch(spec, *on(0)).ends() == {"a": end}
 
 
+@pytest.mark.parametrize("spec", [job("a"), job("a", checkpointable=False)], ids=str)
+def test_a_run_that_is_lost_before_its_first_step_has_all_its_work_left(spec: JobSpec) -> None:
+    rules = {"launch_delay_s": 5.0, "checkpoint_every_s": 30.0}
+    stage = Stage(outages=(Outage("n0", 3.0, 10.0),), **rules).launch(spec, *on(0)).to(3.0)
+    stage.stop("a").to(20.0)
+    assert stage.outcomes("a") == [(3.0, "lost")]
+    assert stage.launch(spec, *on(0)).ends() == {"a": 125.0}
+
+
 def test_who_ends_in_the_second_of_an_outage_has_ended() -> None:
     stage = Stage(outages=(Outage("n0", 100.0, 5.0),)).launch(job("a"), *on(0)).to(100.0)
     kinds = [type(fact).__name__ for _, fact in stage.said]

@@ -16,6 +16,7 @@ Knows nothing of jobs, queues or policies.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -59,7 +60,7 @@ class Capacity:
         self.free_gpu: list[list[int]] = []
         self.free_gpu_memory: list[list[int]] = []
         self.sharers: list[list[int]] = []
-        self.tenants: list[dict[int, int]] = []
+        self.tenants: list[defaultdict[int, int]] = []
         """How many workers of each GPU request (in milli) a node holds."""
         self.whole: list[int] = []
         self.by_whole: list[int] = [0]
@@ -92,7 +93,7 @@ class Capacity:
         self.free_gpu.append([WHOLE_GPU] * count)
         self.free_gpu_memory.append([device.memory_mib for device in node.devices])
         self.sharers.append([0] * count)
-        self.tenants.append({})
+        self.tenants.append(defaultdict(int))
         self.whole.append(count)
         self._bit.append(1 << i)
         while len(self.by_whole) <= count:
@@ -134,22 +135,23 @@ class Capacity:
 
     def take(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
         """Take what one worker asks for from a node and these devices of it."""
-        self._move(i, ask, devices, -1)
+        self.shift(i, ask, devices, -1)
 
     def give(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
         """Give back what `take` took."""
-        self._move(i, ask, devices, 1)
+        self.shift(i, ask, devices, 1)
         self.released += 1
 
     def lend(self, i: int, ask: Resources, devices: tuple[int, ...]) -> None:
         """Give for a moment, or take back a `take` of the same moment: no room appears by it."""
-        self._move(i, ask, devices, 1)
+        self.shift(i, ask, devices, 1)
 
-    def _move(self, i: int, ask: Resources, devices: tuple[int, ...], sign: int) -> None:
-        self._touched.add(i)
+    def shift(self, i: int, ask: Resources, devices: tuple[int, ...], sign: int) -> None:
+        """Take (-1) or give (1) without saying that room appeared."""
+        if self._arrays is not None:
+            self._touched.add(i)
         gpu_milli = ask.gpu_milli
-        tenants = self.tenants[i]
-        tenants[gpu_milli] = tenants.get(gpu_milli, 0) - sign
+        self.tenants[i][gpu_milli] -= sign
         if ask.cpu_milli:
             self.free_cpu[i] += sign * ask.cpu_milli
         if ask.memory_mib:
@@ -159,12 +161,20 @@ class Capacity:
                 self.free_gpu_memory[i][d] += sign * ask.gpu_memory_mib
         if not devices:
             return
-        milli = sign * (gpu_milli if gpu_milli < WHOLE_GPU else WHOLE_GPU)
+        if gpu_milli < WHOLE_GPU:
+            milli, alone, then, users = sign * gpu_milli, None, 0, 0
+        else:
+            milli, alone, then, users = _TAKEN if sign < 0 else _GIVEN
         free, sharers = self.free_gpu[i], self.sharers[i]
         whole = before = self.whole[i]
         self.free_milli += milli * len(devices)
         for d in devices:
             was = free[d]
+            if was == alone:  # the usual case: nobody else has to do with this device
+                free[d] = then
+                sharers[d] = users
+                whole += sign
+                continue
             free[d] = now = was + milli
             sharers[d] -= sign
             if was == WHOLE_GPU:
@@ -190,13 +200,8 @@ class Capacity:
         return mask & self.open
 
     def has_whole(self, count: int) -> bool:
-        """Whether any open node has so many wholly free GPUs."""
-        if count * WHOLE_GPU > self.free_milli:
-            return False
-        for mask in self.by_whole[count:]:  # noqa: SIM110 (a generator costs four times as much)
-            if mask & self.open:
-                return True
-        return False
+        """Whether any node, open or not, has so many wholly free GPUs: a bound at a glance."""
+        return any(self.by_whole[count:])
 
     def fits(self, i: int, ask: Resources, most: int | None = None) -> bool:
         """Whether one worker fits on this node now; `most` bounds the jobs on a shared device."""
@@ -289,6 +294,11 @@ def bits(mask: int) -> Iterator[int]:
 def lowest(mask: int) -> int:
     """The lowest node index in a non-empty mask."""
     return (mask & -mask).bit_length() - 1
+
+
+_TAKEN = -WHOLE_GPU, WHOLE_GPU, 0, 1
+_GIVEN = WHOLE_GPU, 0, WHOLE_GPU, 0
+"""Of a device for a worker alone: the change, free before it, free after it, workers after it."""
 
 
 @cache

@@ -39,12 +39,14 @@ class Group:
         "queue",
         "size",
         "whole",
+        "wishes",
     )
 
     def __init__(self, key: Any, job: Job) -> None:
         self.key = key
         self.queue = job.spec.queue
         self.least = least_workers(job)
+        self.wishes = (self.least,)
         self.milli = least_milli(job)
         self.elastic = job.spec.elastic
         self.kind, self.size = _size(job)

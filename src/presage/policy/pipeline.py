@@ -12,7 +12,7 @@ pipeline on the same state decides the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
@@ -90,6 +90,7 @@ class Pipeline:
         self._rounds = rules.order if isinstance(rules.order, HasRounds) else None
         self._movable = rules.reclaim is not None or rules.elastic
         """Whether room can be made where there is none."""
+        self._resizes = rules.elastic or rules.gain is not None
         self._bounded = rules.queues.bounded
         by_turns = rules.greedy or rules.backfill or rules.ranked or self._bounded
         by_turns = by_turns or rules.sharing is not None
@@ -105,7 +106,7 @@ class Pipeline:
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """One pass over the queue."""
-        state, rules = plan.state, self.rules
+        state = plan.state
         if state.queued or self._state is not state:
             self._take_in(plan, predict)
         if state.draining:
@@ -114,23 +115,12 @@ class Pipeline:
             return
         if state.incomplete and not self._complete(plan):
             return
-        if self._in_line:
-            if self._line:
-                self._walk_line(plan, predict)
-        elif rules.sharing is not None:
-            rules.sharing.walk(plan, predict, rules.queues, self._placer)
-        elif self._backlog.groups and rules.ranked:
-            queues, backlog = rules.queues, self._backlog
-            walk_ranked(plan, predict, rules.order, backlog, queues, self._placer)
-        elif self._backlog.groups:
-            self._walk(plan, predict)
-        if state.scaling:
-            waiting = rules.ranked and bool(state.pending)
-            obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
-        if rules.gain is not None:
-            rules.gain.share(plan, predict, self._placer, rules.queues)
-        elif rules.elastic:
-            grow(plan, self._placer, rules.queues, rules.grow_after_s)
+        if not self._in_line:
+            self._walk_by_turns(plan, predict)
+        elif self._line:
+            self._walk_line(plan, predict)
+        if state.scaling or self._resizes:
+            self._resize(plan, predict)
         if self._rounds is not None:
             self._wake_for_round(plan)
 
@@ -161,21 +151,24 @@ class Pipeline:
             if self.rules.sharing is not None:
                 self.rules.sharing.reset()
             new = list(state.pending.values())
-        order, backlog, nodes = self.rules.order, self._backlog, len(state.capacity.nodes)
+        order, sharing, backlog = self.rules.order, self.rules.sharing, self._backlog
+        reservations, nodes = state.reservations, len(state.capacity.nodes)
         for job in new:
-            if not waits(job, state):
+            if job.state is not _PENDING or (reservations and not waits(job, state)):
                 continue
             group = backlog.group(job)
             if group.checked != nodes:
                 group.checked, group.never = nodes, self._never(job, plan, predict)
             if group.never is not None:
                 plan.reject(job, group.never)
-            elif self.rules.sharing is not None:
-                self.rules.sharing.push(order(job, plan, predict), job, plan.now)
-            elif self._in_line:
-                heappush(self._line, (order(job, plan, predict), job, group))
+                continue
+            key = order(job, plan, predict)
+            if self._in_line:
+                heappush(self._line, (key, job, group))
+            elif sharing is not None:
+                sharing.push(key, job, plan.now)
             else:
-                backlog.push(order(job, plan, predict), job, group)
+                backlog.push(key, job, group)
         state.queued.clear()
 
     def _never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
@@ -196,6 +189,15 @@ class Pipeline:
         return self._placer(job).find(job, plan, least_workers(job))
 
     # -- the walk -------------------------------------------------------------------------------
+
+    def _walk_by_turns(self, plan: Plan, predict: Predictor) -> None:
+        rules, backlog = self.rules, self._backlog
+        if rules.sharing is not None:
+            rules.sharing.walk(plan, predict, rules.queues, self._placer)
+        elif backlog.groups and rules.ranked:
+            walk_ranked(plan, predict, rules.order, backlog, rules.queues, self._placer)
+        elif backlog.groups:
+            self._walk(plan, predict)
 
     def _walk(self, plan: Plan, predict: Predictor) -> None:
         state, rules = plan.state, self.rules
@@ -234,10 +236,9 @@ class Pipeline:
         while line:
             _, job, group = line[0]
             if job.state is _PENDING and (not reservations or waits(job, state)):
-                if stuck and group.failed_at == capacity.released:
-                    return
-                if stuck and not capacity.has_whole(group.whole):
-                    group.failed_at = capacity.released
+                released = capacity.released
+                if stuck and (group.failed_at == released or not capacity.has_whole(group.whole)):
+                    group.failed_at = released
                     return
                 if self._serve(job, group, plan, predict) is not None:
                     if job.state is not _PENDING:  # some of its workers were launched
@@ -296,19 +297,14 @@ class Pipeline:
             return _HELD_BACK
         if group.failed_at == capacity.released and not self._movable:
             return _NO_ROOM
-        placer = self._placer(job)
+        placer = rules.placer if job.spec.placement is None else self._placer(job)
         if not rules.gang:
             part = self._place_part(job, plan, placer)
             if part and (rules.greedy or job.id not in plan.state.incomplete):
                 return None
             group.failed_at = capacity.released
             return _NO_ROOM
-        wish_lists: tuple[Wanted, ...] = (group.least,)
-        if group.elastic and rules.gain is not None and len(plan.state.pending) == 1:
-            wish_lists = rules.gain.sizes(job, plan, predict)
-        elif group.elastic and (not rules.elastic or self._alone(plan)):
-            wish_lists = sizes(job)
-        for wanted in wish_lists:
+        for wanted in self._sizes(job, plan, predict) if group.elastic else group.wishes:
             if bounded and not fits_queue(job, plan, wanted, rules.queues):
                 continue
             found = placer.find(job, plan, wanted)
@@ -323,6 +319,26 @@ class Pipeline:
             if make_room(job, plan, placer, group.least, victims, donors, loss):
                 return None
         return _NO_ROOM
+
+    def _sizes(self, job: Job, plan: Plan, predict: Predictor) -> Sequence[Wanted]:
+        """The numbers of workers to try for an elastic job, the best first."""
+        rules = self.rules
+        if rules.gain is not None and len(plan.state.pending) == 1:
+            return rules.gain.sizes(job, plan, predict)
+        if not rules.elastic or self._alone(plan):
+            return sizes(job)
+        return (least_workers(job),)
+
+    def _resize(self, plan: Plan, predict: Predictor) -> None:
+        """Give elastic jobs the size that their owners asked for, or that room allows."""
+        rules, state = self.rules, plan.state
+        if state.scaling:
+            waiting = rules.ranked and bool(state.pending)
+            obey_scale_requests(plan, self._placer, rules.queues, may_grow=not waiting)
+        if rules.gain is not None:
+            rules.gain.share(plan, predict, self._placer, rules.queues)
+        elif rules.elastic:
+            grow(plan, self._placer, rules.queues, rules.grow_after_s)
 
     def _donors(self, job: Job, plan: Plan) -> list[Job]:
         """Elastic jobs that would give workers to a waiting one: those of lower priority at once,

@@ -48,32 +48,16 @@ class Placer:
         """Workers go one by one, so scores may walk into a corner; what fits packed still fits."""
         heaviest = sorted(self.scores, key=lambda score: -self.scores[score])
         self._domains = next((s.domains for s in heaviest if isinstance(s, CanDomains)), None)
-        self._devices = next((s.devices for s in heaviest if isinstance(s, CanPickDevices)), None)
+        pickers = (s.devices for s in heaviest if isinstance(s, CanPickDevices))
+        self._devices = next(pickers, _least_room)
 
     def find(
         self, job: Job, plan: Plan, wanted: Wanted, within: int | None = None
     ) -> tuple[Worker, ...] | None:
         """Workers for all of `wanted` on the free capacity of the plan, or None."""
-        capacity = plan.state.capacity
-        if len(wanted) == 1:
-            return self._find_one(job, plan, wanted[0], within)
-        milli = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
-        if milli > capacity.free_milli:
-            return None
-        nodes = capacity.open if within is None else capacity.open & within
-        request = self._request(job, plan, wanted)
-        if not self._has_slots(request, wanted, nodes):
-            return None
-        for domain in self._domains(request, nodes) if self._domains else (nodes,):
-            found = self._find_all(request, wanted, domain)
-            if found is not None:
-                return found
-        return self._last_resort.find(job, plan, wanted, within) if self._last_resort else None
-
-    def _find_one(
-        self, job: Job, plan: Plan, wanted: tuple[int, int], within: int | None
-    ) -> tuple[Worker, ...] | None:
-        r, index = wanted
+        if len(wanted) != 1:
+            return self._find_many(job, plan, wanted, within)
+        r, index = wanted[0]
         capacity = plan.state.capacity
         ask = ask_of(job, r)
         if ask.gpu_milli > capacity.free_milli:
@@ -86,7 +70,24 @@ class Placer:
         i = self._choose(request, nodes)
         if i is None:
             return None
-        return (Worker(r, index, capacity.nodes[i].name, self._take_devices(request, i)),)
+        return (Worker(r, index, capacity.nodes[i].name, self._devices(request, i)),)
+
+    def _find_many(
+        self, job: Job, plan: Plan, wanted: Wanted, within: int | None
+    ) -> tuple[Worker, ...] | None:
+        capacity = plan.state.capacity
+        milli = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
+        if milli > capacity.free_milli:
+            return None
+        nodes = capacity.open if within is None else capacity.open & within
+        request = self._request(job, plan, wanted)
+        if not self._has_slots(request, wanted, nodes):
+            return None
+        for domain in self._domains(request, nodes) if self._domains else (nodes,):
+            found = self._find_all(request, wanted, domain)
+            if found is not None:
+                return found
+        return self._last_resort.find(job, plan, wanted, within) if self._last_resort else None
 
     def _has_slots(self, request: Request, wanted: Wanted, nodes: int) -> bool:
         """Whether each role on its own would find places enough: cheap, and most fail here."""
@@ -103,7 +104,7 @@ class Placer:
         self, request: Request, wanted: Wanted, domain: int
     ) -> tuple[Worker, ...] | None:
         capacity, job = request.capacity, request.job
-        request.placed.clear()
+        request.placed = placed = []
         taken: list[tuple[int, Resources, tuple[int, ...]]] = []
         found: list[Worker] = []
         for r, index in wanted:
@@ -112,10 +113,10 @@ class Placer:
             i = self._choose(request, domain & capacity.accepts(request.types))
             if i is None:
                 break
-            devices = self._take_devices(request, i)
+            devices = self._devices(request, i)
             capacity.take(i, request.ask, devices)
             taken.append((i, request.ask, devices))
-            request.placed.append(i)
+            placed.append(i)
             found.append(Worker(r, index, capacity.nodes[i].name, devices))
         for i, ask, devices in reversed(taken):
             capacity.lend(i, ask, devices)
@@ -132,11 +133,6 @@ class Placer:
         total[~good] = -np.inf
         return int(total.argmax())
 
-    def _take_devices(self, request: Request, i: int) -> tuple[int, ...]:
-        if self._devices is not None:
-            return self._devices(request, i)
-        return request.capacity.devices(i, request.ask, request.most)
-
     def _request(self, job: Job, plan: Plan, wanted: Wanted) -> Request:
         asks = [ask_of(job, r) for r, _ in wanted]
         whole = Resources(
@@ -147,3 +143,7 @@ class Placer:
         )
         capacity: Capacity = plan.state.capacity
         return Request(job, plan, capacity, asks[0], (), self.most, len(asks), whole)
+
+
+def _least_room(request: Request, i: int) -> tuple[int, ...]:
+    return request.capacity.devices(i, request.ask, request.most)

@@ -6,7 +6,8 @@ node for one of them. Holds no choice of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -39,7 +40,7 @@ class Request:
     """How many workers are placed together, this one included."""
     whole_ask: Resources
     """What all of them need together."""
-    placed: list[int] = field(default_factory=list)
+    placed: Sequence[int] = ()
     """Node of each worker of this job placed so far, in order."""
 
 

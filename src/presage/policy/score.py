@@ -36,15 +36,13 @@ class Pack:
 
     def pick(self, request: Request, nodes: int) -> int | None:
         """The same choice by lookup."""
-        capacity, ask = request.capacity, request.ask
-        need = ask.gpu_milli // WHOLE_GPU if ask.gpu_milli >= WHOLE_GPU else 0
         if request.workers == 1:
-            return _first_fit(request, nodes, range(need, len(capacity.by_whole)))
+            return _first_fit(request, nodes)
         if request.placed:
             last = request.placed[-1]
-            if nodes >> last & 1 and capacity.fits(last, ask, request.most):
+            if nodes >> last & 1 and request.capacity.fits(last, request.ask, request.most):
                 return last
-        return _first_fit(request, nodes, range(len(capacity.by_whole) - 1, need - 1, -1))
+        return _first_fit(request, nodes, most_free_first=True)
 
     def domains(self, request: Request, nodes: int) -> list[int]:
         """The best single node for the whole job, then everywhere."""
@@ -80,14 +78,12 @@ class Spread:
     def pick(self, request: Request, nodes: int) -> int | None:
         """The same choice by lookup."""
         capacity, ask = request.capacity, request.ask
-        need = ask.gpu_milli // WHOLE_GPU if ask.gpu_milli >= WHOLE_GPU else 0
-        order = range(len(capacity.by_whole) - 1, need - 1, -1)
         if not request.placed:
-            return _first_fit(request, nodes, order)
+            return _first_fit(request, nodes, most_free_first=True)
         fresh = nodes
         for i in request.placed:
             fresh &= ~(1 << i)
-        found = _first_fit(request, fresh, order)
+        found = _first_fit(request, fresh, most_free_first=True)
         if found is not None:
             return found
         used = [i for i in set(request.placed) if nodes >> i & 1]
@@ -133,20 +129,23 @@ def free_gpus(capacity: Capacity, nodes: int) -> int:
     )
 
 
-def _first_fit(request: Request, nodes: int, order: range) -> int | None:
-    """The first node that fits, walking the masks by free GPUs in this order."""
+def _first_fit(request: Request, nodes: int, most_free_first: bool = False) -> int | None:
+    """The first node that fits, walking the masks by free GPUs, fewest or most of them first."""
     capacity, ask = request.capacity, request.ask
-    by_whole = capacity.by_whole
-    if capacity.plain and ask.gpu_milli >= WHOLE_GPU and not ask.gpu_memory_mib:
-        for free in order:
-            mask = by_whole[free] & nodes
+    need = ask.gpu_milli // WHOLE_GPU
+    masks = capacity.by_whole[need:]
+    if most_free_first:
+        masks.reverse()
+    if need and capacity.plain and not ask.gpu_memory_mib:
+        for mask in masks:
+            mask &= nodes
             if mask:
                 return (mask & -mask).bit_length() - 1
         return None
     if len(capacity.nodes) > 64:
-        return _first_of(request, feasible(request, nodes), order)
-    for free in order:
-        mask = by_whole[free] & nodes
+        return _first_of(request, feasible(request, nodes), most_free_first)
+    for mask in masks:
+        mask &= nodes
         while mask:
             i = lowest(mask)
             if capacity.fits(i, ask, request.most):
@@ -155,12 +154,12 @@ def _first_fit(request: Request, nodes: int, order: range) -> int | None:
     return None
 
 
-def _first_of(request: Request, good: np.ndarray, order: range) -> int | None:
+def _first_of(request: Request, good: np.ndarray, most_free_first: bool) -> int | None:
     fits = np.flatnonzero(good)
     if not len(fits):
         return None
     whole = request.capacity.arrays().whole[fits]
-    return int(fits[whole.argmin() if order.step > 0 else whole.argmax()])
+    return int(fits[whole.argmax() if most_free_first else whole.argmin()])
 
 
 def _whole_and_size(capacity: Capacity) -> tuple[Floats, int]:

@@ -27,7 +27,9 @@ class Recorder:
 
     def __init__(self, jobs: int) -> None:
         self.done = 0
-        self.makespan_s = 0.0
+        self.steps: list[tuple[float, int, int, int]] = []
+        """The load after each step: time, jobs queued, milli-GPUs used and held; `thin` empties
+        it."""
         self._start = array("d", [nan]) * jobs
         self._end = array("d", [nan]) * jobs
         self._wait = array("d", [nan]) * jobs
@@ -42,34 +44,42 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._status)
 
-    def close(self, task: Task, now: float | None, status: str, reason: str) -> None:
+    def close(
+        self, task: Task, now: float | None, status: str = "finished", reason: str = ""
+    ) -> None:
         """A job's story is over; `now` is None when it did not finish."""
         row = task.row
         self.done += 1
         if now is not None:
             self._end[row] = now
-            if now > self.makespan_s:
-                self.makespan_s = now
         if task.started_at is not None:
             self._start[row] = task.started_at
         self._wait[row] = task.waited_s
-        self._stops[row] = task.stops
+        if task.stops:
+            self._stops[row] = task.stops
         self._status[row] = status
         if reason:
             self._reason[row] = reason
         self._nodes[row] = task.ran_on
 
-    def sample(self, now: float, queued: int, used_milli: int, held_milli: int) -> None:
-        """The load from now on; the latest sample of an interval wins."""
-        series = self._series
-        if now < self._next_s:
-            series[-1] = (series[-1][0], queued, used_milli, held_milli)
+    def thin(self) -> None:
+        """Take the steps into the series; the latest of an interval wins."""
+        series, steps = self._series, self.steps
+        if not self._every_s and len(series) + len(steps) < _MOST_SAMPLES:
+            series += steps
+            steps.clear()
             return
-        series.append((now, queued, used_milli, held_milli))
-        self._next_s = now + self._every_s
-        if len(series) >= _MOST_SAMPLES:
-            del series[1::2]
-            self._every_s = max(2 * self._every_s, (now - series[0][0]) / _MOST_SAMPLES)
+        for sample in steps:
+            now = sample[0]
+            if now < self._next_s:
+                series[-1] = (series[-1][0], *sample[1:])
+                continue
+            series.append(sample)
+            self._next_s = now + self._every_s
+            if len(series) >= _MOST_SAMPLES:
+                del series[1::2]
+                self._every_s = max(2 * self._every_s, (now - series[0][0]) / _MOST_SAMPLES)
+        steps.clear()
 
     def result(self, trace: Trace, policy: str, world: World, cpu_s: float) -> SimResult:
         """Everything as frames."""
@@ -102,6 +112,7 @@ class Recorder:
             },
             schema=SERIES_COLUMNS,
         )
+        makespan_s = float(np.nanmax(end, initial=0.0))
         gpus = sum(len(node.devices) for node in world.all_nodes())
         return SimResult(
             policy,
@@ -109,7 +120,7 @@ class Recorder:
             series,
             gpus,
             world.stops,
-            self.makespan_s,
+            makespan_s,
             world.gpu_seconds,
             world.held_gpu_seconds,
             cpu_s,

@@ -28,6 +28,7 @@ __all__ = ["simulate"]
 
 Progress = Callable[[int, int], None]
 _SUCCEEDED = JobState.SUCCEEDED
+_CHUNK = 4096
 
 
 def simulate(
@@ -73,6 +74,7 @@ def simulate(
         reason = engine.explain(left.spec.id)
         recorder.close(left, None, "unfinished", reason.text if reason else "")
     world.settle()
+    recorder.thin()
     cpu_s = process_time() - started - workload.read_s
     return recorder.result(trace, name, world, cpu_s)
 
@@ -88,6 +90,7 @@ def _run(
 ) -> None:
     """Jump from event to event until nothing is left to happen."""
     state, running, none = engine.state, world.tasks, (inf, None)
+    steps = recorder.steps
     at, task = next(incoming, none)
     report_at = 0
     while running or task is not None:
@@ -112,13 +115,15 @@ def _run(
             if progress is not None and recorder.done >= report_at:
                 progress(recorder.done, len(recorder))
                 report_at = recorder.done + max(1, len(recorder) // 200)
-        recorder.sample(now, len(state.pending), world.used_milli, world.held_milli)
+            if len(steps) >= _CHUNK:
+                recorder.thin()
+        steps.append((now, len(state.pending), world.used_milli, world.held_milli))
 
 
 def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now: float) -> None:
     """Note what ended in this step."""
     for task in world.finished:
-        recorder.close(task, now, "finished", "")
+        recorder.close(task, now)
         oracle.forget(task.spec.id)
     world.finished.clear()
     for job in state.ended:
@@ -126,9 +131,10 @@ def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now
             task = world.forget(job.spec.id)
             recorder.close(task, None, _status(job), job.reason.text if job.reason else "")
             oracle.forget(task.spec.id)
-    for job_id in world.stopped:
-        oracle.forget(job_id)
-    world.stopped.clear()
+    if world.stopped:
+        for job_id in world.stopped:
+            oracle.forget(job_id)
+        world.stopped.clear()
 
 
 def _remember(world: World, predict: Predictor) -> None:

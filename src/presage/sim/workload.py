@@ -94,11 +94,19 @@ class Workload:
         spec = JobSpec(
             job_id, shape.roles, owner, queue, priority, max_retries=shape.retries, model=model
         )
-        task = Task(spec, row, shape.shared, duration, shape.measured, shape.needed, estimate)
+        task = Task(
+            spec,
+            row,
+            shape.shared,
+            duration,
+            shape.measured,
+            shape.needed,
+            shape.share if busy is None else busy,
+            shape.peak_mib,
+            estimate,
+        )
         if self._estimates is not None:
             task.estimates = self._estimates[row]
-        task.utilization = shape.share if busy is None else busy
-        task.peak_memory_mib = shape.peak_mib
         return at, task
 
     def _new_shape(self, key: tuple[Any, ...]) -> _Shape:

@@ -83,16 +83,16 @@ class Task:
     measured_workers: int
     needed: int
     """Workers it needs before it makes progress."""
+    utilization: float = 1.0
+    """How busy it keeps each device when it is alone there, 0 to 1."""
+    peak_memory_mib: int = 0
+    """What it really uses on each device."""
     estimate_s: float | None = None
     """What its owner or a model said it would take."""
     estimates: Estimates | None = None
     """What was foreseen of it when it was submitted."""
     work_s: float = 0.0
     """Seconds of work left, at the speed it was measured at."""
-    utilization: float = 1.0
-    peak_memory_mib: int = 0
-    """What it really uses on each device."""
-    submitted_at: float = 0.0
     queued_at: float = 0.0
     waited_s: float = 0.0
     started_at: float | None = None
@@ -163,36 +163,34 @@ class World:
 
     def launch(self, decision: Launch) -> None:
         """Start workers; once all that the job needs are there, it starts to work."""
-        task = self.tasks[decision.job]
-        if decision.attempt == task.ended_attempt:
+        task, attempt, new = self.tasks[decision.job], decision.attempt, decision.workers
+        known, held = task.workers, task.milli
+        if attempt == task.ended_attempt:
             return
-        known, new = task.workers, decision.workers
-        if decision.attempt != task.attempt or not known:
-            known = ()
-            task.attempt = decision.attempt
-            task.milli = 0
-        else:
+        if known and attempt == task.attempt:
             new = _without(new, known)
             if not new:
                 return
-        if self._measured_at != self.now:
+        else:
+            known, held = (), 0
+            task.attempt = attempt
+        now, roles, milli = self.now, task.spec.roles, 0
+        if self._measured_at != now:
             self._measure()
-        task.workers = workers = known + new
-        roles = task.spec.roles
-        held = task.milli
-        milli = 0
         for worker in new:
             milli += roles[worker.role].resources.gpu_milli
+        task.workers = workers = known + new
         task.milli = held + milli
         self.used_milli += milli
         if not len(known) < task.needed <= len(workers):
             self.held_milli += milli
             return
-        self.held_milli -= held
-        task.waited_s += self.now - task.queued_at
+        if held:
+            self.held_milli -= held
+        task.waited_s += now - task.queued_at
         delay = self.rules.launch_delay_s
         if delay:
-            self._push(self.now + delay, _READY, task, decision.attempt)
+            self._push(now + delay, _READY, task, attempt)
         else:
             self._begin(task)
 
@@ -277,7 +275,7 @@ class World:
 
     def expect(self, task: Task, now: float) -> None:
         """A job was submitted."""
-        task.submitted_at = task.queued_at = now
+        task.queued_at = now
         task.work_s = task.saved_s = task.duration_s
         self.tasks[task.spec.id] = task
 
@@ -303,13 +301,20 @@ class World:
 
     def _finish(self, task: Task) -> Fact:
         job_id = task.spec.id
-        self._leave(task)
+        self._release(task)
         del self.tasks[job_id]
         self.finished.append(task)
         return JobExited(job_id, task.attempt, _WENT_WELL)
 
     def _leave(self, task: Task) -> None:
-        """The run is over: it makes no progress and holds nothing."""
+        """The run is over, and another may follow."""
+        self._release(task)
+        task.milli = 0
+        task.speed = 0.0
+        task.version += 1
+        task.ended_attempt = task.attempt
+
+    def _release(self, task: Task) -> None:
         if self._measured_at != self.now:
             self._measure()
         if task.shares:
@@ -318,10 +323,6 @@ class World:
         if len(task.workers) < task.needed:
             self.held_milli -= task.milli
         task.workers = ()
-        task.milli = 0
-        task.speed = 0.0
-        task.version += 1
-        task.ended_attempt = task.attempt
 
     def _progress(self, task: Task) -> None:
         if task.speed:
@@ -339,12 +340,14 @@ class World:
 
     def _retime(self, task: Task) -> None:
         """Compute the speed and the end of a run anew."""
-        plain = len(task.workers) == task.measured_workers and not (task.shares or self._uneven)
-        task.speed = speed = 1.0 if plain else self._speed(task)
+        if task.shares or self._uneven or len(task.workers) != task.measured_workers:
+            speed = self._speed(task)
+        else:
+            speed = 1.0
+        task.speed = speed
         task.version = version = task.version + 1
         self._serial = serial = self._serial + 1
-        end = task.since + task.work_s / speed
-        heappush(self._events, (end, _END, serial, task, version))
+        heappush(self._events, (task.since + task.work_s / speed, _END, serial, task, version))
 
     def _speed(self, task: Task) -> float:
         speed, model = 1.0, self.rules.speed
