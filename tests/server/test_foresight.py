@@ -18,6 +18,7 @@ import httpx
 import polars as pl
 import pytest
 
+from presage.model.event import RulesChanged
 from presage.policy.registry import build
 from presage.server.foresight import Declared, Experience, eta_view, read_outcomes
 from presage.sim.ahead import Start
@@ -423,3 +424,29 @@ def test_outcomes_survive_a_restart_and_a_broken_line_does_not_matter(tmp_path: 
     finally:
         store.close()
     assert list(read_outcomes(tmp_path / "none", 10)) == []
+
+
+def test_an_audit_knows_which_policy_decided_when(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """One server packs, the next one on its journal spreads."""
+    spread = tmp_path / "spread.yaml"
+    spread.write_text("policies: {apart: {placement: spread}}\n")
+    for options in (("--policy", "fifo"), ("--policy", "apart", "--config", str(spread))):
+        server = serve(*options, nodes="2x4").start()
+        jobs = [server.submit("sleep 0.5", resources={"gpus": 1}) for _ in range(4)]
+        for job in jobs:
+            server.wait(job)
+        if options[1] == "apart":
+            body = server.http.post("/api/v1/what-if", json={"policies": ["fifo"]}).json()
+            assert body["audit"]["same"], body
+            assert body["audit"]["decisions"] >= 8
+        server.stop()
+    store = open_store(f"sqlite:///{server.data / 'presage.db'}")
+    try:
+        facts = [fact for _, fact in store.read() if isinstance(fact, RulesChanged)]
+        one_rule = replay(store.read_steps(), build("fifo"), Declared())
+    finally:
+        store.close()
+    assert ['"placement":"pack"' in fact.policy for fact in facts] == [True, False]
+    assert one_rule.difference is not None

@@ -11,9 +11,11 @@ import polars as pl
 import pytest
 
 from presage.core.engine import Engine
+from presage.core.ports import Policy
 from presage.model import event as ev
 from presage.model.cluster import Node, Resources
 from presage.model.job import JobSpec, Reason, ReasonCode, Role
+from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
@@ -62,6 +64,27 @@ def test_the_same_policy_decides_the_same(policy: str) -> None:
     assert found.difference is None
     launched = sum(isinstance(event, ev.Launch) for _, event in store.read())
     assert found.decisions >= launched >= 120
+
+
+def test_each_stretch_is_decided_again_by_the_rules_that_held() -> None:
+    def placed(where: str) -> Policy:
+        return build(PolicyConfig(placement="spread" if where == "spread" else "pack"))
+
+    known, steps = Known({}), []
+    engine = Engine(placed("pack"), known)
+    for number, where in enumerate(("pack", "spread", "pack")):
+        now = float(number)
+        facts: list[ev.Fact] = [ev.RulesChanged(where, "known")]
+        facts += [ev.NodeUp(node) for node in CLUSTER] if not number else []
+        facts += [ev.JobSubmitted(job(f"{where}-{number}-{k}", 1)) for k in range(2)]
+        engine = Engine(placed(where), known, engine.state)
+        steps.append((now, facts, engine.handle(now, facts)))
+    found = replay(steps, placed("pack"), known, rules=lambda fact: (placed(fact.policy), known))
+    assert found.difference is None
+    assert found.decisions == 6
+    one_rule = replay(steps, placed("pack"), known)
+    assert one_rule.difference is not None
+    assert one_rule.difference.step == 1
 
 
 def test_another_policy_is_told_by_its_first_other_decision() -> None:

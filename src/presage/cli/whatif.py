@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,7 +110,5 @@ def _show(report: dict[str, Any]) -> None:
     if audit["same"]:
         say(f"audit: all {audit['decisions']:,} decisions of the journal come out the same again")
     else:
-        say(
-            f"audit: after {audit['decisions']:,} decisions one comes out otherwise: the server "
-            "had another policy then"
-        )
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(audit["first_difference_at"]))
+        say(f"audit: {audit['decisions']:,} decisions come out the same, at {at} one does not")

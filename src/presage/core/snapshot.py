@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
+from presage.model.event import RulesChanged
 from presage.model.job import Job, Role
 from presage.model.speed import SpeedBook
 
@@ -50,6 +51,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "shapes": [[encode(roles), count] for roles, count in state.shapes.items()],
         "scaling": sorted(state.scaling),
         "speeds": encode(state.speeds),
+        "rules": encode(state.rules),
     }
 
 
@@ -71,4 +73,5 @@ def fill_state(state: State, data: dict[str, Any]) -> None:
     state.wake_at = data["wake_at"]
     state.submitted = data["submitted"]
     state.scaling = set(data["scaling"])
-    state.speeds = decode(SpeedBook, data.get("speeds", {}))  # older ones have none
+    state.speeds = decode(SpeedBook, data.get("speeds", {}))  # older ones have neither
+    state.rules = decode(RulesChanged | None, data.get("rules"))

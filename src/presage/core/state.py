@@ -68,6 +68,8 @@ class State:
         """How often each combination of roles was submitted: what the workload looks like."""
         self.speeds = SpeedBook()
         """How fast runs of each workload were at the sizes they had."""
+        self.rules: ev.RulesChanged | None = None
+        """What it is decided by, where somebody said so."""
         self.queued: list[Job] = []
         """Jobs that became pending since a policy last looked; it empties the list."""
         self.ended: list[Job] = []
@@ -88,6 +90,7 @@ class State:
             ev.StageChanged: self._stage_changed,
             ev.PhaseChanged: self._phase_changed,
             ev.SpeedMeasured: self._speed_measured,
+            ev.RulesChanged: self._rules_changed,
             ev.LimitsAdvised: self._limits_advised,
             ev.NodeUp: self._node_up,
             ev.NodeDown: self._node_down,
@@ -313,6 +316,9 @@ class State:
     def _speed_measured(self, now: float, e: ev.SpeedMeasured) -> None:
         if (job := self._run(e)) is not None:
             self.speeds.add(same_work(job.spec), e.point)
+
+    def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
+        self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
         """The engine decides; nothing is different yet."""

@@ -46,6 +46,7 @@ __all__ = [
     "Reserve",
     "Resize",
     "ResumeRequested",
+    "RulesChanged",
     "ScaleRequested",
     "SpeedMeasured",
     "StageChanged",
@@ -188,6 +189,16 @@ class SpeedMeasured:
 
 
 @value
+class RulesChanged:
+    """From now on it is decided by these rules."""
+
+    policy: str
+    """Its configuration, as JSON."""
+    predictor: str
+    """The version of what foresees."""
+
+
+@value
 class LimitsAdvised:
     """A run needs no more than these limits on CPU and memory for each worker, as things are."""
 
@@ -302,6 +313,7 @@ Fact: TypeAlias = (
     | StageChanged
     | PhaseChanged
     | SpeedMeasured
+    | RulesChanged
     | LimitsAdvised
     | NodeUp
     | NodeDown

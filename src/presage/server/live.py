@@ -93,7 +93,8 @@ class _Request:
 
 class Live:
     """A cluster's scheduler in real time. `policy` and `executor` make new ones: a loop that
-    starts again must not meet what an earlier one left in them."""
+    starts again must not meet what an earlier one left in them. `rules` describe the policy, and
+    are journaled where they are new: decisions follow from them."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class Live:
         policy: Callable[[], Policy],
         predict: Predictor,
         *,
+        rules: str = "",
         seat: Seat,
         url: str,
         lease_s: float = 5.0,
@@ -117,6 +119,7 @@ class Live:
         """Seconds that the latest turns took."""
         self.decided = 0
         self._make_executor, self._make_policy, self._predict = executor, policy, predict
+        self._rules = ev.RulesChanged(rules, predict.version)
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
         self._requests: deque[_Request] = deque()
@@ -281,7 +284,8 @@ class Live:
         unconfirmed = list(_unconfirmed(state))
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
-        facts: list[ev.Fact] = [ev.NodeDown(name) for name in known if name not in there]
+        facts: list[ev.Fact] = [] if state.rules == self._rules else [self._rules]
+        facts += [ev.NodeDown(name) for name in known if name not in there]
         for name, node in there.items():
             i = known.get(name)
             if i is None or (state.capacity.nodes[i] == node and name in state.down):

@@ -12,19 +12,23 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
 
+from pydantic import ValidationError
+
+from presage.core.ports import Policy, Predictor
 from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import InternalError, PresageError, UserError
+from presage.model.event import RulesChanged
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
 from presage.server.estimates import predictor
 from presage.server.problems import Conflict
-from presage.sim.whatif import Export, Step, export_trace, figures, replay, what_if
+from presage.sim.whatif import Export, Replay, Step, export_trace, figures, replay, what_if
 from presage.store import open_store
 
 __all__ = ["answer", "ask", "cluster_entry"]
@@ -71,8 +75,7 @@ def answer(question: Mapping[str, Any], steps: Iterable[Step], again: Iterable[S
         for name, config in question["policies"].items()
     }
     results = what_if(export, policies)
-    own = PolicyConfig.model_validate(question["own"])
-    audit = replay(again, registry.build(own), predictor(export.nodes, own.colocate))
+    audit, notes = _audit(again, PolicyConfig.model_validate(question["own"]), export.nodes)
     other = audit.difference
     return {
         "since": export.since,
@@ -84,8 +87,30 @@ def answer(question: Mapping[str, Any], steps: Iterable[Step], again: Iterable[S
             "decisions": audit.decisions,
             "first_difference_at": None if other is None else other.now,
         },
-        "notes": [*export.notes, _KNOWS_TRUTH],
+        "notes": [*export.notes, _KNOWS_TRUTH, *notes],
     }
+
+
+def _audit(
+    steps: Iterable[Step], own: PolicyConfig, nodes: Sequence[Node]
+) -> tuple[Replay, list[str]]:
+    """Decide again by the rules that held at each time; `own` are those of a journal that does not
+    say. With it, what may make a difference that is none of the rules'."""
+    notes: dict[str, None] = {}
+
+    def rules(fact: RulesChanged) -> tuple[Policy, Predictor]:
+        try:
+            config = PolicyConfig.model_validate_json(fact.policy)
+        except ValidationError:
+            notes["the journal was decided by a policy that this version does not know"] = None
+            config = own
+        predict = predictor(nodes, config.colocate)
+        if predict.version != fact.predictor:
+            notes[f"decided by what foresaw as {fact.predictor}; here is {predict.version}"] = None
+        return registry.build(config), predict
+
+    begin = registry.build(own), predictor(nodes, own.colocate)
+    return replay(steps, *begin, rules=rules), list(notes)
 
 
 def _trace(export: Export) -> dict[str, Any]:

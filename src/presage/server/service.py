@@ -69,6 +69,7 @@ class Service:
             lambda: make_executor(self),
             lambda: registry.build(settings.policy),
             predict,
+            rules=settings.policy.model_dump_json(),
             seat=Seat(settings.data),
             url=settings.url,
             lease_s=settings.lease_s,

@@ -184,6 +184,7 @@ def copy_state(state: State) -> State:
     copy.submitted = state.submitted
     copy.scaling = set(state.scaling)
     copy.speeds = state.speeds.copy()
+    copy.rules = state.rules
     return copy
 
 

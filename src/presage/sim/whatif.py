@@ -35,7 +35,15 @@ from presage.core.ports import Policy, Predictor
 from presage.core.state import State
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import UserError
-from presage.model.event import Decision, Fact, JobSubmitted, Launch, NodeDown, NodeUp
+from presage.model.event import (
+    Decision,
+    Fact,
+    JobSubmitted,
+    Launch,
+    NodeDown,
+    NodeUp,
+    RulesChanged,
+)
 from presage.model.job import Job, JobSpec, JobState
 from presage.sim.clusters import total_gpus
 from presage.sim.result import JOB_COLUMNS, SERIES_COLUMNS, SimResult
@@ -93,15 +101,23 @@ class Replay:
 
 
 def replay(
-    steps: Iterable[Step], policy: Policy, predict: Predictor, state: State | None = None
+    steps: Iterable[Step],
+    policy: Policy,
+    predict: Predictor,
+    state: State | None = None,
+    rules: Callable[[RulesChanged], tuple[Policy, Predictor]] | None = None,
 ) -> Replay:
-    """Decide a journal again from its facts; `state` is where it begins, if not at nothing.
+    """Decide a journal again from its facts; `state` is where it begins, if not at nothing. Where
+    the journal says that other rules hold from there on, `rules` makes them.
 
     It ends at the first difference: what comes after it would answer other decisions.
     """
     engine = Engine(policy, predict, state)
     count = same = 0
     for now, facts, decisions in steps:
+        for fact in facts:
+            if rules is not None and type(fact) is RulesChanged:
+                engine = Engine(*rules(fact), engine.state)
         made = engine.handle(now, list(facts))
         count += 1
         if made != list(decisions):

@@ -154,7 +154,7 @@ def _audit_words(audit: dict[str, Any]) -> str:
     if audit["same"]:
         return f"Audit: all {count} decisions of the journal come out the same again."
     at = clock(audit["first_difference_at"])
-    return f"Audit: {count} decisions come out the same; at {at} another policy decided."
+    return f"Audit: {count} decisions come out the same; at {at} one comes out otherwise."
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> None:

@@ -83,7 +83,7 @@ Figures = dict[str, float | None]
 
 
 class Audit(BaseModel):
-    """The journal's facts, decided again by the policy that the server has now."""
+    """The journal's facts, decided again by the policy that the server had at each time."""
 
     same: bool
     """Whether every decision came out as recorded."""
