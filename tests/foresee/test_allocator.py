@@ -77,6 +77,7 @@ def test_the_peak_by_hand() -> None:
     assert small.by_role["gradient"] == 2048
     assert small.by_role["saved"] == 0
     assert small.forward == 2048 + 512 + 1024 + 512
+    assert small.alive.tolist() == [3584, 4096, 3584, 4608]
     large = live_peak(graph, 8)  # what grows with the square decides
     assert large.bytes == 2048 + 8 * 512 + 8 * 1024 + 64 * 512 == large.forward
     assert large.operator == 1

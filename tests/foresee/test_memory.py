@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -9,8 +11,10 @@ import pytest
 from sklearn.base import clone
 
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
+from presage.foresee.fitting import memory_data
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import OpGraph
+from presage.foresee.known import graph_memory_rows
 from presage.foresee.memory import (
     GRAPH_FEATURES,
     TABLE_FEATURES,
@@ -21,7 +25,7 @@ from presage.foresee.memory import (
     table_features,
 )
 from presage.learn import NotFitted
-from presage.learn.evaluate import coverage, mape
+from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]
@@ -119,6 +123,65 @@ def test_arrays_bring_it_back(estimator: MemoryEstimator, graph: OpGraph) -> Non
     rows, _ = measured(50, seed=3)
     assert np.array_equal(again.predict_interval(rows), estimator.predict_interval(rows))
     assert again.explain(graph, 8) == estimator.explain(graph, 8)
+
+
+TRIED, TRIED_SUM = GRAPH_FEATURES.index("tried"), GRAPH_FEATURES.index("tried_sum")
+
+
+def tried(count: int, seed: int = 0) -> tuple[Floats, Floats]:
+    """Jobs that try workspaces of four times their memory; where much is tried, half of them
+    show it."""
+    random = np.random.default_rng([seed, 1])  # not the numbers of `measured`
+    rows, truth = measured(count, seed)
+    rows[:, TRIED] = 4 * (FLOOR + rows[:, 0]) - FLOOR
+    rows[:, TRIED_SUM] = random.uniform(0, 1e5, count)
+    seen = (rows[:, TRIED_SUM] > 8e4) & (random.random(count) < 0.5)
+    return rows, np.where(seen, FLOOR + rows[:, TRIED], truth)
+
+
+def test_tried_workspaces_count_by_how_often_they_are_seen() -> None:
+    fitted = MemoryEstimator(**QUICK).fit(*tried(400))
+    rare, often = np.interp([4e4, 9e4], *fitted.chance_)
+    assert rare < 0.1
+    assert often == pytest.approx(0.5, abs=0.15)
+    rows, _ = tried(100, seed=1)
+    without = rows.copy()
+    without[:, TRIED] = 0
+    found, plain = fitted.predict_interval(rows), fitted.predict_interval(without)
+    lift = np.log(found[:, 1] / plain[:, 1])
+    expected = np.interp(rows[:, TRIED_SUM], *fitted.chance_) * np.log(4)
+    assert np.allclose(lift, expected, atol=0.05)
+    assert np.array_equal(found[:, 0], plain[:, 0])  # it may as well not be seen
+    assert (np.diff(found, axis=1) >= 0).all()
+
+
+def test_what_an_older_release_fitted_knows_no_tried_workspaces(
+    estimator: MemoryEstimator,
+) -> None:
+    arrays = estimator.to_arrays()
+    del arrays["chance"]
+    rows, _ = tried(20)
+    without = rows.copy()
+    without[:, TRIED] = 0
+    older = MemoryEstimator.from_arrays(arrays)
+    assert np.array_equal(older.predict_interval(rows), older.predict_interval(without))
+
+
+@pytest.mark.soak
+def test_families_never_seen(shared_data: Path) -> None:
+    """The figures of `benchmarks.foresee_memory`, from graphs."""
+    table, rows = graph_memory_rows(memory_data(shared_data))
+    truth = table["max_gpu_mem_mib"].cast(pl.Float64).to_numpy()
+    families = np.array([family_of(name) for name in table["model"]])
+    place = grouped_folds(families, 10, 0)
+    found = np.empty((len(truth), 3))
+    for fold in range(10):
+        test = place == fold
+        fitted = MemoryEstimator().fit(rows[~test], truth[~test], families[~test])
+        found[test] = fitted.predict_interval(rows[test])
+    assert mape(truth, found[:, 1]) < 0.07
+    assert rmsle(truth, found[:, 1]) < 0.14
+    assert 0.75 < coverage(truth, found) < 0.85
 
 
 @pytest.mark.parametrize("kind", [MemoryEstimator, TableMemoryEstimator])

@@ -40,6 +40,8 @@ class Peak:
     """The most bytes alive in the forward pass."""
     sizes: npt.NDArray[np.float64]
     """Rounded bytes of every storage."""
+    alive: npt.NDArray[np.float64]
+    """Bytes alive while each operator runs."""
 
 
 def live_peak(graph: OpGraph, batch: float) -> Peak:
@@ -60,6 +62,7 @@ def live_peak(graph: OpGraph, batch: float) -> Peak:
         by_role={role: float(size) for role, size in zip(ROLES, by_role, strict=True)},
         forward=float(forward.max(initial=0.0)),
         sizes=sizes,
+        alive=live[3 : 2 * len(graph) + 3 : 2],
     )
 
 

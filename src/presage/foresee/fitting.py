@@ -81,7 +81,7 @@ def fit_memory(table: pl.DataFrame, date: str) -> tuple[Arrays, dict[str, Any]]:
     X, y = X[possible], y[possible]
     rows, truth = table_features(table), table["max_gpu_mem_mib"].cast(pl.Float64).to_numpy()
     plain = TableMemoryEstimator().fit(rows, truth, _families(table))
-    guess = graph.residual_.out_of_fold_
+    factor, guess = graph.residual_.out_of_fold_, graph.out_of_fold_
     card = {
         "name": "memory",
         "version": "1",
@@ -94,7 +94,7 @@ def fit_memory(table: pl.DataFrame, date: str) -> tuple[Arrays, dict[str, Any]]:
         "errors": {
             "graph": _errors(y, guess),
             "graph_coverage_80": round(
-                float(coverage(y, graph.residual_.intervals_[0].interval(guess))), 4
+                float(coverage(y, graph.residual_.intervals_[0].interval(factor))), 4
             ),
             "table": _errors(truth, plain.residual_["traced"].out_of_fold_),
             "totals": _errors(truth, plain.residual_["totals"].out_of_fold_),

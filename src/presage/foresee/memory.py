@@ -2,8 +2,8 @@
 
 From a graph: what the device and the driver take, what PyTorch's allocator reserves for the
 tensors that live together, and a learned factor for what neither knows (workspaces of
-convolutions, mostly). From a table: the same with a tracer's estimate, or a rule of thumb over
-totals, in place of the graph.
+convolutions, mostly). Workspaces that are only tried count by how often they are seen. From a
+table: the same with a tracer's estimate, or a rule of thumb over totals, in place of the graph.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from presage.foresee._workspaces import tried_workspaces
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, ROLES, OpGraph
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
+from presage.learn.evaluate import grouped_folds
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
 
@@ -48,10 +50,15 @@ GRAPH_FEATURES = (
     "operator",
     "operators_10",
     *(f"most_{kind}" for kind in _TRAFFIC),
+    "tried",
+    "tried_sum",
     "batch",
 )
 """In MiB, but for the batch. `columns` is the largest convolution input spread out as a matrix,
-what some algorithms for it need as workspace; `operator` what the largest operator touches."""
+what some algorithms for it need as workspace; `operator` what the largest operator touches;
+`tried` and `tried_sum` are those of `tried_workspaces`."""
+
+_TRIED, _TRIED_SUM = GRAPH_FEATURES.index("tried"), GRAPH_FEATURES.index("tried_sum")
 
 
 def memory_features(graph: OpGraph, batch: float) -> Floats:
@@ -79,6 +86,7 @@ def memory_features(graph: OpGraph, batch: float) -> Floats:
             busiest[:1].sum(),
             busiest[:10].sum(),
             *most,
+            *tried_workspaces(graph, batch, peak.alive),
             batch,
         ]
     )
@@ -106,23 +114,50 @@ class MemoryEstimator(Estimator):
         self.seed = seed
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
-        """Learn the floor and the factor from measured jobs."""
+        """Learn the floor, the factor, and how often a tried workspace is seen."""
         rows, truth = np.asarray(X, np.float64), np.asarray(y, np.float64)
         self.floor_ = _floor(rows[:, 0], truth)
         self.residual_ = LogResidual(self.iterations, folds=self.folds, seed=self.seed).fit(
             _relative(rows, self.floor_), truth, groups, base=self._base(rows)
         )
         self.typical_ = np.median(_relative(rows, self.floor_), axis=0)
+        self._learn_tried(rows, truth, np.arange(len(truth)) if groups is None else groups)
         return self
 
-    def predict_interval(self, X: npt.ArrayLike) -> Floats:
-        """p10, p50, p90; never less than what the tensors need."""
+    def _learn_tried(self, rows: Floats, truth: Floats, groups: npt.ArrayLike) -> None:
+        """From what the factor alone missed in families it had not seen; `out_of_fold_` are the
+        medians, each with a chance that was learned from other families too."""
+        missed = np.log(truth / self.residual_.out_of_fold_)
+        amount, rise = rows[:, _TRIED_SUM], self._rise(rows)
+        members = np.asarray(groups)
+        count = min(self.folds, len(np.unique(members)))
+        place = grouped_folds(members, count, self.seed)
+        lift = np.empty(len(truth))
+        for fold in range(count):
+            test = place == fold
+            chance = _chance(amount[~test], rise[~test], missed[~test])
+            lift[test] = rise[test] * np.interp(amount[test], *chance)
+        self.out_of_fold_ = self.residual_.out_of_fold_ * np.exp(lift)
+        self.chance_ = _chance(amount, rise, missed)
+
+    def needs(self, X: npt.ArrayLike) -> Floats:
+        """p10, p50, p90 of what a job cannot do without; never less than its tensors. A workspace
+        that does not fit is not tried, so it decides nothing about whether the job fits."""
         self._check_fitted("residual_")
         rows = np.asarray(X, np.float64)
         found = self.residual_.predict_interval(
             _relative(rows, self.floor_), base=self._base(rows)
         )
         return np.maximum(found, rows[:, 1:2])
+
+    def predict_interval(self, X: npt.ArrayLike) -> Floats:
+        """p10, p50, p90 of what a measurement of training shows where there is room: the p50 is
+        lifted by the chance that a tried workspace is seen."""
+        rows = np.asarray(X, np.float64)
+        found = self.needs(rows)
+        found[:, 1] *= np.exp(self._rise(rows) * np.interp(rows[:, _TRIED_SUM], *self.chance_))
+        found[:, 2] = np.maximum(found[:, 2], found[:, 1])
+        return found
 
     def explain(self, graph: OpGraph, batch: float) -> dict[str, float]:
         """Where the MiB go; the parts add up to the median."""
@@ -150,7 +185,7 @@ class MemoryEstimator(Estimator):
 
     def mattered(self, row: Floats) -> dict[str, float]:
         """The features that moved the learned factor most."""
-        names = (*GRAPH_FEATURES[1:], "log size", "log weights", "spare")
+        names = (*GRAPH_FEATURES[1:_TRIED], "batch", "log size", "log weights", "spare")
         relative = _relative(row[None, :], self.floor_)[0]
         return self.residual_.mattered(relative, self.typical_, names)
 
@@ -159,6 +194,7 @@ class MemoryEstimator(Estimator):
         return {
             "floor": np.array(self.floor_),
             "typical": self.typical_,
+            "chance": self.chance_,
             **prefixed("residual", self.residual_.to_arrays()),
         }
 
@@ -168,12 +204,19 @@ class MemoryEstimator(Estimator):
         made = cls()
         made.floor_ = float(arrays["floor"])
         made.typical_ = arrays["typical"]
+        made.chance_ = arrays.get("chance", _NEVER)  # not in what older releases fitted
         made.residual_ = LogResidual.from_arrays(under("residual", arrays))
         return made
 
     def _base(self, rows: Floats) -> Floats:
         base: Floats = self.floor_ + rows[:, 0]
         return base
+
+    def _rise(self, rows: Floats) -> Floats:
+        """Logarithm by which the largest tried workspace lifts memory when it is seen."""
+        base = self._base(rows)
+        rise: Floats = np.log(np.maximum(self.floor_ + rows[:, _TRIED], base) / base)
+        return rise
 
 
 def _floor(reserved: Floats, truth: Floats) -> float:
@@ -184,12 +227,30 @@ def _floor(reserved: Floats, truth: Floats) -> float:
     return float(max(0.0, constant))
 
 
+_NEVER: Floats = np.zeros((2, 1))
+_RISE = 0.05
+"""Logarithm below which a workspace does not show."""
+
+
+def _chance(amount: Floats, rise: Floats, missed: Floats) -> Floats:
+    """How often a tried workspace is seen, over how much is tried in all: the more, the longer it
+    takes and the likelier. Amounts and chances, for linear interpolation."""
+    from sklearn.isotonic import IsotonicRegression
+
+    shows = rise > _RISE
+    if not shows.any():
+        return _NEVER
+    curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(
+        amount[shows], missed[shows] / rise[shows], sample_weight=rise[shows] ** 2
+    )
+    return np.stack([curve.X_thresholds_, curve.y_thresholds_])
+
+
 def _relative(rows: Floats, floor: float) -> Floats:
     base = floor + rows[:, 0]
-    size = len(GRAPH_FEATURES)
     relative: Floats = np.c_[
-        rows[:, 1 : size - 1] / base[:, None],
-        rows[:, size - 1],
+        rows[:, 1:_TRIED] / base[:, None],
+        rows[:, -1],
         np.log(base),
         np.log1p(rows[:, 3]),
         np.log(rows[:, 0] / np.maximum(rows[:, 1], 1e-6)),
@@ -336,7 +397,7 @@ def largest_batch(
 
     def over(batch: int) -> float:
         row = memory_features(graph, batch)
-        return float(estimator.predict_interval(row[None, :])[0, 2] - room_mib)
+        return float(estimator.needs(row[None, :])[0, 2] - room_mib)
 
     low, spare = 1, over(1)
     if spare > 0:

@@ -126,12 +126,14 @@ def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction
     row = memory_features(graph, batch)
     by_role = live_peak(graph, batch).by_role
     found = estimators.memory().graph
-    memory = found.predict_interval(row[None, :])[0]
+    needs = found.needs(row[None, :])[0]
+    shows = needs if graph.options.get("inference") else found.predict_interval(row[None, :])[0]
     breakdown = {name: round(size, 1) for name, size in found.parts(row, by_role).items()}
     operators = Operators.of(graph)
     answers = {}
     for gpu in gpus:
         step, mattered = _step(graph, operators, batch, gpu)
+        memory = np.maximum(needs, np.minimum(shows, gpu.usable_mib))
         answers[gpu.name] = _on(graph, batch, gpu, memory, breakdown, step, mattered)
     macs = graph.forward_macs()
     return Prediction(
