@@ -420,7 +420,8 @@ class Pipeline:
         waiting, room = len(state.pending), (capacity.released, capacity.free_milli)
         moment: tuple[Any, ...] = (id(state), plan.now, state.submitted, waiting, room)
         if waiting > _MANY:
-            moment = (id(state), floor(plan.now))
+            old_s = 1 << (waiting // _MANY).bit_length() - 1
+            moment = (id(state), old_s, plan.now // old_s)
         if self._keys[0] != moment:
             found = self._waiting_keys(plan, predict)
             self._keys = moment, {band: sorted(keys) for band, keys in found.items()}
@@ -464,7 +465,8 @@ def _same_band(queue: str, plan: Plan) -> SortKey:
 
 _PENDING = JobState.PENDING
 _MANY = 1000
-"""Waiting jobs from which on the number of those ahead may be a second old."""
+"""Waiting jobs from which on the number of those ahead may be a second old, and of twice as many
+twice as old: sorting them must not keep the loop busy."""
 _HELD_BACK = "held back"
 _NO_ROOM = "no room"
 
