@@ -2,9 +2,9 @@
 
 It copies the state while the deciding loop waits or writes, reads which jobs started and ended
 from the store's rows, learns run times and its own errors from them, and runs the copy ahead when
-the queue changed. It works in short spells with four times as long rests, so
-that it takes at most a fifth of a core, and every piece of work is bounded. It never changes
-anything; what it knows is a forecast with its age, or nothing.
+the queue changed. It works in short spells with long rests: a short forecast takes a fifth of a
+core, a long one a twelfth. Every piece of work is bounded. It never changes anything; what it
+knows is a forecast with its age, or nothing.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ _MOST_ASKED_CPU_S = 0.5
 _GRAIN = 0.02
 """Starts need not be told finer than this share of a wait."""
 _SPELL_S = 0.005
-_REST = 4.0
-"""Rest after a spell of work, in times of its length."""
+_REST, _LONG_REST = 4.0, 11.0
+"""Rest after a spell of work, in times of its length, and that of a forecast that takes long."""
+_LONG_S = 0.2
+"""CPU time from which on a forecast takes long."""
 _YIELD_S = 0.25
 """Rest after a spell when requests wait for a turn of the deciding loop."""
 _COPY_REST = 20.0
@@ -328,6 +330,7 @@ class Foresight:
         self._wanted.clear()
         self._behind = False
         began = time.thread_time()
+        self._pace.begin()
         state = self._copy()
         now = max(state.now, self._clock())
         forecast = Forecast(now, 0, 0.0, {})
@@ -374,13 +377,19 @@ class _Pace:
 
     def __init__(self, stopping: threading.Event, crowd: Callable[[], int]) -> None:
         self._stopping, self._crowd = stopping, crowd
-        self._mark = 0.0
+        self._mark = self._began = 0.0
+
+    def begin(self) -> None:
+        """A new piece of work."""
+        self._began = time.thread_time()
 
     def __call__(self) -> None:
-        worked = time.thread_time() - self._mark
+        now = time.thread_time()
+        worked = now - self._mark
         if worked < _SPELL_S:
             return
-        self._stopping.wait(min(_REST * worked, 1.0))
+        rest = _REST if now - self._began < _LONG_S else _LONG_REST
+        self._stopping.wait(min(rest * worked, 1.0))
         if self._crowd():
             self._stopping.wait(_YIELD_S)
         self._mark = time.thread_time()
