@@ -25,12 +25,12 @@ import polars as pl
 from sklearn.isotonic import IsotonicRegression
 
 from benchmarks._data import data_dir
+from benchmarks._turns import Turns, TurnsEstimator, turns_of
 from presage.foresee.interference import (
     FEATURES,
     InterferenceEstimator,
     MemoryLimit,
     Pairs,
-    TurnsEstimator,
     read_gavel,
     read_lucid,
 )
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     lucid, gavel = read_lucid(data_dir()), read_gavel(data_dir())
     able = gavel.take(~gavel.cannot)
+    turns = {"Gavel": turns_of(data_dir(), able)}
     rows = []
     for name, pairs in (("Lucid", lucid), ("Gavel", able)):
         load = "summed utilization" if name == "Lucid" else "summed share of peak FLOP/s"
@@ -58,10 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             splits["configuration"] = leave_out(pairs.configurations)
         for kind, parts in splits.items():
             trees = 30 if options.quick else 150
-            rows.append(compare(name, kind, pairs, parts, FEATURES.index(load), trees))
+            rows.append(
+                compare(name, kind, pairs, parts, FEATURES.index(load), trees, turns.get(name))
+            )
     limits = {"pair": by_pair(gavel), "configuration": leave_out(gavel.configurations)}
     sharing = [cannot_share(kind, gavel, parts) for kind, parts in limits.items()]
-    where = where_it_errs(able)
+    where = where_it_errs(able, turns["Gavel"])
     if options.json:
         told = {"speed": rows, "cannot_share": sharing, "gavel_by_model": where}
         print(json.dumps(told, allow_nan=False))
@@ -87,13 +90,22 @@ def leave_out(names: npt.NDArray[np.str_]) -> list[Split]:
 
 
 def compare(
-    data: str, kind: str, pairs: Pairs, splits: Sequence[Split], load: int, trees: int
+    data: str,
+    kind: str,
+    pairs: Pairs,
+    splits: Sequence[Split],
+    load: int,
+    trees: int,
+    turns: npt.NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
-    """Errors over all test rows of the splits."""
+    """Errors over all test rows of the splits; by turns too, where those are known."""
     truth, inside = [], []
     guesses: dict[str, list[npt.NDArray[np.float64]]] = {}
     for train, test in splits:
-        interval = foresee(pairs.take(train), pairs.take(test), trees)
+        fitted = InterferenceEstimator(trees=trees).fit(
+            pairs.X[train], pairs.speed[train], pairs.models[train]
+        )
+        interval = fitted.predict_interval(pairs.X[test])
         monotone = IsotonicRegression(increasing=False, out_of_bounds="clip")
         monotone.fit(pairs.X[train, load], pairs.speed[train])
         truth.append(pairs.speed[test])
@@ -103,26 +115,23 @@ def compare(
             "monotone": monotone.predict(pairs.X[test, load]),
             "constant": np.full(test.sum(), np.median(pairs.speed[train])),
         }
+        if turns is not None:
+            by_turns = TurnsEstimator(trees).fit(pairs.take(train), turns[train])
+            found["by turns"] = by_turns.predict_interval(pairs.take(test), turns[test])[:, 1]
         for name, guess in found.items():
             guesses.setdefault(name, []).append(guess)
         print(f"{data}, {kind}: {len(truth)} of {len(splits)}", file=sys.stderr)
     actual = np.concatenate(truth)
-    errors = {name: round(mae(actual, np.concatenate(of)), 4) for name, of in guesses.items()}
+    errors: dict[str, float | None] = {"by turns": None}
+    errors |= {name: round(mae(actual, np.concatenate(of)), 4) for name, of in guesses.items()}
     held = round(coverage(actual, np.concatenate(inside)), 3)
     head = {"data": data, "split by": kind, "rows": len(actual), "target": TARGETS.get(kind)}
     return {**head, **errors, "80 % holds": held}
 
 
-def foresee(train: Pairs, test: Pairs, trees: int) -> npt.NDArray[np.float64]:
-    """p10, p50 and p90 of the speeds: with the turns that jobs take, where those are known."""
-    if np.isfinite(train.turns).all():
-        return TurnsEstimator(trees).fit(train).predict_interval(test)
-    fitted = InterferenceEstimator(trees).fit(train.X, train.speed, train.models)
-    return fitted.predict_interval(test.X)
-
-
-def where_it_errs(pairs: Pairs) -> list[dict[str, Any]]:
-    """Errors on Gavel by model, on each GPU, and on the V100 inside and outside of two spells."""
+def where_it_errs(pairs: Pairs, turns: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Errors of turns on Gavel by model, on each GPU, and on the V100 inside and outside of two
+    spells."""
     bandwidth = pairs.X[:, FEATURES.index("GPU bandwidth")]
     on = dict(
         zip(
@@ -135,7 +144,8 @@ def where_it_errs(pairs: Pairs) -> list[dict[str, Any]]:
     parts = {**on, "V100, slow spells": slow, "V100, the rest": on["V100"] & ~slow}
     error, tested = np.zeros(len(pairs.speed)), np.zeros(len(pairs.speed))
     for train, test in leave_out(pairs.models):
-        guess = TurnsEstimator(10).fit(pairs.take(train)).predict_interval(pairs.take(test))[:, 1]
+        fitted = Turns.fit(pairs.take(train), turns[train])
+        guess = fitted.predict(pairs.take(test), turns[test])
         error[test] += np.abs(guess - pairs.speed[test])
         tested[test] += 1
     parts["all but the slow spells"] = ~slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.isotonic import IsotonicRegression
 
-from presage.foresee._colocation import limit_row, row, turns_row
+from presage.foresee._colocation import limit_row, row
 from presage.foresee.gpus import find
 from presage.foresee.interference import (
     FEATURES,
@@ -18,12 +17,10 @@ from presage.foresee.interference import (
     JobAlone,
     MemoryLimit,
     Pairs,
-    TurnsEstimator,
     fit_shipped,
     read_gavel,
     read_lucid,
 )
-from presage.learn import NotFitted
 from presage.learn.bundle import save_bundle
 from presage.learn.evaluate import coverage, f1, family_out, mae
 from presage.model.errors import UserError
@@ -153,63 +150,6 @@ def test_pairs_of_gavel(gavel: Pairs) -> None:
     constant = np.full(test.size, np.median(able.speed[train]))
     assert mae(able.speed[test], interval[:, 1]) <= 0.06 < mae(able.speed[test], constant)
     assert coverage(able.speed[test], interval) >= 0.75
-
-
-def test_what_decides_who_waits() -> None:
-    starved = JobAlone(kernel_ms=0.1, gpu_share=0.05, host_share=0.8)
-    four = JobAlone(kernel_ms=2.0, gpu_share=0.9, host_share=0.25, processes=4)
-    own, other, wants, host = turns_row(starved, four, GPU)
-    assert np.exp([own, other]) == pytest.approx(np.array([0.1, 2.0]) * GPU.bandwidth_gbs)
-    assert np.exp(wants) == pytest.approx(0.9 * 2)
-    assert host == pytest.approx(0.8 * 0.25)
-    assert np.exp(turns_row(four, starved, GPU)[2]) == pytest.approx(0.3 / 2)
-    assert np.isnan(turns_row(JobAlone(), JobAlone(), GPU)).all()
-
-
-@pytest.fixture(scope="module")
-def without_lm(gavel: Pairs) -> tuple[TurnsEstimator, Pairs, Pairs]:
-    able = gavel.take(~gavel.cannot)
-    unseen = np.any(able.models == "LM", axis=1)
-    train = able.take(~unseen)
-    return TurnsEstimator(trees=30).fit(train), train, able.take(unseen)
-
-
-def test_turns_foresee_a_model_that_trees_cannot(
-    without_lm: tuple[TurnsEstimator, Pairs, Pairs],
-) -> None:
-    fitted, train, test = without_lm
-    interval = fitted.predict_interval(test)
-    trees = fitted.of_met_.predict(test.X)
-    assert mae(test.speed, interval[:, 1]) < 0.75 * mae(test.speed, trees)
-    assert mae(test.speed, interval[:, 1]) <= 0.09
-    assert coverage(test.speed, interval) >= 0.75
-    assert np.all(np.diff(interval, axis=1) >= 0)
-    met = fitted.predict_interval(train)
-    np.testing.assert_array_equal(met, fitted.of_met_.predict_interval(train.X))
-
-
-@pytest.mark.parametrize(("column", "faster"), [(0, True), (1, False), (2, False), (3, False)])
-def test_turns_go_the_way_they_must(
-    without_lm: tuple[TurnsEstimator, Pairs, Pairs], column: int, faster: bool
-) -> None:
-    """Own long kernels help; long kernels of the other, its wish for the GPU and for the host
-    cost."""
-    fitted, _, test = without_lm
-    more = test.turns.copy()
-    more[:, column] += 0.2
-    change = fitted.turns_.predict(replace(test, turns=more)) - fitted.turns_.predict(test)
-    assert np.all(change >= 0) if faster else np.all(change <= 0)
-    assert np.abs(change).mean() > 0.002
-
-
-def test_turns_say_what_they_need(lucid: Pairs, gavel: Pairs) -> None:
-    with pytest.raises(NotFitted, match="call fit"):
-        TurnsEstimator().predict_interval(gavel)
-    with pytest.raises(UserError, match="kernels, shares and processes of every job"):
-        TurnsEstimator().fit(lucid)
-    alike = gavel.take(np.all(gavel.models == "LM", axis=1))
-    with pytest.raises(UserError, match="pairs without one of the models"):
-        TurnsEstimator().fit(alike)
 
 
 def test_pairs_that_cannot_share(gavel: Pairs) -> None:

@@ -19,16 +19,7 @@ from presage.foresee.gpus import Gpu, find
 from presage.learn import Floats
 from presage.model.errors import UserError
 
-__all__ = [
-    "FEATURES",
-    "JobAlone",
-    "Pairs",
-    "limit_row",
-    "read_gavel",
-    "read_lucid",
-    "row",
-    "turns_row",
-]
+__all__ = ["FEATURES", "JobAlone", "Pairs", "limit_row", "read_gavel", "read_lucid", "row"]
 
 UNKNOWN = float("nan")
 
@@ -52,13 +43,6 @@ class JobAlone:
     """Step times on three GPUs: how they differ tells how much of a step is the GPU's."""
     p100_ms: float = UNKNOWN
     v100_ms: float = UNKNOWN
-    kernel_ms: float = UNKNOWN
-    """Mean length of the kernels of a step."""
-    gpu_share: float = UNKNOWN
-    """Part of a step in which the GPU has work, 0 to 1."""
-    host_share: float = UNKNOWN
-    """Part of a step that waits for the host: a faster machine with the same GPU does without."""
-    processes: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -146,28 +130,6 @@ def _log(value: float) -> float:
     return float(np.log(value)) if value > 0 else UNKNOWN
 
 
-def turns_row(own: JobAlone, other: JobAlone, gpu: Gpu) -> Floats:
-    """What decides who waits for whom where jobs take turns.
-
-    How long the kernels of the own and of the other job are (log of the MB that the GPU's memory
-    moves meanwhile), how often the other wants the GPU (log), and how often both want the host.
-    Several processes of a job want more turns, but not always all at once: as many as the root.
-    """
-    wants = max(other.gpu_share, _LEAST_SHARE) * (other.processes / own.processes) ** 0.5
-    return np.array(
-        [
-            _log(own.kernel_ms * gpu.bandwidth_gbs),
-            _log(other.kernel_ms * gpu.bandwidth_gbs),
-            _log(wants),
-            own.host_share * other.host_share,
-        ]
-    )
-
-
-_LEAST_SHARE = 0.3
-"""A job that mostly waits for its host is in the way more often than its kernels tell."""
-
-
 def limit_row(jobs: Sequence[JobAlone], gpu: Gpu) -> Floats:
     """What decides whether jobs fit together: their memory, and the room a context takes."""
     memory = sum(job.memory_mib for job in jobs)
@@ -185,8 +147,6 @@ class Pairs:
     """The two could not share the GPU; their speed means nothing then."""
     limits: Floats
     """`limit_row` of the pair."""
-    turns: Floats
-    """`turns_row` of the pair."""
     configurations: npt.NDArray[np.str_]
     """Per row, model and batch size of the own and of the other job."""
     models: npt.NDArray[np.str_]
@@ -230,22 +190,14 @@ def read_lucid(data_dir: Path) -> Pairs:
 def read_gavel(data_dir: Path) -> Pairs:
     """Pairs of one-GPU jobs on K80, P100 and V100, each consolidated on one machine."""
     isolated = pl.read_parquet(data_dir / "colocation/gavel_isolated.parquet").filter(
-        pl.col("scale_factor") == 1
+        (pl.col("scale_factor") == 1) & (pl.col("source") == "gavel_sim")
     )
-    rate, again = (
-        {(row["gpu"], row["model"]): row["throughput_steps_s"] for row in of_one.to_dicts()}
-        for of_one in (isolated.filter(source=name) for name in ("gavel_sim", "gavel_phys"))
-    )
-    fastest = {job: max(found, again[job]) for job, found in rate.items()}
+    rate = {(row["gpu"], row["model"]): row["throughput_steps_s"] for row in isolated.to_dicts()}
     table = pl.read_parquet(data_dir / "colocation/gavel_pairs.parquet").filter(
         (pl.col("sf1") == 1) & (pl.col("sf2") == 1) & pl.col("gpu").is_in(list(_GAVEL_GPUS))
     )
     gpus = {name: find(known) for name, known in _GAVEL_GPUS.items()}
-    jobs = {
-        (on, model): _gavel_job(on, model, rate, fastest)
-        for on, model in rate
-        if on in _GAVEL_GPUS
-    }
+    jobs = {(on, model): _gavel_job(on, model, rate) for on, model in rate if on in _GAVEL_GPUS}
     rows = []
     for pair in table.iter_rows(named=True):
         both = (jobs[pair["gpu"], pair["model1"]], jobs[pair["gpu"], pair["model2"]])
@@ -262,14 +214,12 @@ def _gathered(
         np.array([speed for _, _, speed, _, _ in rows], np.float64),
         np.array([cannot for _, _, _, cannot, _ in rows], np.bool_),
         np.stack([limit_row(jobs, gpu) for jobs, gpu, *_ in rows]),
-        np.stack([turns_row(jobs[0], jobs[1], gpu) for jobs, gpu, *_ in rows]),
         np.array([[full for full, _ in names] for *_, names in rows]),
         np.array([[model for _, model in names] for *_, names in rows]),
     )
 
 
 _GAVEL_GPUS = {"k80": "k80", "p100": "p100", "v100": "v100"}
-"""From the slowest to the fastest."""
 
 # Per sample, derived from the layer shapes in the papers: forward GMACs, parameters and kept
 # activations in millions; and the batch where Gavel's name of the job does not tell it. ResNet-18
@@ -288,32 +238,9 @@ _GAVEL_FACTS = {
 }
 _CONTEXT_MIB = 800.0
 
-# Operators of a training step, forward, backward and optimizer, in the graphs of the zoo where it
-# has the model. The LSTM has two kernels in each direction for each of 2 layers and 35 steps; the
-# recommender has as many operators as the zoo's; A3C plays 20 moves of about 30 operators, runs
-# backward through them, and does so in 4 processes.
-_GAVEL_KERNELS = {
-    "ResNet-18": 165,
-    "ResNet-50": 410,
-    "Transformer": 775,
-    "LM": 320,
-    "Recommendation": 40,
-    "CycleGAN": 1906,
-    "A3C": 2000,
-}
-_GAVEL_PROCESSES = {"A3C": 4.0}
 
-
-def _gavel_job(
-    gpu: str,
-    name: str,
-    rate: dict[tuple[str, str], float],
-    fastest: dict[tuple[str, str], float],
-) -> JobAlone:
-    """Gavel measured throughput; memory is what training with Adam in FP32 keeps.
-
-    `fastest` is the best of two measurements alone, on machines with different hosts.
-    """
+def _gavel_job(gpu: str, name: str, rate: dict[tuple[str, str], float]) -> JobAlone:
+    """Gavel measured throughput; memory is what training with Adam in FP32 keeps."""
     model, batch = _model_and_batch(name)
     gmacs, params_m, activations_m, usual = _GAVEL_FACTS[model]
     batch = batch or usual
@@ -329,23 +256,7 @@ def _gavel_job(
         k80_ms=step["k80"],
         p100_ms=step["p100"],
         v100_ms=step["v100"],
-        kernel_ms=1e3 / fastest[gpu, name] / _GAVEL_KERNELS[model],
-        gpu_share=_gpu_ms(gpu, name, fastest) / step[gpu],
-        host_share=1 - rate[gpu, name] / fastest[gpu, name],
-        processes=_GAVEL_PROCESSES.get(model, 1.0),
     )
-
-
-def _gpu_ms(gpu: str, name: str, fastest: dict[tuple[str, str], float]) -> float:
-    """What the GPU needs at most for a step: no more than a slower GPU would, were it as fast."""
-    pace = {on: _pace(find(known)) for on, known in _GAVEL_GPUS.items()}
-    no_faster = [on for on in _GAVEL_GPUS if pace[on] <= pace[gpu]]
-    return min(1e3 / fastest[on, name] * pace[on] / pace[gpu] for on in no_faster)
-
-
-def _pace(gpu: Gpu) -> float:
-    """How fast a GPU is, between what its arithmetic and what its memory would tell."""
-    return float(np.sqrt(gpu.fp32_tflops * gpu.bandwidth_gbs))
 
 
 def _model_and_batch(name: str) -> tuple[str, int]:

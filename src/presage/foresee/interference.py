@@ -2,15 +2,12 @@
 
 Speed is normalised: throughput beside others ÷ throughput alone. Extra trees foresee it from the
 loads of the job and of those beside it. What is not known of a job may be left out; the estimate
-gets wider. Where a model was never measured beside another, trees have nothing to go by; how two
-jobs take turns on the GPU and on the host then tells more (`TurnsEstimator`). Whether jobs fit
-together is a matter of memory and is foreseen apart.
+gets wider. Whether jobs fit together is a matter of memory and is foreseen apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +24,7 @@ from presage.foresee._colocation import (
     row,
 )
 from presage.foresee.gpus import Gpu
-from presage.learn import Estimator, Floats, NotFitted, sklearn_ensemble
+from presage.learn import Estimator, Floats, sklearn_ensemble
 from presage.learn.bundle import load_bundle, prefixed, under
 from presage.learn.conformal import Conformal
 from presage.learn.evaluate import coverage, f1, grouped_folds, mae
@@ -41,7 +38,6 @@ __all__ = [
     "JobAlone",
     "MemoryLimit",
     "Pairs",
-    "TurnsEstimator",
     "fit_shipped",
     "read_gavel",
     "read_lucid",
@@ -195,130 +191,6 @@ def _rows(X: npt.ArrayLike) -> Floats:
     if rows.ndim != 2 or rows.shape[1] != len(FEATURES):
         raise UserError(f"rows have {len(FEATURES)} features; got shape {rows.shape}")
     return rows
-
-
-class TurnsEstimator:
-    """Normalised speed of measured `Pairs`: by trees where both models were met in training, by
-    how jobs take turns where one was not.
-
-    Two processes use a GPU in turns. Long kernels keep it and short ones wait, up to the length of
-    a turn; a job that waits for its host leaves the GPU, but two such jobs wait for each other
-    there. Five constants say how much, for three GPUs: the power of a kernel's length, the longest
-    turn, and what a neighbour costs on each GPU. What is left of the speeds of a configuration in
-    the training set, as own and as other job, is an effect of that configuration.
-    """
-
-    def __init__(self, trees: int = 150) -> None:
-        self.trees = trees
-
-    def fit(self, pairs: Pairs) -> Self:
-        """Learn from measured pairs that could share a GPU."""
-        if not np.all(np.isfinite(pairs.turns)):
-            raise UserError("the kernels, shares and processes of every job must be known")
-        held_out, truth, group = [], [], []
-        for name in np.unique(pairs.models):
-            with_it = np.any(pairs.models == name, axis=1)
-            if with_it.all():
-                raise UserError("pairs without one of the models are needed to foresee a new one")
-            guess = _Turns.fit(pairs.take(~with_it)).predict(pairs.take(with_it))
-            held_out.append(guess)
-            truth.append(pairs.speed[with_it])
-            group += [name] * guess.size
-        self.conformal_ = Conformal.fit(
-            np.concatenate(truth), np.concatenate(held_out), group, space="log"
-        )
-        self.turns_ = _Turns.fit(pairs)
-        self.met_ = np.unique(pairs.models)
-        self.of_met_ = InterferenceEstimator(self.trees).fit(pairs.X, pairs.speed, pairs.models)
-        return self
-
-    def predict_interval(self, pairs: Pairs) -> Floats:
-        """p10, p50 and p90 of each row."""
-        if not hasattr(self, "of_met_"):
-            raise NotFitted("this TurnsEstimator is not fitted; call fit")
-        middle = self.turns_.predict(pairs)
-        interval = self.conformal_.interval(middle)
-        interval[:, 1] = middle
-        interval = np.clip(np.sort(interval, axis=1), 0.0, _FASTEST)
-        met = np.isin(pairs.models, self.met_).all(axis=1)
-        if met.any():
-            interval[met] = self.of_met_.predict_interval(pairs.X[met])
-        return interval
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Turns:
-    """Constants of taking turns, and effects of the configurations that were measured."""
-
-    gpus: Floats
-    """The log bandwidth that tells a GPU, in order."""
-    constants: Floats
-    """What a neighbour costs on each GPU (log); the power of a kernel's length; the longest
-    turn, in the log MB of `turns_row`."""
-    keys: npt.NDArray[np.str_]
-    effects: Floats
-
-    @classmethod
-    def fit(cls, pairs: Pairs) -> _Turns:
-        sklearn_ensemble(_FITTING)
-        from scipy.optimize import least_squares  # comes with scikit-learn
-
-        gpus = np.unique(pairs.X[:, _GPU])
-        start = np.append(np.zeros(gpus.size), [0.5, np.log(200.0)])
-        found = least_squares(
-            lambda constants: cls._by_turns(gpus, constants, pairs) - pairs.speed,
-            start,
-            loss="soft_l1",
-            f_scale=0.05,
-        )
-        left = pairs.speed - cls._by_turns(gpus, found.x, pairs)
-        keys = np.unique(_sides(pairs))
-        return cls(gpus, found.x, keys, _robust_effects(_marks(pairs, keys), left))
-
-    def predict(self, pairs: Pairs) -> Floats:
-        speed = self._by_turns(self.gpus, self.constants, pairs)
-        return np.clip(speed + _marks(pairs, self.keys) @ self.effects, _SLOWEST, 1.0)
-
-    @staticmethod
-    def _by_turns(gpus: Floats, constants: Floats, pairs: Pairs) -> Floats:
-        """1 ÷ (1 + time lost to the other on the GPU + on the host), in steps alone."""
-        own, other, wants, host = pairs.turns.T
-        cost, (power, longest) = constants[:-2], constants[-2:]
-        nearest = np.argmin(np.abs(pairs.X[:, _GPU, None] - gpus), axis=1)
-        longer = np.logaddexp(-own, -longest) - np.logaddexp(-other, -longest)
-        return np.asarray(1 / (1 + np.exp(cost[nearest] + power * longer + wants) + host))
-
-
-_GPU = FEATURES.index("GPU bandwidth")
-_SLOWEST = 0.01
-_NOISE = 0.03
-"""Errors of a speed above this weigh by their size, not by its square."""
-
-
-def _sides(pairs: Pairs) -> npt.NDArray[np.str_]:
-    """Names of the own configuration and of the other, each on its GPU."""
-    return np.array(
-        [
-            [f"{gpu:.3f} own {own}", f"{gpu:.3f} other {other}"]
-            for gpu, (own, other) in zip(pairs.X[:, _GPU], pairs.configurations, strict=True)
-        ]
-    )
-
-
-def _marks(pairs: Pairs, keys: npt.NDArray[np.str_]) -> Floats:
-    """1 where a row has the key on either side."""
-    sides = _sides(pairs)
-    return np.asarray((sides[:, :1] == keys) | (sides[:, 1:] == keys), np.float64)
-
-
-def _robust_effects(marks: Floats, left: Floats) -> Floats:
-    """Ridge regression with Huber's weights: each effect shrinks as if one more row had none."""
-    weights = np.ones(left.size)
-    for _ in range(6):
-        weighed = marks.T * weights
-        effects = np.linalg.solve(weighed @ marks + np.eye(marks.shape[1]), weighed @ left)
-        weights = _NOISE / np.maximum(_NOISE, np.abs(left - marks @ effects))
-    return np.asarray(effects)
 
 
 class MemoryLimit(Estimator):
