@@ -108,10 +108,7 @@ class State:
     def apply(self, now: float, event: ev.Event) -> None:
         """Take one event into account. Facts about unknown jobs or stale attempts change
         nothing."""
-        if now < self.now:
-            raise InternalError(f"time went back from {self.now:g} to {now:g} s")
-        self.now = now
-        self._handlers[type(event)](now, event)
+        self.apply_all(now, (event,))
 
     def apply_all(self, now: float, events: Iterable[ev.Event]) -> None:
         """Take events of one moment into account, in their order."""
