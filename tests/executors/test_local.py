@@ -463,6 +463,16 @@ def test_polling_many_quiet_runs_is_cheap(kit: LocalKit) -> None:
         os.close(lock)
 
 
+def test_a_server_that_sees_some_gpus_hands_out_those(
+    kit: LocalKit, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    kit.add_job("some", RoleWork(program=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")))
+    watch.executor.launch(ev.Launch("some", 1, (Worker(0, 0, "n0", (1, 0)),)))
+    assert watch.end("some").outcome is Outcome.SUCCEEDED
+    assert kit.log("some", 1, "worker-0") == "GPU-abc,5\n"
+
+
 def _descendants(pid: int) -> list[int]:
     found = [p for p in all_pids() if (stat := read_stat(p)) and stat.parent == pid]
     return [*found, *(deeper for child in found for deeper in _descendants(child))]

@@ -65,15 +65,15 @@ class Done:
 class Zygote:
     """Starts `presage` commands without the second that imports take (see `zygote.py`)."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, env: Mapping[str, str] = {}) -> None:
+        self._home, self._env = home, dict(env)
         self._numbers = count()
         one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", zygote.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_core},
+            env={**os.environ, **one_core, **env},
             text=True,
         )
         assert self._read() == "ready"
@@ -85,7 +85,7 @@ class Zygote:
         out = self._home / f"{next(self._numbers)}.out"
         wanted = {
             "argv": argv,
-            "env": {**_clean_environment(), **env},
+            "env": {**_clean_environment(), **self._env, **env},
             "cwd": str(cwd or self._home),
             "out": str(out),
             "err": f"{out}.err",
@@ -148,7 +148,7 @@ class Server:
         zygote: Zygote,
         data: Path,
         *options: str,
-        nodes: str = "2x4",
+        nodes: str | None = "2x4",
         env: Mapping[str, str] = {},
         token: str | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class Server:
         self.token = token
         self.pid = 0
         self._zygote, self._env = zygote, dict(env)
-        self._options = ("--nodes", nodes, *options)
+        self._options = ("--nodes", nodes, *options) if nodes else options
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=30.0)
         self._out: Path | None = None

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from presage.core.engine import Engine
 from presage.core.state import State
 from presage.foresee.adapter import Foreseen, TimeSharing
 from presage.foresee.champions import Champions
-from presage.manifest import Manifest, parse_manifest
+from presage.manifest import Manifest, parse_manifest, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
 from presage.model.job import JobSpec, Role
@@ -57,20 +59,27 @@ class Rows:
         return found[number:][:limit]
 
 
-def learner(home: Path, rows: Rows) -> tuple[Learner, Champions]:
+def learner(home: Path, rows: Rows, *devices: Device) -> tuple[Learner, Champions]:
     champions = Champions(home / "models")
-    node = Node("n")
+    node = Node("n", devices)
     estimator = Estimator(champions, lambda: (node,), Path)
     store = SimpleNamespace(jobs=rows)
     made = Learner(None, store, champions, estimator, home)  # type: ignore[arg-type]
     return made, champions
 
 
-def telemetry(home: Path, row: JobRow, mib: float) -> None:
+def telemetry(home: Path, row: JobRow, mib: float, **more: Any) -> None:
     folder = home / "jobs" / row.id / "telemetry"
     folder.mkdir(parents=True)
     lines = [
-        {"at": t, "worker": "0", "cpu_s": 0.5 * t, "cpu_cores": 0.5, "rss_mib": mib * (t + 1) / 4}
+        {
+            "at": t,
+            "worker": "0",
+            "cpu_s": 0.5 * t,
+            "cpu_cores": 0.5,
+            "rss_mib": mib * (t + 1) / 4,
+            **{name: value * (t > 0) for name, value in more.items()},
+        }
         for t in range(4)
     ]
     torn = "{"
@@ -95,6 +104,35 @@ def test_runs_become_versions_that_answer_for_the_next_job(tmp_path: Path) -> No
     (run, *_) = champions.runs("memory")
     assert run.actual == 200.0
     assert champions.runs("utilization")[0].actual == 0.5
+
+
+def test_runs_on_a_gpu_teach_what_they_used_of_it_and_beside_it(tmp_path: Path) -> None:
+    manifest = parse_manifest(
+        "name: t\ncommand: python t.py\nresources: {gpus: 1, memory: auto}\n"
+        "model: {ref: zoo:resnet50, batch: 8}\n"
+    )
+    rows = Rows()
+    teacher, champions = learner(tmp_path, rows, Device("a100-40g", 40960))
+    spec = to_spec(manifest, "next", "me")
+    before = teacher._estimator.of(manifest, spec, None)
+    assert before is not None
+    assert before.memory_mib is not None
+    assert teacher._estimator.needs(manifest, spec, None).memory_mib is None
+    for _ in range(12):
+        row = rows.add(manifest)
+        telemetry(tmp_path, row, 300.0, gpu_memory_mib=9000.0, gpu_util_pct=60.0)
+    assert teacher.catch_up() == 12
+    assert champions.standing("memory").champion == 1
+    after = teacher._estimator.of(manifest, spec, None)
+    assert after is not None
+    assert after.memory_mib is not None
+    assert after.memory_mib.p50 == pytest.approx(9000, rel=0.02)
+    assert abs(before.memory_mib.p50 - 9000) > 900
+    assert after.utilization is not None
+    assert after.utilization.p50 == pytest.approx(0.6, rel=0.02)
+    beside = teacher._estimator.needs(manifest, spec, None).memory_mib
+    assert beside is not None
+    assert beside == pytest.approx(300)
 
 
 def test_a_run_that_shared_its_device_teaches_nothing(tmp_path: Path) -> None:

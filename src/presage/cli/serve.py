@@ -20,7 +20,7 @@ from presage.cli._output import say
 from presage.edge import read_yaml
 from presage.model.cluster import Device, Node
 from presage.model.errors import ConfigError, MissingExtra, UserError
-from presage.observe.telemetry.nvml import open_gpus
+from presage.nvml import open_gpus
 from presage.policy import registry
 from presage.policy.config import ConfigFile
 from presage.sim.clusters import describe, read_cluster

@@ -399,7 +399,8 @@ class Guardian:
                 if worker.container and not worker.inside:
                     worker.look_inside(containers.inner_pid(self.plan["engine"], worker.container))
                 worker.tree.find()
-                self.report.sample(worker.name, worker.tree.usage())
+                gpus = worker.gpus_used(self.plan["nvml"])
+                self.report.sample(worker.name, worker.tree.usage(), gpus)
         if sample:
             self._record()
 

@@ -19,6 +19,7 @@ from presage.executors._containers import find_engine, in_container
 from presage.executors._runspec import RoleSpec, RunSpec, RunSpecError
 from presage.model.cluster import Worker
 from presage.model.event import Launch
+from presage.nvml import binding_here
 
 __all__ = [
     "LOG_CAP",
@@ -91,8 +92,10 @@ def make_plan(
     cores: Mapping[Worker, Sequence[int]],
     cgroup: Path | None,
     log_cap: int = LOG_CAP,
+    gpus: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """All that a guardian needs; raises RunSpecError for what cannot be run here."""
+    """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
+    CUDA calls the devices, where that is not their number."""
     run, job = places.run(launch.job, launch.attempt), places.job(launch.job)
     kept = job / "checkpoints"
     wanted = spec.checkpoint_dir or ""
@@ -114,6 +117,8 @@ def make_plan(
         "log_dir": str(places.logs(launch.job, launch.attempt)),
         "log_cap": log_cap,
         "telemetry": str(job / "telemetry" / f"{launch.attempt}.jsonl"),
+        "gpus": list(gpus),
+        "nvml": binding_here() if any(worker.devices for worker in launch.workers) else None,
         "secrets": {name: str(_secret(places, ref)) for name, ref in spec.secrets.items()},
         "env": dict(spec.env),
         "time_limit_s": spec.time_limit_s,
@@ -175,9 +180,10 @@ def _worker(
     role = _role(spec, worker)
     name = f"{role.name}-{worker.index}"
     progress = Path(plan["progress_dir"]) / f"{name}.json"
-    devices = ",".join(map(str, worker.devices))
+    devices = ",".join(_cuda_name(plan.get("gpus", ()), device) for device in worker.devices)
     env = {
         "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver numbers them, and so do we
         **spec.env,
         "PRESAGE_JOB_ID": plan["job"],
         "PRESAGE_ATTEMPT": str(plan["attempt"]),
@@ -221,6 +227,10 @@ def _worker(
         "container": container,
         "cgroup": "presage-" + sha256(f"{plan['run']}/{name}".encode()).hexdigest()[:24],
     }
+
+
+def _cuda_name(gpus: Sequence[str], device: int) -> str:
+    return gpus[device] if device < len(gpus) else str(device)
 
 
 def _agent(plan: dict[str, Any], role: RoleSpec, name: str, argv: Sequence[str]) -> list[str]:

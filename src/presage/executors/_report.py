@@ -109,9 +109,9 @@ class Reporter:
                 self.wake()
             file.unlink(missing_ok=True)
 
-    def sample(self, worker: str, used: Usage) -> None:
-        """Add a sample of a worker to the telemetry of the job: counters since its start, and the
-        cores it kept busy since its last sample."""
+    def sample(self, worker: str, used: Usage, gpus: dict[str, Any]) -> None:
+        """Add a sample of a worker to the telemetry of the job: counters since its start, the
+        cores it kept busy since its last sample, and what it uses of GPUs if that is known."""
         now = time.time()
         since, cpu_s = self._sampled.get(worker, (self._began, 0.0))
         self._sampled[worker] = (now, used.cpu_s)
@@ -125,6 +125,7 @@ class Reporter:
             "threads": used.threads,
             "read_bytes": used.read_bytes,
             "write_bytes": used.write_bytes,
+            **gpus,
         }
         with suppress(OSError):  # telemetry is not worth a training
             if self._telemetry is None:

@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
+from presage.executors._gpus import GpuReader
 from presage.executors._limits import (
     MemoryGroup,
     die_with_parent,
@@ -76,6 +77,7 @@ class WorkerProcess:
         self._asked: list[int] = []
         self._urged = False
         self._next_find = self._next_pss = 0.0
+        self._gpus: GpuReader | None = None
         if cgroup and self.memory:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(Path(cgroup) / plan["cgroup"], self.memory)
@@ -198,6 +200,14 @@ class WorkerProcess:
         held = self.tree.pss() or held  # shared pages were counted more than once
         self._next_pss = now + (time.monotonic() - now) / _PSS_SHARE
         return held if held > self.memory else 0
+
+    def gpus_used(self, nvml: str | None) -> dict[str, Any]:
+        """What it uses of its GPUs now, for its telemetry; nothing when that cannot be read."""
+        if nvml is None or self.tree is None or not self.env["CUDA_VISIBLE_DEVICES"]:
+            return {}
+        if self._gpus is None:
+            self._gpus = GpuReader(self.env["CUDA_VISIBLE_DEVICES"], nvml)
+        return self._gpus.read(self.tree.pids)
 
     def cut_log(self, most: int) -> None:
         """Keep the last part of a log that has grown too long, and say so in it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Timer
 
 from presage.executors._base import Key, RunsExecutor, TimedFacts
+from presage.executors._gpus import visible_here
 from presage.executors._limits import delegated_group
 from presage.executors._plan import (
     LOG_CAP,
@@ -123,6 +124,7 @@ class LocalExecutor(RunsExecutor):
             cores=cores,
             cgroup=self._cgroup,
             log_cap=self._log_cap,
+            gpus=visible_here(),
         )
         lock = make_run(self._places.runs, run, plan)
         if lock is None:

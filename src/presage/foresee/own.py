@@ -74,12 +74,12 @@ class OwnRuns:
 
     @classmethod
     def fit(cls, runs: Sequence[OwnRun], unit: str) -> OwnRuns:
-        """Learn from runs, each device by itself."""
-        by_device: dict[str, list[OwnRun]] = {}
+        """Learn from runs, each device by itself, and those that nobody foresaw by themselves."""
+        by_kind: dict[str, list[OwnRun]] = {}
         for run in runs:
             if run.actual > 0:
-                by_device.setdefault(run.device, []).append(run)
-        return cls(unit, {device: _fitted(mine) for device, mine in by_device.items()})
+                by_kind.setdefault(_kind(run), []).append(run)
+        return cls(unit, {kind: _fitted(mine) for kind, mine in by_kind.items()})
 
     def predict(
         self,
@@ -89,10 +89,10 @@ class OwnRuns:
         sizes: Mapping[str, float] | None = None,
     ) -> Estimate | None:
         """What a workload will use; None when neither own runs nor estimators know anything."""
-        factor = self.factors.get(device)
+        run = OwnRun(signature, device, 0.0, 1.0, foreseen, sizes or {})
+        factor = self.factors.get(_kind(run))
         if factor is None:
             return None if not foreseen else _around(foreseen, -_DOUBT, _DOUBT, self.unit, 0)
-        run = OwnRun(signature, device, 0.0, 1.0, foreseen, sizes or {})
         middle = _base(run) + factor.intercept + float(_row(run) @ np.array(factor.weights))
         effect = factor.effects.get(signature)
         low, high = factor.seen if effect is not None else factor.new
@@ -121,6 +121,11 @@ def _around(middle: float, low: float, high: float, unit: str, runs: int) -> Est
     return Estimate(
         middle * exp(min(low, 0.0)), middle, middle * exp(max(high, 0.0)), unit, source
     )
+
+
+def _kind(run: OwnRun) -> str:
+    """What is learned together: a factor on what was foreseen is no amount."""
+    return run.device if run.foreseen else f"{run.device}, not foreseen"
 
 
 def _base(run: OwnRun) -> float:

@@ -40,6 +40,8 @@ log = logging.getLogger("presage.estimates")
 CPU = "cpu"
 CORE = "core"
 """The type of a device that is a core of the machine: declared, and used like a GPU."""
+HOST = "host"
+"""What own runs on a GPU teach of the memory beside it."""
 _UNNAMED = "gpu"
 _REFERENCE_GPU = "a100-40g"
 """What an estimate is for when no GPU of the cluster is in the catalogue."""
@@ -134,7 +136,7 @@ class Estimator:
         on_gpu = alone.device not in (CPU, CORE)
         host = None if on_gpu else memory
         if on_gpu:
-            host = self._models["memory"].predict(workload(spec, manifest.model), CPU)
+            host = self._models["memory"].predict(workload(spec, manifest.model), HOST)
         rooms = [
             device.memory_mib
             for node in self._nodes()

@@ -42,9 +42,12 @@ FIELDS = (
     "cpus_used",
     "memory_asked_mib",
     "memory_used_mib",
+    "gpus_busy",
 )
-"""Of one sample of the cluster. What is used is measured of jobs that asked for an amount."""
+"""Of one sample of the cluster. What is used is measured of jobs that asked for an amount. New
+fields come last: what was kept before them has 0 there."""
 
+_FIELDS_AT_FIRST = 10
 _LOOK_S = 5.0
 _FINE_S = 2 * 86_400.0
 """Samples stay as they are for so long; older ones become means of `_COARSE_S`."""
@@ -110,8 +113,8 @@ def _load(path: Path) -> Rows:
         for line in file:
             with suppress(ValueError, TypeError):  # a line that was cut off by a full disk
                 row = [float(value) for value in json.loads(line)]
-                if len(row) == len(FIELDS):
-                    found.append(row)
+                if _FIELDS_AT_FIRST <= len(row) <= len(FIELDS):
+                    found.append(row + [0.0] * (len(FIELDS) - len(row)))
     return np.asarray(found, dtype=np.float64).reshape(-1, len(FIELDS))
 
 
@@ -161,7 +164,11 @@ async def _look_at_cluster(service: Service, history: History) -> None:
             roles = job.spec.roles
             cpu = sum(roles[worker.role].resources.cpu_milli for worker in job.allocation)
             memory = sum(roles[worker.role].resources.memory_mib for worker in job.allocation)
-            asked.append((job.id, job.attempt, len(job.allocation), cpu / 1000, memory))
+            places = {
+                f"{roles[worker.role].name}-{worker.index}": (worker.node, worker.devices)
+                for worker in job.allocation
+            }
+            asked.append((job.id, job.attempt, places, cpu / 1000, memory))
         return {
             "nodes": len(up),
             "gpus": sum(len(node.devices) for node in nodes),
@@ -184,16 +191,21 @@ async def _look_at_cluster(service: Service, history: History) -> None:
 def _used(jobs: Path, asked: Iterable[tuple[Any, ...]], now: float) -> dict[str, float]:
     """What workers used lately, by their telemetry."""
     cpus = memory = 0.0
-    for job, attempt, workers, asked_cpus, asked_memory in asked:
+    busy: dict[tuple[str, int], float] = {}
+    for job, attempt, places, asked_cpus, asked_memory in asked:
         path = jobs / job / "telemetry" / f"{attempt}.jsonl"
         latest: dict[str, dict[str, Any]] = {}
-        for line in _parsed(_tail(path, _LINE * max(1, workers))):
+        for line in _parsed(_tail(path, _LINE * max(1, len(places)))):
             latest[str(line.get("worker"))] = line
-        for line in latest.values():
+        for worker, line in latest.items():
             if now - float(line.get("at", 0.0)) < _STALE_S:
                 cpus += float(line.get("cpu_cores", 0.0)) if asked_cpus else 0.0
                 memory += float(line.get("rss_mib", 0.0)) if asked_memory else 0.0
-    return {"cpus_used": cpus, "memory_used_mib": memory}
+                node, devices = places.get(worker, ("", ()))
+                share = float(line.get("gpu_util_pct", 0.0)) / 100
+                for device in devices:  # who shares one reads the same
+                    busy[node, device] = max(share, busy.get((node, device), 0.0))
+    return {"cpus_used": cpus, "memory_used_mib": memory, "gpus_busy": sum(busy.values())}
 
 
 def _look_at_jobs(service: Service, seen: dict[str, tuple[object, float]]) -> None:

@@ -34,7 +34,7 @@ from presage.model.errors import PresageError
 from presage.model.event import SpeedMeasured
 from presage.model.job import JobState, ReasonCode
 from presage.server.beside import Beside
-from presage.server.estimates import CORE, CPU, Estimator, workload
+from presage.server.estimates import CORE, CPU, HOST, Estimator, workload
 from presage.server.live import Live
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
@@ -182,10 +182,12 @@ class Learner(Beside):
         spec = to_spec(manifest, row.id, row.owner)
         alone = self._estimator.alone(manifest, spec, row.folder)
         name, now = workload(spec, manifest.model), row.ended_at or self._clock()
+        used = _used(self._data / "jobs" / row.id / "telemetry")
         told = {"step_time": _step_ms(row)}
         if alone.device in (CPU, CORE):
-            folder = self._data / "jobs" / row.id / "telemetry"
-            told["memory"], told["utilization"] = _used(folder)
+            told |= {"memory": used.memory_mib, "utilization": used.cores}
+        else:
+            told |= {"memory": used.gpu_memory_mib, "utilization": used.gpus}
         said = {
             "memory": alone.memory_mib.p50 if alone.memory_mib else None,
             "step_time": 1e3 * alone.step_s.p50 if alone.step_s else None,
@@ -195,11 +197,16 @@ class Learner(Beside):
             if actual is None:
                 continue
             self._judge(quantity, row, actual)
-            if row.id not in self._shared:
+            if row.id not in self._shared and not used.shared:
                 run = OwnRun(name, alone.device, now, actual, said[quantity], dict(alone.sizes))
-                self._champions.add(quantity, run)
-                self._new[quantity] += 1
+                self._keep(quantity, run)
+        if used.memory_mib is not None and alone.device not in (CPU, CORE):
+            self._keep("memory", OwnRun(name, HOST, now, used.memory_mib))
         return any(actual is not None for actual in told.values())
+
+    def _keep(self, quantity: str, run: OwnRun) -> None:
+        self._champions.add(quantity, run)
+        self._new[quantity] += 1
 
     def _ran_out(self, job: str) -> None:
         """Note on the workload that what the job asked for was not enough."""
@@ -301,20 +308,48 @@ def samples_of(folder: Path) -> Iterator[dict[str, Any]]:
                         yield sample
 
 
-def _used(folder: Path) -> tuple[float | None, float | None]:
-    """The largest memory that a worker had, in MiB, and the part of a core that the busiest one
-    used on average."""
-    samples = [s for s in samples_of(folder) if {"rss_mib", "cpu_s", "at"} <= s.keys()]
-    if not samples:
-        return None, None
-    busy = []
-    for worker in {sample["worker"] for sample in samples}:
-        mine = [sample for sample in samples if sample["worker"] == worker]
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """What a run used by its telemetry; None for what is not there. Of several workers, what the
+    one with most did."""
+
+    memory_mib: float | None = None
+    """The largest of the host's."""
+    cores: float | None = None
+    """The part of a core, on average."""
+    gpu_memory_mib: float | None = None
+    """The largest on a device."""
+    gpus: float | None = None
+    """How busy its devices were on average, 0 to 1, from when it was first on one."""
+    shared: bool = False
+    """Whether a process of somebody else was on a device."""
+
+
+def _used(folder: Path) -> _Used:
+    by_worker: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples_of(folder):
+        if {"rss_mib", "cpu_s", "at"} <= sample.keys():
+            by_worker.setdefault(sample["worker"], []).append(sample)
+    memory, cores, gpu_memory, gpus, shared = [], [], [], [], False
+    for mine in by_worker.values():
+        memory.append(max(sample["rss_mib"] for sample in mine))
         seconds = mine[-1]["at"] - mine[0]["at"]
         if seconds > 0:
-            busy.append((mine[-1]["cpu_s"] - mine[0]["cpu_s"]) / seconds)
-    share = min(1.0, max(busy)) if busy and max(busy) > 0 else None
-    return max(sample["rss_mib"] for sample in samples), share
+            cores.append((mine[-1]["cpu_s"] - mine[0]["cpu_s"]) / seconds)
+        on_gpu = [sample for sample in mine if "gpu_memory_mib" in sample]
+        while on_gpu and not on_gpu[0]["gpu_memory_mib"]:
+            del on_gpu[0]
+        if on_gpu:
+            gpu_memory.append(max(sample["gpu_memory_mib"] for sample in on_gpu))
+            gpus.append(float(np.mean([sample["gpu_util_pct"] / 100 for sample in on_gpu])))
+            shared |= any("gpu_shared" in sample for sample in on_gpu)
+    return _Used(_most(memory), _most(cores, 1.0), _most(gpu_memory), _most(gpus, 1.0), shared)
+
+
+def _most(amounts: Sequence[float], ceiling: float = float("inf")) -> float | None:
+    """The largest, up to a ceiling; None if there is nothing."""
+    most = max(amounts, default=0.0)
+    return min(most, ceiling) if most > 0 else None
 
 
 def _step_ms(row: JobRow) -> float | None:

@@ -33,6 +33,10 @@ _ACTIONS = {
     "stop": ("Stop", "Stop this job for good?", "It takes a checkpoint where it can, then ends."),
 }
 _MOST_METRICS = 6
+_GPU_CHARTS = (
+    ("GPUs busy", "%", "gpu_util_pct"),
+    ("GPU memory in use (the fullest GPU)", "MiB", "gpu_memory_mib"),
+)
 _MOST_LINES = 16
 _COUNTERS = ("done", "step", "steps", "epoch", "epochs")
 
@@ -80,7 +84,7 @@ class _JobPage:
             self._cpu = LineChart("Cores in use", "cores")
             self._memory = LineChart("Memory in use", "MiB")
             self._workers = LineChart("Workers", "workers", steps=True)
-            self._metrics: dict[str, LineChart] = {}
+            self._others: dict[str, LineChart] = {}
         self._grid = self._workers.card.parent_slot
         self._history: Any = None
         self._show(self._body)
@@ -138,6 +142,9 @@ class _JobPage:
 
         self._cpu.show(lines("cpu_cores") + held_to("cpu_cores"))
         self._memory.show(lines("rss_mib") + held_to("memory_mib"))
+        for title, unit, key in _GPU_CHARTS:
+            if any(any(item[key]) for item in usage["series"]):
+                self._more(title, unit).show(lines(key))
         reports = await self._visit.get(f"{self._path}/progress", max_age_s=4.0)
         at, workers = reports["at"], reports["workers"]
         if at and self._body["status"] not in ENDED:  # as many as at the last change
@@ -146,11 +153,16 @@ class _JobPage:
         shown = [name for name in reports["metrics"] if name not in _COUNTERS]
         shown += [name for name in ("done",) if name in reports["metrics"]]
         for name in shown[:_MOST_METRICS]:
-            if name not in self._metrics and self._grid is not None:
-                with self._grid:
-                    title = "Progress (share done)" if name == "done" else name
-                    self._metrics[name] = LineChart(title)
-            self._metrics[name].show([(name, reports["at"], reports["metrics"][name])])
+            chart = self._more("Progress (share done)" if name == "done" else name)
+            chart.show([(name, reports["at"], reports["metrics"][name])])
+
+    def _more(self, title: str, unit: str = "") -> LineChart:
+        """A chart that not every job has, drawn when there is something to see."""
+        if title not in self._others:
+            assert self._grid is not None
+            with self._grid:
+                self._others[title] = LineChart(title, unit)
+        return self._others[title]
 
 
 def _steps(at: list[float], values: list[float], until: float) -> tuple[list[float], list[float]]:

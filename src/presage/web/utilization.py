@@ -80,7 +80,8 @@ def _draw(series: dict[str, list[float]], tiles: Tiles, charts: dict[str, LineCh
     def line(name: str, key: str, scale: float = 1.0) -> Any:
         return (name, at, [value / scale for value in series[key]])
 
-    charts["gpus"].show([line("there are", "gpus"), line("held", "gpus_held")])
+    gpus = [line("there are", "gpus"), line("held", "gpus_held")]
+    charts["gpus"].show(gpus + [line("busy", "gpus_busy")] * any(series["gpus_busy"]))
     charts["jobs"].show([line("wait", "pending"), line("run", "running")])
     charts["cpus"].show([line("asked for", "cpus_asked"), line("used", "cpus_used")])
     charts["memory"].show(

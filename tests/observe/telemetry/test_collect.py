@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from presage.nvml import GpuProbe
 from presage.observe.telemetry.archive import Archive
 from presage.observe.telemetry.cgroups import Cgroup
 from presage.observe.telemetry.collect import (
@@ -24,7 +25,6 @@ from presage.observe.telemetry.collect import (
     Row,
     record,
 )
-from presage.observe.telemetry.nvml import GpuProbe
 from presage.observe.telemetry.series import TelemetryError
 
 BURN = """

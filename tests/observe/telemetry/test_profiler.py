@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from presage.model.errors import UserError
+from presage.nvml import open_gpus
 from presage.observe.telemetry import profiler
-from presage.observe.telemetry.nvml import open_gpus
 from presage.observe.telemetry.profiler import (
     ProfiledRun,
     command_signature,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Protocol
 
+from presage.nvml import GpuProbe
 from presage.observe.telemetry.archive import Archive
 from presage.observe.telemetry.cgroups import Cgroup, cgroup_of
-from presage.observe.telemetry.nvml import GpuProbe
 from presage.observe.telemetry.sampler import ProcessTree
 from presage.observe.telemetry.series import TelemetryError
 

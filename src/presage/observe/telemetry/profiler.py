@@ -34,7 +34,7 @@ import psutil
 from presage import __version__
 from presage.model.errors import UserError
 from presage.model.profile import Profile, Spread
-from presage.observe.telemetry.nvml import GpuProbe, open_gpus
+from presage.nvml import GpuProbe, open_gpus
 from presage.observe.telemetry.sampler import Sampler
 
 __all__ = ["HIGHEST_HZ", "REPORT_VARIABLE", "ProfiledRun", "command_signature", "profile_command"]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from presage.observe.telemetry.nvml import GpuProbe, GpuReading
+from presage.nvml import GpuProbe, GpuReading
 
 __all__ = ["COLUMNS", "ProcessTree", "Sampler", "TreeReading"]
 
@@ -42,7 +42,7 @@ _LOOK_EVERY_S = 0.25
 _LOOK_SHARE = 0.005
 """Looking for new processes reads the list of all on the machine; it gets at most this share of a
 core."""
-_NO_GPU = GpuReading(float("nan"), float("nan"), False)
+_NO_GPU = GpuReading()
 
 
 @dataclass(frozen=True, slots=True)

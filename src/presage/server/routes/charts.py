@@ -28,7 +28,15 @@ __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["charts"])
 
-_MEASURED = ("cpu_cores", "rss_mib", "threads", "read_bytes", "write_bytes")
+_MEASURED = (
+    "cpu_cores",
+    "rss_mib",
+    "threads",
+    "read_bytes",
+    "write_bytes",
+    "gpu_util_pct",
+    "gpu_memory_mib",
+)
 _MOST_WORKERS = 64
 _HOLDS = ("DOWNLOADING", "PROCESSING", "STORING")
 
@@ -87,6 +95,9 @@ class Utilization(_View):
     cpus_used: list[float]
     memory_asked_mib: list[float]
     memory_used_mib: list[float]
+    gpus_busy: list[float]
+    """By the driver, where it could be asked; the busy share of each GPU that a job has, added
+    up."""
 
 
 class WorkerSeries(_View):
@@ -100,6 +111,9 @@ class WorkerSeries(_View):
     threads: list[float]
     read_bytes: list[float]
     write_bytes: list[float]
+    gpu_util_pct: list[float]
+    gpu_memory_mib: list[float]
+    """On the fullest of its GPUs; 0 where the driver could not be asked."""
 
 
 class Limits(_View):

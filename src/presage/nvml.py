@@ -2,6 +2,8 @@
 
 A device counts as used when a process of the job is on it. Inside a container NVML may not know
 our process ids; then a device counts as used when its memory grew since the job started.
+
+Besides NVML's binding this needs the standard library alone: the guardian of a run reads GPUs too.
 """
 
 from __future__ import annotations
@@ -9,21 +11,27 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GpuProbe", "GpuReading", "open_gpus"]
+__all__ = ["GpuProbe", "GpuReading", "binding_here", "open_gpus"]
 
 _MIB = 1 << 20
+_UNKNOWN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """The devices that a job uses, at one moment; NaN when the driver did not answer."""
 
-    util_pct: float
-    memory_mib: float
-    shared: bool
+    util_pct: float = _UNKNOWN
+    """The mean over the devices."""
+    memory_mib: float = _UNKNOWN
+    """On all of them."""
+    fullest_mib: float = _UNKNOWN
+    """On the one where the job holds most."""
+    shared: bool = False
     """Whether a process of somebody else is on one of them."""
 
 
@@ -36,21 +44,36 @@ class _Device:
     others_before: bool
 
 
-def open_gpus() -> tuple[GpuProbe | None, str]:
-    """A probe of the visible GPUs; without one, the reason in a sentence."""
+def open_gpus(visible: str | None = None) -> tuple[GpuProbe | None, str]:
+    """A probe of the visible GPUs, named as in CUDA_VISIBLE_DEVICES (or by that variable); without
+    one, the reason in a sentence."""
+    if visible is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import pynvml
     except ImportError:
         return None, "GPUs are not read: pip install 'presage[gpu]'"
     try:
         pynvml.nvmlInit()
-        devices = _visible(pynvml)
+        devices = _visible(pynvml, visible)
     except pynvml.NVMLError as error:
         return None, f"GPUs are not read: {error}"
     if not devices:
         pynvml.nvmlShutdown()
         return None, "GPUs are not read: none is visible"
     return GpuProbe(pynvml, devices), ""
+
+
+@cache
+def binding_here() -> str | None:
+    """The folder that NVML's binding is imported from, if it finds GPUs on this machine."""
+    probe, _ = open_gpus()
+    if probe is None:
+        return None
+    probe.close()
+    import pynvml
+
+    return str(Path(pynvml.__file__).parent)
 
 
 class GpuProbe:
@@ -84,11 +107,12 @@ class GpuProbe:
             used = [item for item, memory, _ in seen if memory > 0]
             rates = [self._nvml.nvmlDeviceGetUtilizationRates(item.handle).gpu for item in used]
         except self._nvml.NVMLError:
-            return GpuReading(float("nan"), float("nan"), False)
+            return GpuReading()
         self.used |= {item.index for item in used}
-        memory = sum(memory for _, memory, _ in seen) / _MIB
+        held = [memory / _MIB for _, memory, _ in seen]
         shared = any(others for _, memory, others in seen if memory > 0)
-        return GpuReading(sum(rates) / len(rates) if rates else 0.0, memory, shared)
+        busy = sum(rates) / len(rates) if rates else 0.0
+        return GpuReading(busy, sum(held), max(held), shared)
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -109,9 +133,8 @@ class GpuProbe:
         return 0, bool(running)
 
 
-def _visible(nvml: Any) -> list[_Device]:
+def _visible(nvml: Any, wanted: str | None) -> list[_Device]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = []
     for index, handle in enumerate(handles):
         names = (str(index), _text(nvml.nvmlDeviceGetUUID(handle)))
