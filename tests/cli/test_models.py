@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from presage.cli.main import app
 from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
+from presage.model.estimate import Estimate
 
 
 @pytest.fixture
@@ -20,6 +21,18 @@ def data(tmp_path: Path) -> Path:
         champions.add("memory", OwnRun(f"w{k % 3}", "cpu", float(k), 100.0 + k % 3, 900.0))
     champions.challenge("memory", champions.runs("memory"), 1_800_000_000.0)
     return tmp_path
+
+
+def test_estimates_that_drift_are_told(data: Path) -> None:
+    _, text = run("--data", str(data))
+    assert "no estimate was judged yet" in text
+    for _ in range(6):
+        Champions(data / "models").judge("memory", Estimate(90.0, 100.0, 110.0, "MiB", ""), 250.0)
+    _, text = run("--data", str(data))
+    assert "the latest 6 estimates were off by 150.0 % on average; ALERT" in text
+    assert max(map(len, text.splitlines())) <= 80
+    drift = json.loads(run("--data", str(data), "--json")[1])["memory"]["drift"]
+    assert (drift["judged"], drift["inside"], drift["drifted"]) == (6, 0.0, True)
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -55,6 +55,7 @@ TABLE: list[tuple[str, str, set[str]]] = [
     ("GET", "/api/v1/nodes", EVERYBODY),
     ("GET", "/api/v1/queues", EVERYBODY),
     ("GET", "/metrics", EVERYBODY),
+    ("GET", "/api/v1/alerts", EVERYBODY),
     ("POST", "/api/v1/jobs", EVERYBODY - {"victor"}),
     ("GET", "/api/v1/jobs/ADAS", EVERYBODY - {"eve"}),
     ("GET", "/api/v1/jobs/ADAS/manifest", EVERYBODY - {"eve"}),

@@ -160,6 +160,10 @@ def test_estimates_that_are_far_off_are_drift(tmp_path: Path) -> None:
     bad = teacher.drift()["step_time"]
     assert bad.drifted
     assert bad.inside == 0.0
+    (alert,) = teacher.alerts().values()
+    assert alert.startswith("Estimates of step time are off by 400% on average on the latest 30")
+    again, _ = learner(tmp_path, rows)
+    assert again.drift() == teacher.drift()  # a server that starts again knows
 
 
 def test_running_out_of_memory_is_noted_on_the_workload(tmp_path: Path) -> None:

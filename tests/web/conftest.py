@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from presage.foresee.champions import Champions
+from presage.model.estimate import Estimate
 from tests.server.kit import Server, Zygote
 
 ROOT_TOKEN = "presage_root-of-the-pages"
@@ -18,9 +20,11 @@ expect.set_options(timeout=20_000)
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that wants a token."""
+    """A server that wants a token, and whose estimates have been far off."""
     zygote = Zygote(tmp_path_factory.mktemp("commands"))
     data = tmp_path_factory.mktemp("pages") / "data"
+    for _ in range(6):
+        Champions(data / "models").judge("memory", Estimate(90.0, 100.0, 110.0, "MiB", ""), 250.0)
     server = Server(zygote, data, nodes="3x4", env={"PRESAGE_TOKEN": ROOT_TOKEN}, token=ROOT_TOKEN)
     yield server.start()
     server.close()

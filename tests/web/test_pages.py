@@ -242,6 +242,11 @@ def test_the_map_follows_the_cluster_and_the_keyboard(
     guarded.wait(job)
 
 
+def test_estimates_that_are_far_off_are_an_alert(visit: Visitor) -> None:
+    alert = visit("/ui/").get_by_role("alert")
+    expect(alert).to_contain_text("Estimates of memory are off by 150% on average on the latest 6")
+
+
 def test_jobs_come_in_pages(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
     guarded.submit("sleep 60", workers=3, resources={"gpus": 4})
     for number in range(52):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from presage.cli._output import print_json, say
-from presage.foresee.champions import QUANTITIES, Champions, Standing, error_of
+from presage.foresee.champions import QUANTITIES, Champions, Drift, Standing, error_of
 from presage.model.errors import UserError
 
 __all__ = ["models"]
@@ -48,10 +48,17 @@ def listing(data: _Data = None, json: _Json = False) -> None:
     champions = _champions(data)
     standings = {name: champions.standing(name) for name in QUANTITIES}
     if json:
-        print_json({name: _as_json(standing) for name, standing in standings.items()})
+        drifts = {name: champions.drift(name) for name in QUANTITIES}
+        print_json(
+            {
+                name: {**_as_json(standing), "drift": asdict(one) if one else None}
+                for (name, standing), one in zip(standings.items(), drifts.values(), strict=True)
+            }
+        )
         return
     for name, standing in standings.items():
         Console().print(_table(name, standing))
+        Console().print(_latest(champions.drift(name)), highlight=False)
     if not any(standing.versions for standing in standings.values()):
         say(f"nothing was learned yet in {champions.folder}; run jobs with a model reference")
 
@@ -151,6 +158,15 @@ def _table(name: str, standing: Standing) -> Table:
             one.note or ("accepted" if one.accepted else "refused"),
         )
     return drawn
+
+
+def _latest(drift: Drift | None) -> str:
+    """How far what was said to users was off."""
+    if drift is None:
+        return "no estimate was judged yet\n"
+    told = f"the latest {drift.judged} estimates were off by {_percent(drift.error)} on average"
+    far = "; ALERT: far more than promised" if drift.drifted else ""
+    return f"{told}{far}\n"
 
 
 def _percent(error: float | None) -> str:

@@ -24,7 +24,7 @@ from presage.model.codec import decode, encode
 from presage.model.errors import UserError
 from presage.model.estimate import Estimate
 
-__all__ = ["QUANTITIES", "Champions", "Standing", "Version", "error_of"]
+__all__ = ["QUANTITIES", "Champions", "Drift", "Standing", "Version", "error_of"]
 
 QUANTITIES = {"memory": "MiB", "step_time": "ms", "utilization": "share"}
 """What is learned from own runs, and in which unit."""
@@ -36,6 +36,15 @@ _MOST_RUNS = 5000
 """Runs that are read back, the latest."""
 _BETTER = 0.98
 """A challenger's error must be at most this part of the champion's."""
+_WATCHED = 30
+"""Estimates that drift is judged by, the latest."""
+_LEAST_WATCHED = 5
+_DRIFTED = 2.0
+"""Estimates drift when they are off by this many times what the champion was off when it was
+chosen, and by at least `_ALLOWED`."""
+_ALLOWED = 0.3
+_LINE = 100
+"""Bytes that a line on an estimate has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,18 @@ class Standing:
     before: tuple[int, ...] = ()
     """Champions before, the latest last."""
     versions: tuple[Version, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How far the latest estimates of a quantity were off."""
+
+    judged: int
+    error: float
+    """Mean distance in logarithms: 0.1 is about 10 %."""
+    inside: float
+    """The share of truths between p10 and p90."""
+    drifted: bool
 
 
 class Champions:
@@ -97,16 +118,7 @@ class Champions:
 
     def add(self, quantity: str, run: OwnRun) -> None:
         """Keep a run to learn from; when this returns, it is on the disk."""
-        path = self._known(quantity) / "runs.jsonl"
-        line = json.dumps(encode(run), allow_nan=False) + "\n"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+        self._append(quantity, "runs.jsonl", encode(run))
 
     def runs(self, quantity: str) -> list[OwnRun]:
         """The latest runs that were kept, oldest first; a line that a crash tore is left out."""
@@ -161,6 +173,46 @@ class Champions:
         self._write(quantity, "index.json", encode(standing))
         return version
 
+    def judge(self, quantity: str, estimate: Estimate, actual: float) -> None:
+        """Keep how far an estimate was off that was made before a run."""
+        if min(estimate.p50, actual) > 0:
+            off = abs(log(actual / estimate.p50))
+            inside = estimate.p10 <= actual <= estimate.p90
+            self._append(quantity, "judged.jsonl", [round(off, 6), inside])
+
+    def drift(self, quantity: str) -> Drift | None:
+        """How far the latest estimates were off; None before one was judged."""
+        judged = self._judged(quantity)
+        if not judged:
+            return None
+        error, inside = (float(of) for of in np.mean(judged, axis=0))
+        least = max(_ALLOWED, _DRIFTED * self._promised(quantity))
+        return Drift(len(judged), error, inside, len(judged) >= _LEAST_WATCHED and error > least)
+
+    def _promised(self, quantity: str) -> float:
+        standing = self.standing(quantity)
+        for version in standing.versions:
+            if version.number == standing.champion and version.error is not None:
+                return version.error
+        return _ALLOWED
+
+    def _judged(self, quantity: str) -> list[tuple[float, float]]:
+        path = self._known(quantity) / "judged.jsonl"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE * _WATCHED))
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        found = []
+        for line in lines:
+            with suppress(ValueError, TypeError):  # torn, by a crash or by where we began to read
+                off, inside = json.loads(line)
+                found.append((float(off), float(inside)))
+        return found[-_WATCHED:]
+
     def ran_out(self, signature: str, mib: float) -> None:
         """Remember that a workload ran out of memory with so much of it."""
         notes = self._notes()
@@ -210,6 +262,18 @@ class Champions:
         if quantity not in QUANTITIES:
             raise UserError(f"nothing is learned of '{quantity}'; of {', '.join(QUANTITIES)} is")
         return self.folder / quantity
+
+    def _append(self, quantity: str, name: str, body: object) -> None:
+        path = self._known(quantity) / name
+        line = json.dumps(body, allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
     def _write(self, quantity: str, name: str, body: Mapping[str, Any] | Any) -> None:
         folder = self._known(quantity)

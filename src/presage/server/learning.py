@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from math import log as logarithm
+from math import expm1
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,12 @@ import numpy as np
 
 from presage.core.engine import Engine
 from presage.core.workers import ask_of
-from presage.foresee.champions import QUANTITIES, Champions
+from presage.foresee.champions import QUANTITIES, Champions, Drift
 from presage.foresee.own import OwnRun
 from presage.foresee.scaling import Stretches
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
+from presage.model.estimate import Estimate
 from presage.model.event import SpeedMeasured
 from presage.model.job import JobState, ReasonCode
 from presage.server.beside import Beside
@@ -39,16 +39,9 @@ from presage.server.live import Live
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Drift", "Learner", "Sized", "samples_of", "sharing", "sized"]
+__all__ = ["Learner", "Sized", "samples_of", "sharing", "sized"]
 
 _LOOK_S = 2.0
-_WATCHED = 30
-"""Estimates that drift is judged by, the latest."""
-_LEAST_WATCHED = 5
-_DRIFTED = 2.0
-"""Estimates drift when they are off by this many times what the champion was off when it was
-chosen, and by at least `_ALLOWED`."""
-_ALLOWED = 0.3
 _MOST_TELEMETRY = 64 << 20
 _ESTIMATED = {
     "memory": ("memory_mib", 1.0),
@@ -56,18 +49,6 @@ _ESTIMATED = {
     "utilization": ("utilization", 1.0),
 }
 """Quantity -> its name in `Estimates`, and its unit in the other's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How far the latest estimates of a quantity were off."""
-
-    judged: int
-    error: float
-    """Mean distance in logarithms: 0.1 is about 10 %."""
-    inside: float
-    """The share of truths between p10 and p90."""
-    drifted: bool
 
 
 class Learner(Beside):
@@ -91,32 +72,30 @@ class Learner(Beside):
         self._new = dict.fromkeys(QUANTITIES, 0)
         self._shared: set[str] = set()
         """Jobs that were seen beside another on one of their devices."""
-        self._off: dict[str, deque[tuple[float, bool]]] = {
-            name: deque(maxlen=_WATCHED) for name in QUANTITIES
-        }
+        self._drift: dict[str, Drift] | None = None
         self._stretches = Stretches()
 
     def drift(self) -> dict[str, Drift]:
         """How far estimates were off, by quantity; only those that were judged."""
-        found = {}
-        for quantity, off in self._off.items():
-            judged = list(off)
-            if not judged:
-                continue
-            error = float(np.mean([one for one, _ in judged]))
-            inside = float(np.mean([one for _, one in judged]))
-            promised = self._promised(quantity)
-            drifted = len(judged) >= _LEAST_WATCHED and error > max(_ALLOWED, _DRIFTED * promised)
-            found[quantity] = Drift(len(judged), error, inside, drifted)
+        found = self._drift
+        if found is None:
+            found = {}
+            for quantity in QUANTITIES:
+                with suppress(PresageError):  # `presage models` says what is wrong with its files
+                    one = self._champions.drift(quantity)
+                    found |= {quantity: one} if one is not None else {}
+            self._drift = found
         return found
 
-    def _promised(self, quantity: str) -> float:
-        with suppress(PresageError):
-            standing = self._champions.standing(quantity)
-            for version in standing.versions:
-                if version.number == standing.champion and version.error is not None:
-                    return version.error
-        return _ALLOWED
+    def alerts(self) -> dict[str, str]:
+        """What somebody should look at, a sentence for each quantity that drifted."""
+        return {
+            quantity: f"Estimates of {quantity.replace('_', ' ')} are off by "
+            f"{expm1(one.error):.0%} on average on the latest {one.judged} runs: see "
+            "`presage models`."
+            for quantity, one in self.drift().items()
+            if one.drifted
+        }
 
     # -- the thread -------------------------------------------------------------------------------
 
@@ -124,7 +103,11 @@ class Learner(Beside):
         """See who shares a device, how fast elastic jobs are, and learn from what ended."""
         self._watch()
         self._time_sizes()
-        self.catch_up()
+        before = self.alerts()
+        if self.catch_up():
+            after = self.alerts()
+            for quantity in after.keys() - before.keys():
+                self._log.warning("alert: %s", after[quantity])
 
     def _watch(self) -> None:
         """Who shares a device now."""
@@ -224,11 +207,11 @@ class Learner(Beside):
     def _judge(self, quantity: str, row: JobRow, actual: float) -> None:
         """Compare with what was foreseen when the job was submitted."""
         key, scale = _ESTIMATED[quantity]
-        foreseen = (row.estimates or {}).get(key)
-        if foreseen and foreseen["p50"] > 0 and actual > 0:
-            inside = foreseen["p10"] * scale <= actual <= foreseen["p90"] * scale
-            off = abs(logarithm(actual / (foreseen["p50"] * scale)))
-            self._off[quantity].append((off, inside))
+        said = (row.estimates or {}).get(key)
+        if said:
+            low, middle, high = (said[name] * scale for name in ("p10", "p50", "p90"))
+            self._champions.judge(quantity, Estimate(low, middle, high, "", ""), actual)
+            self._drift = None
 
     def _challenge(self) -> None:
         for quantity, new in self._new.items():
@@ -247,6 +230,7 @@ class Learner(Beside):
                 "answers from now on" if version.accepted and not version.note else version.note,
             )
             self._estimator.refresh()
+            self._drift = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,13 @@ async def cluster(request: Request) -> Response | None:
     visit = await begin(request)
     if isinstance(visit, Response):
         return visit
+
+    async def warn() -> None:
+        found = (await visit.get("/alerts", max_age_s=20.0))["alerts"]
+        alerts.say(" ".join(found))
+
     with visit.page("Cluster", "/"):
+        alerts = Tag("p", "", "banner", role="alert")
         tiles = Tiles("GPUs held", "Nodes up", "Jobs that run", "Jobs that wait")
         try:
             data = await visit.get("/cluster-map", max_age_s=5.0)  # it is renewed at once
@@ -33,6 +39,7 @@ async def cluster(request: Request) -> Response | None:
             Tag("h2", "Nodes")
             chart = ClusterMap(data)
         tiles.show(await _figures(visit, data))
+        await warn()
 
     async def update() -> None:
         data = await visit.get("/cluster-map", max_age_s=1.5)
@@ -40,6 +47,7 @@ async def cluster(request: Request) -> Response | None:
         tiles.show(await _figures(visit, data))
 
     visit.every(2.0, update)
+    visit.every(30.0, warn)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it decides, and figures for Prometheus."""
+"""Whether the server lives, whether it decides, figures for Prometheus, and alerts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ class Health(BaseModel):
     leader: str | None
 
 
+class Alerts(BaseModel):
+    """A sentence each."""
+
+    alerts: list[str]
+
+
 @router.get("/healthz", response_model=Health)
 async def healthz(service: Parts) -> JSONResponse:
     """The process lives and answers."""
@@ -49,6 +55,13 @@ async def readyz(service: Parts) -> JSONResponse:
     if leader is None or leader.holder == service.live.seat.name:
         return problem(503, "not_leading", "no server decides at the moment")
     return JSONResponse({"status": "ok", "leading": False, "leader": leader.url})
+
+
+@router.get("/api/v1/alerts", response_model=Alerts)
+async def alerts(service: Parts, me: Me) -> JSONResponse:
+    """What somebody should look at: estimates that are off by far more than they promised."""
+    found = await asyncio.to_thread(service.learner.alerts)
+    return JSONResponse({"alerts": list(found.values())})
 
 
 @router.get(
