@@ -1,19 +1,22 @@
 """Speed of a pair of Gavel's jobs, one of a model never measured beside another: by turns.
 
 Trees have nothing to go by there. Two processes use a GPU in turns: long kernels keep it and short
-ones wait, up to the length of a turn; a job that waits for its host leaves the GPU, but two such
-jobs wait for each other there. What decides is computed from each job alone. Five constants say
-how much, for three GPUs: the power of a kernel's length, the longest turn, and what a neighbour
-costs on each GPU. What is left of the speeds of a configuration in the training set, as own and as
-other job, is an effect of that configuration.
+ones wait, up to the length of a turn. They lose time when both want the GPU at once: a job that
+waits for its host leaves it, but two such jobs wait for each other there; one whose kernels leave
+gaps between them loses less. What decides is computed from each job alone. Five constants say how
+much, for three GPUs: the power of a kernel's length, the longest turn, and what a neighbour costs
+on each GPU. What is left of the speeds of a configuration in the training set, as own and as other
+job, is an effect of that configuration.
 
-Only the benchmark uses it: kernel counts and hosts are known of Gavel's jobs alone. `presage
-predict --pair` goes by the shipped trees.
+Only the benchmark uses it: kernel counts and hosts are known of Gavel's jobs alone, and with what
+is foreseen from a graph in their place it is no better than trees. `presage predict --pair` goes
+by the shipped trees.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -23,16 +26,18 @@ import polars as pl
 from scipy.optimize import least_squares
 
 from presage.foresee.gpus import Gpu, find
+from presage.foresee.graph.load import load_graph
 from presage.foresee.interference import FEATURES, InterferenceEstimator, Pairs
+from presage.foresee.predict import predict_graph
 from presage.learn import Floats
 from presage.learn.conformal import Conformal
 
-__all__ = ["Alone", "Turns", "TurnsEstimator", "turns_of", "turns_row"]
+__all__ = ["Alone", "Turns", "TurnsEstimator", "foreseen_turns", "turns_of", "turns_row"]
 
 # Operators of a training step, forward, backward and optimizer, in the graphs of the zoo where it
 # has the model. The LSTM has two kernels in each direction for each of 2 layers and 35 steps; the
 # recommender has as many operators as the zoo's; A3C plays 20 moves of about 30 operators, runs
-# backward through them, and does so in 4 processes.
+# backward through them, and does so in 4 processes. Its games are played by the host.
 _KERNELS = {
     "ResNet-18": 165,
     "ResNet-50": 410,
@@ -42,15 +47,25 @@ _KERNELS = {
     "CycleGAN": 1906,
     "A3C": 2000,
 }
+_ZOO = {
+    "ResNet-18": "zoo:resnet18-cifar10",
+    "ResNet-50": "zoo:resnet50",
+    "Transformer": "zoo:transformer-multi30k",
+    "LM": "zoo:lstm-wikitext2",
+    "Recommendation": "zoo:autoencoder-ml20m",
+    "CycleGAN": "zoo:cyclegan",
+    "A3C": "zoo:a3c",
+}
 _PROCESSES = {"A3C": 4.0}
+_ON_HOST = frozenset({"A3C"})
+"""Jobs whose host works whenever the GPU does not."""
 _GPUS = ("k80", "p100", "v100")
-"""From the slowest to the fastest."""
+"""By the bandwidth of their memory."""
 _LEAST_SHARE = 0.3
 """A job that mostly waits for its host is in the way more often than its kernels tell."""
 _BANDWIDTH = FEATURES.index("GPU bandwidth")
+_BATCHES = [FEATURES.index("own batch"), FEATURES.index("other's batch")]
 _SLOWEST, _FASTEST = 0.01, 1.5
-_NOISE = 0.03
-"""Errors of a speed above this weigh by their size, not by its square."""
 
 # -- what is known of each job alone --------------------------------------------------------------
 
@@ -72,10 +87,12 @@ def turns_row(own: Alone, other: Alone, gpu: Gpu) -> Floats:
     """What decides who waits for whom.
 
     How long the kernels of the own and of the other job are (log of the MB that the GPU's memory
-    moves meanwhile), how often the other wants the GPU (log), and how often both want the host.
-    Several processes of a job want more turns, but not always all at once: as many as the root.
+    moves meanwhile), how often both want the GPU (log), and how often both want the host. The own
+    job wants the GPU for as much of a step as it has work there, out of what does not wait for the
+    host. Several processes want more turns, but not always all at once: as many as the root.
     """
-    wants = max(other.gpu_share, _LEAST_SHARE) * (other.processes / own.processes) ** 0.5
+    wants = max(other.gpu_share, _LEAST_SHARE) * own.gpu_share / (1 - own.host_share)
+    wants *= (other.processes / own.processes) ** 0.5
     lengths = np.array([own.kernel_ms, other.kernel_ms]) * gpu.bandwidth_gbs
     return np.append(np.log([*lengths, wants]), own.host_share * other.host_share)
 
@@ -92,26 +109,55 @@ def turns_of(data_dir: Path, pairs: Pairs) -> Floats:
     )
     fastest = {job: max(rate, elsewhere[job]) for job, rate in here.items()}
     gpus = {name: find(name) for name in _GPUS}
-    places = np.argsort([gpu.bandwidth_gbs for gpu in gpus.values()])
-    bandwidths, at = np.unique(pairs.X[:, _BANDWIDTH], return_inverse=True)
-    assert bandwidths.size == len(gpus)
-    names = [_GPUS[places[place]] for place in at]
     alone = {
-        job: Alone(
-            1e3 / fastest[job] / _KERNELS[job[1].partition(" (")[0]],
-            _gpu_s(job, fastest, gpus) * here[job],
-            1 - here[job] / fastest[job],
-            _PROCESSES.get(job[1].partition(" (")[0], 1.0),
-        )
-        for job in here
+        job: _alone(job[1], rate, fastest[job], _gpu_s(job, fastest, gpus))
+        for job, rate in here.items()
         if job[0] in gpus
     }
     return np.stack(
         [
             turns_row(alone[on, own], alone[on, other], gpus[on])
-            for on, (own, other) in zip(names, pairs.configurations.tolist(), strict=True)
+            for on, (own, other) in zip(_on(pairs), pairs.configurations.tolist(), strict=True)
         ]
     )
+
+
+def foreseen_turns(pairs: Pairs) -> Floats:
+    """`turns_row` of each of Gavel's pairs by what is foreseen from graphs of the zoo: operators
+    for kernels, step and utilization as they are foreseen, and hosts that nobody waits for."""
+    graphs = {model: load_graph(target) for model, target in _ZOO.items()}
+
+    @cache
+    def alone(model: str, batch: int, on: str) -> Alone:
+        (told,) = predict_graph(graphs[model], batch, [find(on)]).gpus.values()
+        kernel_ms = told.step_ms.p50 / len(graphs[model])
+        return Alone(kernel_ms, told.gpu_util_pct.p50 / 100, 0.0)
+
+    batches = np.rint(np.exp(pairs.X[:, _BATCHES])).astype(int).tolist()
+    return np.stack(
+        [
+            turns_row(alone(own, mine, on), alone(other, theirs, on), find(on))
+            for on, (own, other), (mine, theirs) in zip(
+                _on(pairs), pairs.models.tolist(), batches, strict=True
+            )
+        ]
+    )
+
+
+def _on(pairs: Pairs) -> list[str]:
+    """The GPU of each row."""
+    bandwidths, at = np.unique(pairs.X[:, _BANDWIDTH], return_inverse=True)
+    assert bandwidths.size == len(_GPUS)
+    return [_GPUS[place] for place in at]
+
+
+def _alone(job: str, rate: float, fastest: float, gpu_s: float) -> Alone:
+    """From steps a second, here and where the host is fastest, and what the GPU needs for one."""
+    model = job.partition(" (")[0]
+    gpu_share = gpu_s * rate
+    host_share = 1 - gpu_share if model in _ON_HOST else 1 - rate / fastest
+    kernel_ms = 1e3 / fastest / _KERNELS[model]
+    return Alone(kernel_ms, gpu_share, host_share, _PROCESSES.get(model, 1.0))
 
 
 def _gpu_s(
@@ -188,7 +234,7 @@ class Turns:
         )
         left = pairs.speed - _by_turns(gpus, found.x, bandwidth, turns)
         keys = np.unique(_sides(pairs))
-        return cls(gpus, found.x, keys, _robust_effects(_marks(pairs, keys), left))
+        return cls(gpus, found.x, keys, _effects(_marks(pairs, keys), left))
 
     def predict(self, pairs: Pairs, turns: Floats) -> Floats:
         """The speed of each row."""
@@ -221,11 +267,7 @@ def _marks(pairs: Pairs, keys: npt.NDArray[np.str_]) -> Floats:
     return np.asarray((sides[:, :1] == keys) | (sides[:, 1:] == keys), np.float64)
 
 
-def _robust_effects(marks: Floats, left: Floats) -> Floats:
-    """Ridge regression with Huber's weights: each effect shrinks as if one more row had none."""
-    weights = np.ones(left.size)
-    for _ in range(6):
-        weighed = marks.T * weights
-        effects = np.linalg.solve(weighed @ marks + np.eye(marks.shape[1]), weighed @ left)
-        weights = _NOISE / np.maximum(_NOISE, np.abs(left - marks @ effects))
-    return np.asarray(effects)
+def _effects(marks: Floats, left: Floats) -> Floats:
+    """Ridge regression: each effect shrinks as if one more row had none."""
+    found = np.linalg.solve(marks.T @ marks + np.eye(marks.shape[1]), marks.T @ left)
+    return np.asarray(found, np.float64)

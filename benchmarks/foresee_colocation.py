@@ -4,7 +4,8 @@ Figures are the mean absolute error of the normalised speed on rows that the mod
 on, beside the best constant and a monotone fit on summed solo utilization (or, where utilization
 was not measured, on the summed share of peak FLOP/s). By pair: no unordered pair of (model, batch)
 is in training and test. By configuration, by model: nothing of a test configuration or model is in
-training, on either side of a pair. The F1 of pairs that cannot share flatters: the memory of the
+training, on either side of a pair. Elsewhere: fitted on Gavel, as what is shipped, and asked of
+Lucid's models on Lucid's GPU. The F1 of pairs that cannot share flatters: the memory of the
 jobs was worked out a second time after those pairs were seen. Needs the shared data and
 scikit-learn.
 
@@ -25,7 +26,7 @@ import polars as pl
 from sklearn.isotonic import IsotonicRegression
 
 from benchmarks._data import data_dir
-from benchmarks._turns import Turns, TurnsEstimator, turns_of
+from benchmarks._turns import Turns, TurnsEstimator, foreseen_turns, turns_of
 from presage.foresee.interference import (
     FEATURES,
     InterferenceEstimator,
@@ -64,12 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     limits = {"pair": by_pair(gavel), "configuration": leave_out(gavel.configurations)}
     sharing = [cannot_share(kind, gavel, parts) for kind, parts in limits.items()]
-    where = where_it_errs(able, turns["Gavel"])
+    where = where_it_errs(able, turns["Gavel"], foreseen_turns(able))
+    elsewhere = [fitted_elsewhere(able, lucid, 30 if options.quick else 150)]
     if options.json:
-        told = {"speed": rows, "cannot_share": sharing, "gavel_by_model": where}
+        told = {
+            "speed": rows,
+            "elsewhere": elsewhere,
+            "cannot_share": sharing,
+            "gavel_by_model": where,
+        }
         print(json.dumps(told, allow_nan=False))
     else:
-        for n, table in enumerate((rows, sharing, where)):
+        for n, table in enumerate((rows, elsewhere, sharing, where)):
             print(end="\n" if n else "")
             _print_table(table)
     return 0
@@ -129,9 +136,24 @@ def compare(
     return {**head, **errors, "80 % holds": held}
 
 
-def where_it_errs(pairs: Pairs, turns: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+def fitted_elsewhere(known: Pairs, new: Pairs, trees: int) -> dict[str, Any]:
+    """Errors on models and a GPU that nothing was fitted on, beside plain time sharing: a busy
+    job waits for as much of its busy time as the other is busy."""
+    fitted = InterferenceEstimator(trees).fit(known.X, known.speed, known.models)
+    guesses = {
+        "presage": fitted.predict(new.X),
+        "time sharing": new.X[:, FEATURES.index("time sharing")],
+        "constant": np.full(len(new.speed), np.median(known.speed)),
+    }
+    errors = {name: round(mae(new.speed, guess), 4) for name, guess in guesses.items()}
+    return {"fitted on": "Gavel", "asked of": "Lucid", "rows": len(new.speed), **errors}
+
+
+def where_it_errs(
+    pairs: Pairs, turns: npt.NDArray[np.float64], foreseen: npt.NDArray[np.float64]
+) -> list[dict[str, Any]]:
     """Errors of turns on Gavel by model, on each GPU, and on the V100 inside and outside of two
-    spells."""
+    spells; and of turns that are foreseen from graphs."""
     bandwidth = pairs.X[:, FEATURES.index("GPU bandwidth")]
     on = dict(
         zip(
@@ -142,13 +164,10 @@ def where_it_errs(pairs: Pairs, turns: npt.NDArray[np.float64]) -> list[dict[str
     )
     slow = on["V100"] & in_slow_spells(pairs)
     parts = {**on, "V100, slow spells": slow, "V100, the rest": on["V100"] & ~slow}
-    error, tested = np.zeros(len(pairs.speed)), np.zeros(len(pairs.speed))
-    for train, test in leave_out(pairs.models):
-        fitted = Turns.fit(pairs.take(train), turns[train])
-        guess = fitted.predict(pairs.take(test), turns[test])
-        error[test] += np.abs(guess - pairs.speed[test])
-        tested[test] += 1
     parts["all but the slow spells"] = ~slow
+    measured = _by_model(pairs, turns)
+    found = [(name, part, measured) for name, part in parts.items()]
+    found.append(("all, from graphs", np.ones_like(slow), _by_model(pairs, foreseen)))
     return [
         {
             "Gavel by model": name,
@@ -156,8 +175,21 @@ def where_it_errs(pairs: Pairs, turns: npt.NDArray[np.float64]) -> list[dict[str
             "MAE": round(error[part].sum() / tested[part].sum(), 4),
             "both speeds added up": round(2 * pairs.speed[part].mean(), 2),
         }
-        for name, part in parts.items()
+        for name, part, (error, tested) in found
     ]
+
+
+def _by_model(
+    pairs: Pairs, turns: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """For each row, its errors added up and how often it was tested."""
+    error, tested = np.zeros(len(pairs.speed)), np.zeros(len(pairs.speed))
+    for train, test in leave_out(pairs.models):
+        fitted = Turns.fit(pairs.take(train), turns[train])
+        guess = fitted.predict(pairs.take(test), turns[test])
+        error[test] += np.abs(guess - pairs.speed[test])
+        tested[test] += 1
+    return error, tested
 
 
 def in_slow_spells(pairs: Pairs) -> npt.NDArray[np.bool_]:
