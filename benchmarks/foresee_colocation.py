@@ -27,9 +27,11 @@ from sklearn.isotonic import IsotonicRegression
 
 from benchmarks._data import data_dir
 from benchmarks._turns import Turns, TurnsEstimator, foreseen_turns, turns_of
+from presage.foresee.gpus import find
 from presage.foresee.interference import (
     FEATURES,
     InterferenceEstimator,
+    JobAlone,
     MemoryLimit,
     Pairs,
     read_gavel,
@@ -137,15 +139,23 @@ def compare(
 
 
 def fitted_elsewhere(known: Pairs, new: Pairs, trees: int) -> dict[str, Any]:
-    """Errors on models and a GPU that nothing was fitted on, beside plain time sharing: a busy
-    job waits for as much of its busy time as the other is busy."""
+    """Errors on models and a GPU that nothing was fitted on: by what is shipped, which has jobs
+    take turns there, by its trees, and by plain time sharing."""
     fitted = InterferenceEstimator(trees).fit(known.X, known.speed, known.models)
+    busy = [FEATURES.index(f"{whose} utilization") for whose in ("own", "other's")]
+    jobs = [[JobAlone(util_pct=100 * share) for share in pair] for pair in new.X[:, busy].tolist()]
+    shipped = [fitted.speed(own, [other], find("rtx3090")) for own, other in jobs]
+    interval = np.array([[one.p10, one.p50, one.p90] for one in shipped])
     guesses = {
-        "presage": fitted.predict(new.X),
+        "presage": interval[:, 1],
+        "trees": fitted.predict(new.X),
         "time sharing": new.X[:, FEATURES.index("time sharing")],
         "constant": np.full(len(new.speed), np.median(known.speed)),
     }
-    errors = {name: round(mae(new.speed, guess), 4) for name, guess in guesses.items()}
+    errors: dict[str, Any] = {
+        name: round(mae(new.speed, guess), 4) for name, guess in guesses.items()
+    }
+    errors["80 % holds"] = round(coverage(new.speed, interval), 3)
     return {"fitted on": "Gavel", "asked of": "Lucid", "rows": len(new.speed), **errors}
 
 

@@ -77,6 +77,22 @@ def test_several_others_add_up(fitted: InterferenceEstimator) -> None:
     assert two.p50 <= mixed.p50 <= one.p50
 
 
+def test_on_a_gpu_where_no_pair_was_measured_jobs_take_turns(
+    fitted: InterferenceEstimator,
+) -> None:
+    new = find("h100")
+    one = fitted.speed(HEAVY, [LIGHT], new)
+    assert one.source == "taking turns"
+    assert (one.p10, one.p90) == (0.5, 1.0)
+    assert one.p50 == pytest.approx(1 / (1 + 0.72 * 0.98 * 0.12))
+    two = fitted.speed(HEAVY, [LIGHT, HEAVY], new)
+    assert two.p50 == pytest.approx(1 / (1 + 0.72 * 0.98 * 1.10))
+    assert fitted.speed(JobAlone(), [HEAVY], new).p50 < one.p50  # always busy, for all we know
+    kept = InterferenceEstimator.from_arrays(fitted.to_arrays())
+    assert kept.speed(HEAVY, [LIGHT], new) == one
+    assert kept.speed(HEAVY, [LIGHT], GPU).source == "interference"
+
+
 def test_what_is_not_known_widens_the_estimate(fitted: InterferenceEstimator) -> None:
     known = fitted.speed(HEAVY, [HEAVY], GPU)
     less = fitted.speed(JobAlone(util_pct=98), [JobAlone(util_pct=98)], GPU)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from presage.core.ports import Predictor
 from presage.foresee.gpus import Gpu
-from presage.foresee.interference import InterferenceEstimator, JobAlone
+from presage.foresee.interference import InterferenceEstimator, JobAlone, taking_turns
 from presage.foresee.scaling import ScalingModel, Speeds
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
@@ -73,18 +73,14 @@ class FittedSlowdowns:
 
 class TimeSharing:
     """Slowdowns of jobs that take turns on a device that one of them at a time can use, such as a
-    core: while a job is busy, so are its neighbours for their part of the time."""
+    core."""
 
     version = "time sharing"
 
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
-        """A busy part of u grows by those of the others; together they get no more than all of
-        the device. Of a job that nothing is known of, it is taken to be always busy."""
-        own, others = _busy(job), sum(map(_busy, neighbours))
-        times = max(1.0 + own * others, own + others)
-        return Estimate(
-            1.0 + own * others / 2, times, 1.0 + len(neighbours), "times", self.version
-        )
+        """A job that nothing is known of is taken to be always busy."""
+        low, middle, high = taking_turns(_busy(job), [_busy(other) for other in neighbours])
+        return Estimate(float(low), float(middle), float(high), "times", self.version)
 
 
 class Foreseen:

@@ -2,7 +2,8 @@
 
 Speed is normalised: throughput beside others ÷ throughput alone. Extra trees foresee it from the
 loads of the job and of those beside it. What is not known of a job may be left out; the estimate
-gets wider. Whether jobs fit together is a matter of memory and is foreseen apart.
+gets wider. On a GPU where no pair was measured trees know nothing: there, jobs take turns. Whether
+jobs fit together is a matter of memory and is foreseen apart.
 """
 
 from __future__ import annotations
@@ -41,12 +42,29 @@ __all__ = [
     "fit_shipped",
     "read_gavel",
     "read_lucid",
+    "taking_turns",
 ]
 
 _FASTEST = 1.5
 """Speeds above 1 are noise of measurements, but a model of them may repeat a little of it."""
 
 _FITTING = "fitting the interference estimator"
+_BANDWIDTH = FEATURES.index("GPU bandwidth")
+_COST_ON_A_GPU = 0.72
+"""What a busy neighbour costs on a V100, the latest GPU of Gavel's (`benchmarks/_turns.py`). A GPU
+counts as busy when any kernel runs, which leaves something for others."""
+
+
+def taking_turns(own: float, others: Sequence[float], cost: float = 1.0) -> Floats:
+    """How many times longer a job takes that shares a device which one of them at a time can use,
+    p10, p50 and p90: while a job is busy, so are its neighbours for their part of the time.
+
+    A busy part of u grows by those of the others; together they get no more than all of it. The
+    bounds are those of what can be: no slower at all, and a device that is divided evenly.
+    """
+    beside = sum(others)
+    times = max(1.0, 1.0 + cost * own * beside, cost * (own + beside))
+    return np.array([1.0, times, max(times, 1.0 + len(others))])
 
 
 class InterferenceEstimator(Estimator):
@@ -76,6 +94,7 @@ class InterferenceEstimator(Estimator):
             if sides.shape != (len(rows), 2):
                 raise UserError("groups has two columns: the model of the own and other job")
         self.known_ = ~np.all(np.isnan(rows), axis=0)
+        self.gpus_ = np.unique(rows[:, _BANDWIDTH])
         held_out = np.empty(speed.size)
         fold_of = self._folds(sides)
         for fold in range(fold_of.max() + 1):
@@ -110,6 +129,11 @@ class InterferenceEstimator(Estimator):
         """
         if not others:
             return Estimate.exact(1.0, "relative speed", "alone")
+        self._check_fitted("trees_")
+        if not np.any(np.isclose(self.gpus_, row(own, others[0], gpu)[_BANDWIDTH])):
+            times = taking_turns(_busy(own), [_busy(other) for other in others], _COST_ON_A_GPU)
+            low, middle, high = (float(value) for value in 1 / times[::-1])
+            return Estimate(low, middle, high, "relative speed", "taking turns")
         pairs = self.predict_interval(np.stack([row(own, other, gpu) for other in others]))
         if len(others) > 1:
             added = 1 / np.clip(pairs, 0.01, 1.0) - 1
@@ -140,6 +164,7 @@ class InterferenceEstimator(Estimator):
         return {
             "known": self.known_,
             "middle": self.middle_,
+            "gpus": self.gpus_,
             **prefixed("trees", self.trees_.to_arrays()),
             **prefixed("conformal", self.conformal_.to_arrays()),
         }
@@ -151,6 +176,7 @@ class InterferenceEstimator(Estimator):
         try:
             fitted.known_ = np.asarray(arrays["known"], np.bool_)
             fitted.middle_ = np.asarray(arrays["middle"], np.float64)
+            fitted.gpus_ = np.asarray(arrays["gpus"], np.float64)
         except (KeyError, TypeError, ValueError) as wrong:
             raise UserError(f"the bundle holds no interference estimator: {wrong}") from None
         fitted.trees_ = TreeEnsemble.from_arrays(under("trees", arrays))
@@ -184,6 +210,11 @@ class InterferenceEstimator(Estimator):
     def _difficulty(self, rows: Floats) -> Floats:
         """1 where all is known that the training set knew, 3 where nothing is."""
         return np.asarray(1 + 2 * np.mean(np.isnan(rows[:, self.known_]), axis=1))
+
+
+def _busy(job: JobAlone) -> float:
+    """The part of the time that it keeps the GPU busy; all of it if nobody knows."""
+    return 1.0 if np.isnan(job.util_pct) else min(1.0, job.util_pct / 100)
 
 
 def _rows(X: npt.ArrayLike) -> Floats:
@@ -240,7 +271,7 @@ def fit_shipped(
     errors["f1_cannot_share_in_sample"] = round(f1(pairs.cannot, limit.predict(pairs.limits)), 4)
     card = {
         "name": "interference",
-        "version": "1",
+        "version": "2",
         "date": date,
         "data": "Gavel (stanford-futuredata/gavel): pairs on K80, P100 and V100",
         "licence": "MIT",
