@@ -1,29 +1,33 @@
 """`presage predict` and `presage fit`: what a job will need, and estimators of one's own.
 
-The commands compose; `foresee` does the work, and the store of profiles is asked first.
+The commands compose; `foresee` does the work, and the store of profiles is asked first. What
+predicts is imported and read while a process of its own reads the user's model.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any
 
-import polars as pl
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from presage.cli._output import check_file, print_json, say
-from presage.foresee import estimators
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.graph.summary import short
-from presage.foresee.predict import Prediction, predict_graph, share
-from presage.model.errors import UserError
-from presage.model.profile import Profile
-from presage.observe.telemetry.store import ProfileStore
+from presage.model.errors import PresageError, UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from presage.foresee.predict import Prediction
+    from presage.model.profile import Profile
 
 __all__ = ["fit", "predict"]
 
@@ -86,12 +90,16 @@ def predict(
     if not gpus:
         raise UserError("--device names no GPU; `presage gpus` lists them")
     options: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
+    if not all(name.startswith("zoo:") for name in pair or (target or "",)):
+        Thread(target=_get_ready, daemon=True).start()
     if pair is not None:
         graphs = [load_graph(name, inputs=input, **options) for name in pair]
         _pair((graphs[0], graphs[1]), batch, gpus, json)
         return
     assert target is not None
     graph = load_graph(target, inputs=input, inference=inference, **options)
+    from presage.foresee.predict import predict_graph
+
     found = predict_graph(graph, batch, gpus)
     answer = _with_history(found, graph, gpus)
     if json:
@@ -100,8 +108,20 @@ def predict(
         _show(answer)
 
 
+def _get_ready() -> None:
+    """Import what predicts, and read its models; what is wrong with them is told when they are
+    asked."""
+    from presage.foresee import estimators, predict  # noqa: F401
+
+    with suppress(PresageError):
+        for of in (estimators.memory, estimators.step_time, estimators.utilization):
+            of()
+
+
 def _with_history(found: Prediction, graph: OpGraph, gpus: list[Gpu]) -> dict[str, Any]:
     """The prediction; what the same job was seen to use before takes its place and says so."""
+    from presage.observe.telemetry.store import ProfileStore
+
     answer = found.to_dict()
     signature = graph.signature()
     for profile in ProfileStore().read_all():
@@ -166,6 +186,8 @@ def _show(answer: dict[str, Any]) -> None:
 
 
 def _pair(graphs: tuple[OpGraph, OpGraph], batch: int, gpus: list[Gpu], as_json: bool) -> None:
+    from presage.foresee.predict import share
+
     found = {gpu.name: share(*graphs, (batch, batch), gpu) for gpu in gpus}
     if as_json:
         print_json(
@@ -208,6 +230,8 @@ def _table(path: Path, what: str | None, out: Path | None) -> None:
 
 
 def _read(path: Path) -> pl.DataFrame:
+    import polars as pl
+
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     try:
@@ -223,6 +247,7 @@ Profiles = Annotated[Path, typer.Option(help="A directory of Parquet or CSV file
 
 def fit(target: FitTarget, profiles: Profiles, json: AsJson = False) -> None:
     """Fit an estimator on your own profiles; `presage predict` then uses it."""
+    from presage.foresee import estimators
     from presage.foresee.fitting import fit_tables
 
     if not profiles.is_dir():
