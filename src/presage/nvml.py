@@ -134,17 +134,19 @@ class GpuProbe:
 
 
 def _visible(nvml: Any, wanted: str | None) -> list[_Device]:
+    """The devices in the order in which CUDA would number them."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    devices = []
-    for index, handle in enumerate(handles):
-        names = (str(index), _text(nvml.nvmlDeviceGetUUID(handle)))
-        if wanted is None or any(_names(word, names) for word in wanted.split(",")):
-            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
-            others = bool(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-            devices.append(
-                _Device(index, handle, _text(nvml.nvmlDeviceGetName(handle)), used, others)
-            )
-    return devices
+    chosen = list(range(len(handles)))
+    if wanted is not None:
+        names = [(str(i), _text(nvml.nvmlDeviceGetUUID(handles[i]))) for i in chosen]
+        chosen = [i for word in wanted.split(",") for i in chosen if _names(word, names[i])]
+    return [_device(nvml, i, handles[i]) for i in chosen]
+
+
+def _device(nvml: Any, index: int, handle: Any) -> _Device:
+    used = nvml.nvmlDeviceGetMemoryInfo(handle).used
+    others = bool(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return _Device(index, handle, _text(nvml.nvmlDeviceGetName(handle)), used, others)
 
 
 def _names(word: str, names: tuple[str, str]) -> bool:

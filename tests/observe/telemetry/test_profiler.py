@@ -350,6 +350,18 @@ def test_only_visible_gpus_count(
     assert probe.used == devices
 
 
+@pytest.mark.parametrize(("visible", "order"), [("0,1", [0, 1]), ("GPU-1f, 0", [1, 0])])
+def test_gpus_come_in_the_order_of_the_variable(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, order: list[int]
+) -> None:
+    monkeypatch.setattr(nvml, "nvmlDeviceGetName", lambda device: f"GPU {device}")
+    total = SimpleNamespace(used=0, total=MIB)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda device: total)
+    probe, _ = open_gpus(visible)
+    assert probe is not None
+    assert probe.devices() == [(f"GPU {number}", 1) for number in order]
+
+
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_no_visible_gpu_is_said(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str
