@@ -24,7 +24,7 @@ def machine(
     zygote.close()
 
 
-def _run(server: Server, mib: int, busy_pct: int, seconds: float = 2.6, **manifest: Any) -> str:
+def _run(server: Server, mib: int, busy_pct: int, seconds: float = 3.5, **manifest: Any) -> str:
     say = gpu_driver.SAY.format(mib=mib, busy_pct=busy_pct)
     return server.submit(f"{say}; sleep {seconds}", resources={"gpus": 1}, **manifest)
 
