@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from sklearn.base import clone
 
+from presage.foresee import steptime
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import KINDS, OpGraph
@@ -27,7 +28,7 @@ from presage.foresee.steptime import (
     totals_features,
 )
 from presage.learn import NotFitted
-from presage.learn.evaluate import coverage, mape
+from presage.learn.evaluate import coverage, mape, rmsle
 from presage.model.errors import UserError
 
 Floats = npt.NDArray[np.float64]
@@ -57,6 +58,7 @@ def times(gpu: Gpu, compute: float = 1, bandwidth: float = 1) -> Gpu:
         fp16_tflops=gpu.fp16_tflops * compute,
         fp32_tflops=gpu.fp32_tflops * compute,
         bandwidth_gbs=gpu.bandwidth_gbs * bandwidth,
+        watts=None if gpu.watts is None else gpu.watts * compute,
     )
 
 
@@ -124,6 +126,15 @@ def test_shares_do_not_move_with_a_faster_gpu(ops: Operators) -> None:
     two = step_features(ops, 1 << 14, times(find("v100"), 2, 2))
     shares = [i for i, n in enumerate(names) if n.endswith((" time", " arithmetic", " traffic"))]
     assert two[shares] == pytest.approx(one[shares], abs=1e-3)
+
+
+def test_a_board_with_little_power_does_not_reach_its_peak(ops: Operators) -> None:
+    gpu, many = find("a100-40g"), 1 << 14
+    once = base(ops, many, gpu)
+    assert base(ops, many, replace(gpu, watts=None)) == once  # 400 W are enough for 312
+    weak = base(ops, many, replace(gpu, watts=100))  # 90 TFLOP/s
+    assert once < weak == base(ops, many, replace(gpu, fp16_tflops=90.0))
+    assert base(ops, many, gpu, "fp32") == base(ops, many, replace(gpu, watts=100), "fp32")
 
 
 def test_depthwise_convolutions_do_not_use_tensor_cores() -> None:
@@ -404,6 +415,24 @@ def test_arrays_bring_relatives_back(by_name: TotalsStepTimeEstimator) -> None:
     again = TotalsStepTimeEstimator.from_arrays(by_name.to_arrays())
     jobs = totals(named(30, seed=6))
     assert np.array_equal(again.predict_interval(jobs), by_name.predict_interval(jobs))
+
+
+def test_a_model_is_off_on_a_new_gpu_as_it_was_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more rows than relatives are learned from, of several GPUs."""
+    monkeypatch.setattr(steptime, "_MOST", 200)
+    model = np.arange(600) % 30
+    jobs = Totals(totals(table(600)).rows, np.array([f"net{n}" for n in model]))
+    own = np.exp(0.5 * np.sin(model))  # nothing else tells it
+    truth = measured(jobs) * own
+    new = jobs.rows[:, 6] == find("v100").bandwidth_gbs * 1e9
+    fitted = TotalsStepTimeEstimator(iterations=40, folds=3).fit(jobs[~new], truth[~new])
+    assert fitted.relatives_ is None
+    found = fitted.predict_interval(jobs[new])
+    nameless = fitted.predict_interval(Totals(jobs.rows[new], np.full(new.sum(), "")))
+    assert rmsle(truth[new], found[:, 1]) < 0.8 * rmsle(truth[new], nameless[:, 1])
+    assert coverage(truth[new], found) > 0.7
+    again = TotalsStepTimeEstimator.from_arrays(fitted.to_arrays())
+    assert np.array_equal(again.predict_interval(jobs), fitted.predict_interval(jobs))
 
 
 def test_ten_thousand_strangers_are_quick() -> None:

@@ -50,6 +50,8 @@ class Gpu:
     architecture: str
     year: int
     aliases: tuple[str, ...] = ()
+    watts: float | None = None
+    """Power that the board may draw; None if nobody said."""
 
     def tflops(self, precision: Precision) -> float:
         """The peak at a precision; what the device does not accelerate runs at the fp32 rate."""
@@ -118,6 +120,7 @@ class _GpuSpec(BaseModel):
     sms: int = Field(ge=1, le=100_000)
     bandwidth_gbs: float = Field(gt=0, le=1e6, allow_inf_nan=False)
     tflops: _Tflops
+    watts: float | None = Field(default=None, gt=0, le=1e5, allow_inf_nan=False)
     architecture: str = Field(default="unknown", min_length=1, max_length=40)
     year: int = Field(default=0, ge=0, le=9999)
     aliases: list[str] = Field(default_factory=list)
@@ -164,6 +167,7 @@ def _gpu(name: str, spec: _GpuSpec) -> Gpu:
         architecture=spec.architecture,
         year=spec.year,
         aliases=tuple(spec.aliases),
+        watts=spec.watts,
     )
 
 

@@ -24,6 +24,7 @@ from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
 from presage.learn.conformal import Conformal
 from presage.learn.evaluate import grouped_folds
+from presage.learn.namesakes import Namesakes
 from presage.learn.relatives import Relatives
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
@@ -141,12 +142,16 @@ def _class_times(ops: Operators, each: Floats) -> Floats:
     return np.asarray(np.bincount(slot, each * ops.count, minlength=launches + 1), np.float64)
 
 
+_TFLOPS_A_WATT = 0.9
+"""What matrix units sustain at most: about 630 TFLOP/s on an H100 of 700 W, whose peak is 989. The
+peak of a card with little power for its size is no more than a figure."""
+
+
 def _peak(gpu: Gpu, precision: str) -> float:
-    if precision in ("amp", "fp16"):
-        return gpu.tflops("fp16") * 1e12
-    if precision in ("bf16", "amp_bf16"):
-        return gpu.tflops("bf16") * 1e12
-    return gpu.tflops("fp32") * 1e12
+    if precision not in ("amp", "fp16", "bf16", "amp_bf16"):
+        return gpu.tflops("fp32") * 1e12
+    peak = gpu.tflops("bf16" if "bf16" in precision else "fp16")
+    return min(peak, _TFLOPS_A_WATT * (gpu.watts or float("inf"))) * 1e12
 
 
 _USUAL, _SHRINK, _FAR = 0.6, 5e-5, 0.15
@@ -412,8 +417,10 @@ _ABSENT = [[1, 5], [2, 4], [3], [6]]
 """Columns of `totals_features` that may be absent together: macs, activations, params, size."""
 
 
+_GPU = slice(5, 7)
+"""Columns of `Totals.rows` that tell a GPU: peak and bandwidth."""
 _LAYOUT = 7
-"""Column of `Totals.rows` that is 1 for nhwc."""
+"""Column of `Totals.rows` that is 1 for nhwc; the next is 1 for a compiled model."""
 _CLOSE = (0.5, 2.0, 0.5, 2.0, 1.0)
 """How many standard deviations of the logarithm of the batch, macs, activations, params and size
 count as close, for relatives."""
@@ -424,9 +431,10 @@ _FEWEST, _MOST = 40, 4000
 class TotalsStepTimeEstimator(Estimator):
     """Milliseconds from `totals`, when there is no graph.
 
-    Trees answer for every row; for one with a name and all totals the answer is the geometric mean
-    of theirs and of what its relatives took. `fit` keeps what it foresaw for families left out in
-    `out_of_fold_`.
+    Trees answer for every row. Of one with a name and all totals, names tell more: with few rows
+    the answer is the geometric mean of the trees' and of what its relatives took; with many, on
+    several GPUs, a model that was measured on others is off here as it was there. `fit` keeps what
+    it foresaw for families left out in `out_of_fold_`.
     """
 
     def __init__(self, iterations: int = 300, folds: int = 5, seed: int = 0) -> None:
@@ -441,19 +449,37 @@ class TotalsStepTimeEstimator(Estimator):
         jobs, truth = Totals.of(X), np.asarray(y, np.float64)
         members = np.arange(len(jobs)) if groups is None else np.asarray(groups)
         features, base = totals_features(jobs.rows)
-        self.residual_ = LogResidual(
-            iterations=self.iterations,
-            least=10,
-            optional=_ABSENT,
-            folds=self.folds,
-            seed=self.seed,
-        ).fit(features, truth, members, base=base)
+        self.residual_ = self._trees(self.folds).fit(features, truth, members, base=base)
         self.out_of_fold_ = self.residual_.out_of_fold_.copy()
         self.relatives_: Relatives | None = None
+        self.namesakes_: Namesakes | None = None
         whole = _whole(jobs)
         if _FEWEST <= whole.sum() <= _MOST and np.unique(members[whole]).size > 1:
             self._fit_relatives(jobs[whole], truth[whole], members[whole], base[whole], whole)
+        elif whole.sum() > _MOST:
+            self._fit_namesakes(jobs[whole], truth[whole], features[whole], base[whole])
         return self
+
+    def _trees(self, folds: int) -> LogResidual:
+        return LogResidual(
+            iterations=self.iterations, least=10, optional=_ABSENT, folds=folds, seed=self.seed
+        )
+
+    def _fit_namesakes(self, jobs: Totals, truth: Floats, features: Floats, base: Floats) -> None:
+        """Intervals are those of GPUs left out."""
+        gpus, place = np.unique(jobs.rows[:, _GPU], axis=0, return_inverse=True)
+        if len(gpus) < 2:
+            return
+        target, place, guess = np.log(truth / base), place.reshape(-1), np.empty(len(truth))
+        for gpu in range(len(gpus)):
+            here, others = place == gpu, np.flatnonzero(place != gpu)
+            trees = self._trees(2).fit(features[others], truth[others], base=base[others])
+            left = target[others] - trees.factor(features[others])
+            known = Namesakes.fit(*_called(jobs[others]), left)
+            factor = trees.factor(features[here]) + known.predict(*_called(jobs[here]))
+            guess[here] = base[here] * np.exp(factor)
+        self.namesakes_ = Namesakes.fit(*_called(jobs), target - self.residual_.factor(features))
+        self.beside_namesakes_ = Conformal.fit(truth, guess, place, space="log")
 
     def _fit_relatives(
         self,
@@ -488,6 +514,11 @@ class TotalsStepTimeEstimator(Estimator):
             factor = self.residual_.factor(features[whole])
             factor += self.relatives_.predict(*_kinship(jobs[whole]))
             out[whole] = self.beside_relatives_.interval(base[whole] * np.exp(factor / 2))
+        elif self.namesakes_:
+            whole = _whole(jobs) & self.namesakes_.knows(jobs.names)
+            factor = self.residual_.factor(features[whole])
+            factor += self.namesakes_.predict(*_called(jobs[whole]))
+            out[whole] = self.beside_namesakes_.interval(base[whole] * np.exp(factor))
         if not whole.all():
             out[~whole] = self.residual_.predict_interval(features[~whole], base=base[~whole])
         return out
@@ -498,6 +529,9 @@ class TotalsStepTimeEstimator(Estimator):
         if self.relatives_:
             arrays |= prefixed("relatives", self.relatives_.to_arrays())
             arrays |= prefixed("beside", self.beside_relatives_.to_arrays())
+        if self.namesakes_:
+            arrays |= prefixed("namesakes", self.namesakes_.to_arrays())
+            arrays |= prefixed("beside", self.beside_namesakes_.to_arrays())
         return arrays
 
     @classmethod
@@ -509,6 +543,10 @@ class TotalsStepTimeEstimator(Estimator):
         made.relatives_ = Relatives.from_arrays(kin) if kin else None
         if kin:
             made.beside_relatives_ = Conformal.from_arrays(under("beside", arrays))
+        same = under("namesakes", arrays)
+        made.namesakes_ = Namesakes.from_arrays(same) if same else None
+        if same:
+            made.beside_namesakes_ = Conformal.from_arrays(under("beside", arrays))
         return made
 
 
@@ -522,6 +560,11 @@ def _kinship(jobs: Totals) -> tuple[Floats, Floats, npt.NDArray[np.str_]]:
     macs, acts, params, size, batch = jobs.rows[:, : len(TOTALS)].T
     numbers = np.log(np.stack([batch, macs, acts, params, size], axis=1))
     return numbers, jobs.rows[:, _LAYOUT], jobs.names
+
+
+def _called(jobs: Totals) -> tuple[npt.NDArray[np.str_], Floats]:
+    """What `Namesakes` compare: names, and whether in nhwc and compiled."""
+    return jobs.names, jobs.rows[:, _LAYOUT] + 2 * jobs.rows[:, _LAYOUT + 1]
 
 
 def _relatives(jobs: Totals, factor: Floats, members: npt.NDArray[Any]) -> Relatives:
