@@ -48,13 +48,11 @@ def listing(data: _Data = None, json: _Json = False) -> None:
     champions = _champions(data)
     standings = {name: champions.standing(name) for name in QUANTITIES}
     if json:
-        drifts = {name: champions.drift(name) for name in QUANTITIES}
-        print_json(
-            {
-                name: {**_as_json(standing), "drift": asdict(one) if one else None}
-                for (name, standing), one in zip(standings.items(), drifts.values(), strict=True)
-            }
-        )
+        found = {name: _as_json(standing) for name, standing in standings.items()}
+        for name in found:
+            drift = champions.drift(name)
+            found[name]["drift"] = asdict(drift) if drift else None
+        print_json(found)
         return
     for name, standing in standings.items():
         Console().print(_table(name, standing))

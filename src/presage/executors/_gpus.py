@@ -1,5 +1,8 @@
-"""What a worker uses of its GPUs, as its guardian reads it. Standard library, and NVML's binding
-where there is a GPU: it is imported for the first worker that has one."""
+"""What a worker uses of its GPUs, as its guardian reads it; nothing here changes a device.
+
+Standard library, and NVML's binding where there is a GPU: it is imported for the first worker that
+has one.
+"""
 
 from __future__ import annotations
 

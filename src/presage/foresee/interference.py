@@ -63,7 +63,7 @@ def taking_turns(own: float, others: Sequence[float], cost: float = 1.0) -> Floa
     bounds are those of what can be: no slower at all, and a device that is divided evenly.
     """
     beside = sum(others)
-    times = max(1.0, 1.0 + cost * own * beside, cost * (own + beside))
+    times = max(1.0 + cost * own * beside, cost * (own + beside))
     return np.array([1.0, times, max(times, 1.0 + len(others))])
 
 
