@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from presage._api.telemetry import METHODS
+from presage._api.telemetry import phases as find_phases
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, progress, say
+from presage.cli._telemetry import FromPrometheus, Select, Since, Source, Telemetry, TokenFile
 from presage.learn.bundle import load_bundle
 from presage.model.errors import UserError
 from presage.observe.phases import Forecast, PhaseModel
-from presage.observe.phases.model import Method
+from presage.observe.phases.phasing import Phasing
 from presage.observe.phases.report import (
     graph_page,
     graphs_to_json,
@@ -34,9 +37,8 @@ from presage.observe.phases.report import (
     unit_of_name,
 )
 from presage.observe.phases.sequences import run_lengths
-from presage.observe.telemetry.readers import read_telemetry
-from presage.observe.telemetry.series import Series
 from presage.page import counted, duration_text, readable_unit, write_page
+from presage.telemetry.series import Series
 
 __all__ = ["phases"]
 
@@ -46,24 +48,24 @@ phases = typer.Typer(
     help="Find phases in telemetry, show them, and say which comes next.", no_args_is_help=True
 )
 
-_METHODS = get_args(Method)
 _MOST_PHASES = 100
 _PODS_SHOWN = 10
 _NAMES_SHOWN = 4
 _HORIZON_ROWS = 8
 
 Bundle = Annotated[Path, typer.Argument(help="A bundle that `presage phases fit` wrote.")]
-Telemetry = Annotated[
-    Path, typer.Argument(help="A .csv or .parquet file, a directory, a pattern or an archive.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one HTML page.")]
 
 
 @phases.command()
 def fit(
-    telemetry: Telemetry,
     out: Annotated[Path, typer.Option(help="The bundle to write.")],
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    token_file: TokenFile = None,
     k: Annotated[str, typer.Option("--k", help="How many phases: auto, or a number.")] = "auto",
     features: Annotated[
         str | None,
@@ -79,29 +81,23 @@ def fit(
             show_default="the median time between samples",
         ),
     ] = None,
-    method: Annotated[str, typer.Option(help=f"{', '.join(_METHODS)}.")] = "changepoints",
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "changepoints",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same phases.")] = 0,
     json: AsJson = False,
 ) -> None:
     """Find the phases in TELEMETRY, without labels, and keep them in a bundle."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     number = _phase_count(k)
     row_s = None if every is None else seconds(every, "--every")
     names = None if features is None else listed(features, "--features")
-    if method not in _METHODS:
-        raise UserError(f"there is no method '{method}'; there are {', '.join(_METHODS)}")
     check_file(out, "--out")
-    series = read_telemetry(telemetry)
+    series = source.read(row_s)
     with progress(f"finding phases in {len(series):,} pods"):
-        found = PhaseModel.fit(
-            series,
-            features=names,
-            every=row_s,
-            k=number,
-            method=method,  # type: ignore[arg-type]  # checked above
-            seed=seed,
-        )
+        found = find_phases(
+            series, features=names, every=row_s, k=number, method=method, seed=seed
+        ).model
     samples = sum(map(len, series))
-    data = f"{telemetry.name}: {counted(len(series), 'pod')}, {samples:,} samples"
+    data = f"{source.name}: {counted(len(series), 'pod')}, {samples:,} samples"
     found.save(out, date=_today(), data=data)
     if json:
         print_json(_without_nan({"written": str(out), **_described(found, series)}))
@@ -117,16 +113,22 @@ def fit(
 @phases.command()
 def show(
     bundle: Bundle,
-    telemetry: Telemetry,
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    token_file: TokenFile = None,
     json: AsJson = False,
     html: Html = None,
 ) -> None:
     """Say which phase each sample of TELEMETRY is in."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     if html is not None:
         check_file(html, "--html")
-    model, series, found = _read(bundle, telemetry)
+    seen = _read(bundle, source)
+    model, series, found = seen.model, seen.series, seen.labels
     if html is not None:
-        write_page(html, show_page(f"Phases of {telemetry.name}", model, series, found))
+        write_page(html, show_page(f"Phases of {source.name}", model, series, found))
         say(f"page written to {html}")
     if json:
         # One line: a file of telemetry can have a million rows.
@@ -142,8 +144,12 @@ def show(
 @phases.command()
 def expand(
     bundle: Bundle,
-    telemetry: Telemetry,
     phase: Annotated[int, typer.Option(min=0, help="The phase to split.")],
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    token_file: TokenFile = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The bundle to write.", show_default="the same bundle"),
@@ -152,14 +158,15 @@ def expand(
     json: AsJson = False,
 ) -> None:
     """Split a phase by how it looks in TELEMETRY; all other phases keep their numbers."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     target = out or bundle
     check_file(target, "--out")
     before = PhaseModel.load(bundle)
     _, card = load_bundle(bundle)
-    series = read_telemetry(telemetry)
+    series = source.read(before.every)
     with progress(f"splitting phase {phase}"):
         model = before.expand(series, phase, seed=seed)
-    data = f"{card['data']}; phase {phase} split on {telemetry.name}"
+    data = f"{card['data']}; phase {phase} split on {source.name}"
     model.save(target, date=_today(), data=data, licence=str(card["licence"]))
     parts = list(range(before.n_phases, model.n_phases))
     if json:
@@ -176,7 +183,11 @@ def expand(
 @phases.command()
 def graph(
     bundle: Bundle,
-    telemetry: Telemetry,
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    token_file: TokenFile = None,
     html: Html = None,
     memory: Annotated[
         int, typer.Option(min=1, max=4, help="How many phases a state remembers.")
@@ -184,13 +195,15 @@ def graph(
     json: AsJson = False,
 ) -> None:
     """Draw how executions go: which phase follows which, and the prototypes."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     if html is None and not json:
         raise UserError("give --html FILE for a page, or --json for the numbers")
     if html is not None:
         check_file(html, "--html")
-    model, series, found = _read(bundle, telemetry)
+    seen = _read(bundle, source)
+    model, series, found = seen.model, seen.series, seen.labels
     if html is not None:
-        title = f"How the pods of {telemetry.name} go"
+        title = f"How the pods of {source.name} go"
         write_page(html, graph_page(title, model, series, found, memory))
         say(f"page written to {html}")
     if json:
@@ -200,7 +213,11 @@ def graph(
 @phases.command()
 def forecast(
     bundle: Bundle,
-    telemetry: Telemetry,
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    token_file: TokenFile = None,
     horizon: Annotated[
         str | None,
         typer.Option(
@@ -210,15 +227,12 @@ def forecast(
     json: AsJson = False,
 ) -> None:
     """Say, for each pod as TELEMETRY ends, which phase comes next and when."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     ahead_s = None if horizon is None else seconds(horizon, "--horizon")
-    model = PhaseModel.load(bundle)
-    series = read_telemetry(telemetry)
-    ahead_s = ahead_s or _HORIZON_ROWS * model.every
-    now = model.predict_many(series)
-    expected = [
-        _expected(each, coming)
-        for each, coming in zip(now, model.forecast_many(series, ahead_s), strict=True)
-    ]
+    seen = _read(bundle, source)
+    series = seen.series
+    coming = seen.model.forecast_many(series, ahead_s or _HORIZON_ROWS * seen.model.every)
+    expected = [_expected(*each) for each in zip(seen.labels, coming, strict=True)]
     if json:
         print_json({pod.pod: found for pod, found in zip(series, expected, strict=True)})
     else:
@@ -237,10 +251,9 @@ def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _read(bundle: Path, telemetry: Path) -> tuple[PhaseModel, list[Series], list[Ints]]:
+def _read(bundle: Path, source: Source) -> Phasing:
     model = PhaseModel.load(bundle)
-    series = read_telemetry(telemetry)
-    return model, series, model.predict_many(series)
+    return find_phases(source.read(model.every), model=model)
 
 
 def _by_row(pod: Series, found: Ints) -> list[int | None]:

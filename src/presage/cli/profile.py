@@ -18,8 +18,8 @@ from rich.table import Table
 from presage.cli._output import check_file, print_json, say
 from presage.model.errors import UserError
 from presage.model.profile import Profile, Spread, profile_to_json
-from presage.observe.telemetry.profiler import HIGHEST_HZ, Columns, profile_command
-from presage.observe.telemetry.store import ProfileStore
+from presage.telemetry.profiler import HIGHEST_HZ, Columns, profile_command
+from presage.telemetry.store import ProfileStore
 
 __all__ = ["profile"]
 

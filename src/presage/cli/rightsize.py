@@ -15,29 +15,38 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from presage._api.telemetry import rightsize as replay
+from presage._api.telemetry import usual_policies
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, progress, say
-from presage.model.errors import UserError
+from presage.cli._telemetry import FromPrometheus, Select, Since, Source, Telemetry, TokenFile
+from presage.model.errors import ProvisionError, UserError
 from presage.observe.phases import PhaseModel
-from presage.observe.telemetry.readers import read_telemetry
-from presage.observe.telemetry.series import Series
 from presage.page import readable_unit, write_page
 from presage.provision.recommend import Recommendation, kubernetes_patch, recommend
 from presage.provision.report import gap_closed, rightsize_page
 from presage.provision.rightsize import POLICIES, Outcome
-from presage.provision.rightsize import rightsize as replay
-from presage.provision.usage import MEMORY, ProvisionError, resources_in
+from presage.provision.usage import MEMORY, resources_in
+from presage.telemetry.series import Series
 
 __all__ = ["rightsize"]
 
-_WITHOUT_BUNDLE = "adaptive,dynamic,vpa,krr"
-_WITH_BUNDLE = f"forecast,phase,{_WITHOUT_BUNDLE}"
+_LEAST_SAMPLES = 4
+"""Of a window, unless somebody asks for samples less often."""
 
 
 def rightsize(
-    telemetry: Annotated[
-        Path, typer.Argument(help="A .csv or .parquet file, a directory, a pattern or an archive.")
-    ],
+    telemetry: Telemetry = None,
+    prometheus: FromPrometheus = None,
+    select: Select = None,
+    since: Since = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Of Prometheus, a sample so often: 15s.", show_default="what suits the range"
+        ),
+    ] = None,
+    token_file: TokenFile = None,
     bundle: Annotated[
         Path | None, typer.Option(help="Phases; `presage phases fit` makes a bundle.")
     ] = None,
@@ -45,7 +54,8 @@ def rightsize(
         str | None,
         typer.Option(
             help=f"Names with commas between: {', '.join(POLICIES)}.",
-            show_default=f"{_WITHOUT_BUNDLE}; with a bundle phase and forecast, too",
+            show_default=f"{','.join(usual_policies(bundle=False))}; with a bundle phase and "
+            "forecast, too",
         ),
     ] = None,
     window: Annotated[str, typer.Option(help="How often a pod is resized: 1m, 10m.")] = "10m",
@@ -79,9 +89,11 @@ def rightsize(
     ] = "main",
 ) -> None:
     """Compare right-sizing policies on TELEMETRY, or say what to give each pod next."""
+    source = Source(telemetry, prometheus, select, since, token_file)
     window_s = seconds(window, "--window")
-    default = _WITHOUT_BUNDLE if bundle is None else _WITH_BUNDLE
-    names = listed(default if policies is None else policies, "--policies")
+    step_s = None if every is None else seconds(every, "--every")
+    usual = usual_policies(bundle=bundle is not None)
+    names = usual if policies is None else listed(policies, "--policies")
     if html is not None:
         if patch:
             raise UserError("--patch and --html are two things; ask for them one after the other")
@@ -89,22 +101,26 @@ def rightsize(
     if target_fulfilment is not None and margin:
         say("note: --target-fulfilment sets the margins; --margin is not used")
     model = None if bundle is None else PhaseModel.load(bundle)
-    series = read_telemetry(telemetry)
+    often_s = window_s / _LEAST_SAMPLES if model is None else model.every
+    series = source.read(step_s, often_s)
     settings: dict[str, Any] = {
-        **{"model": model, "margin": margin, "target_pct": target_fulfilment},
-        **{"value": value, "slow_reduction": slow_reduction},
+        "margin": margin,
+        "value": value,
+        "slow_reduction": slow_reduction,
     }
     if patch:
         policy = next((name for name in names if name != "dynamic"), "dynamic")
+        settings |= {"model": model, "target_pct": target_fulfilment}
         with progress(f"sizing {len(series):,} pods"):
             found = recommend(series, policy, window_s, **settings)
         _patch(found, policy, container, json)
         return
+    settings |= {"bundle": model, "target_fulfilment": target_fulfilment}
     with progress(f"replaying {len(series):,} pods") as report:
-        outcome = replay(series, names, window_s, report=report, **settings)
+        outcome = replay(series, names, window=window_s, progress=report, **settings)
     _note_left_out(series, outcome)
     if html is not None:
-        write_page(html, rightsize_page(f"Right-sizing {telemetry.name}", outcome))
+        write_page(html, rightsize_page(f"Right-sizing {source.name}", outcome))
         say(f"page written to {html}")
     if json:
         print_json(outcome.to_json())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from presage.observe.telemetry.series import Series
+from presage.telemetry.series import Series
 
 LEVELS = np.array([[0.2, 1.0, 5.0], [2.0, 1.5, 5.0], [4.0, 8.0, 1.0]])
 FEATURES = ("cpu_cores", "mem_bytes", "io")

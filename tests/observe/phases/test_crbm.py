@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.learn import NotFitted
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError, NotFitted, TelemetryError
 from presage.observe.phases.crbm import CRBM, Weights
-from presage.observe.telemetry.series import TelemetryError
 
 
 def some_windows(n: int) -> np.ndarray:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError, TelemetryError
 from presage.observe.phases import PhaseModel
-from presage.observe.telemetry.series import TelemetryError
 
 
 def test_activations_and_phases_are_those_of_the_authors(shared_data: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.learn.bundle import BundleError, load_bundle, save_bundle
+from presage.learn.bundle import load_bundle, save_bundle
+from presage.model.errors import BundleError, TelemetryError
 from presage.observe.phases import PhaseModel
 from presage.observe.phases.clusters import adjusted_rand
 from presage.observe.phases.model import Method
-from presage.observe.telemetry.series import Series, TelemetryError
+from presage.telemetry.series import Series
 from tests.observe.phases._made import FEATURES, LEVELS, pod, pods
 
 METHODS: tuple[Method, ...] = ("crbm", "hmm", "changepoints", "windows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError
 from presage.observe.phases.peers import (
     ChangePointEncoder,
     HmmEncoder,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError, load_bundle, prefixed, save_bundle, under
-from presage.model.errors import UserError
+from presage.learn.bundle import load_bundle, prefixed, save_bundle, under
+from presage.model.errors import BundleError, UserError
 from presage.observe.phases.crbm import CRBM
 from presage.observe.phases.forecast import Forecaster
 from presage.observe.phases.peers import ChangePointEncoder, HmmEncoder, WindowEncoder
 from presage.observe.phases.statistics import PhaseStatistics
 from presage.observe.phases.windows import Encoder, Scaler
-from presage.observe.telemetry.series import Series
+from presage.telemetry.series import Series
 
 if TYPE_CHECKING:
     from presage.observe.phases.model import PhaseModel

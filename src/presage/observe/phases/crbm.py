@@ -21,9 +21,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn import NotFitted
-from presage.learn.bundle import BundleError
-from presage.observe.telemetry.series import TelemetryError
+from presage.model.errors import BundleError, NotFitted, TelemetryError
 
 __all__ = ["CRBM", "Weights"]
 

@@ -20,11 +20,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError, prefixed, under
+from presage.learn.bundle import prefixed, under
+from presage.model.errors import BundleError
 from presage.observe.phases.mlp import MLP, Head
 from presage.observe.phases.paths import AGE_BINS, Outcomes, Path, age_bin
 from presage.observe.phases.windows import Situations, Windows
-from presage.observe.telemetry.resample import Grid
+from presage.telemetry.resample import Grid
 
 __all__ = ["Forecast", "ForecastKind", "Forecaster", "SemiMarkov", "macro_f1"]
 

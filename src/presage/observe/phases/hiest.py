@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError, TelemetryError
 from presage.observe.phases.clusters import nearest
 from presage.observe.phases.crbm import CRBM, Weights
-from presage.observe.telemetry.series import TelemetryError
 
 __all__ = ["HiestModel"]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError
 
 __all__ = ["MLP", "Head"]
 

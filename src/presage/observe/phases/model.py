@@ -17,6 +17,7 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from presage.model.errors import TelemetryError
 from presage.observe.phases import _bundle
 from presage.observe.phases.clusters import cohesion_curve, enough, kmeans, nearest
 from presage.observe.phases.crbm import CRBM
@@ -40,9 +41,9 @@ from presage.observe.phases.windows import (
     sample_windows,
     situations,
 )
-from presage.observe.telemetry.readers import phase_features, read_telemetry
-from presage.observe.telemetry.resample import Grid, held_rows, resample
-from presage.observe.telemetry.series import Series, TelemetryError
+from presage.telemetry.readers import phase_features, read_telemetry
+from presage.telemetry.resample import Grid, held_rows, resample
+from presage.telemetry.series import Series
 
 __all__ = ["Drift", "Followed", "Method", "PhaseModel"]
 

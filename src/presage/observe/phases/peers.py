@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError
+from presage.model.errors import BundleError
 from presage.observe.phases.clusters import kmeans
 
 __all__ = ["MOST_ROWS", "ChangePointEncoder", "HmmEncoder", "WindowEncoder", "change_points"]

@@ -2,16 +2,16 @@
 how executions go, and which phase follows which.
 
 Pages stay small whatever the telemetry: a dozen pods are drawn, long ones thinned, rare branches
-left out. Every text that comes from telemetry is escaped. Nothing here writes files.
+left out. Nothing here writes files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import atan2, cos, hypot, pi, sin, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from presage.observe.phases.model import PhaseModel
 from presage.observe.phases.sequences import (
     Graph,
-    Prototype,
     TreeNode,
     covering,
     length_range,
@@ -28,19 +27,20 @@ from presage.observe.phases.sequences import (
     semi_markov_graph,
 )
 from presage.observe.phases.statistics import names_in_all
-from presage.observe.telemetry.series import RESOURCES, Series
-from presage.page import (
-    COLOURS,
-    choice,
-    counted,
-    duration_text,
-    page,
-    readable_unit,
-    section,
-    short,
-)
+from presage.page import COLOURS, counted, duration_text, figure, readable_unit, render, short
+from presage.telemetry.series import RESOURCES, Series
 
-__all__ = ["graph_page", "graphs_to_json", "names_to_show", "show_page", "unit_of_name"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = [
+    "draw_usage",
+    "graph_page",
+    "graphs_to_json",
+    "names_to_show",
+    "show_page",
+    "unit_of_name",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,6 @@ _BORDER = {"line": {"width": 1, "color": "rgba(255,255,255,0.5)"}}
 _NO_PHASE = "#9ca3af"
 _LINE = "#64748b"
 _COVER = 0.9
-_PROTOTYPES_SHOWN = 12
 
 
 def show_page(
@@ -69,37 +68,24 @@ def show_page(
     graph; `phases` has one for each sample of each series."""
     names = names_to_show(series, model.features)
     pods = _worth_seeing(series, phases)
-    figures: Chart = {"charts": {}, "choices": {}}
-    figures["choices"]["usage"] = [_usage(series[at], phases[at], names) for at in pods]
-    which = f"The {len(pods)} pods with the most phases, of {len(series):,}. " * (
-        len(pods) < len(series)
+    charts = {"curve": _curve(model)} if model.curve else {}
+    columns, rows = _table(model, series, phases, names)
+    return _page(
+        title,
+        model,
+        series,
+        phases,
+        1,
+        {
+            "charts": charts,
+            "choices": {"usage": [_usage(series[at], phases[at], names) for at in pods]},
+        },
+        graph_is_wide=not model.curve,
+        usage=[series[at].pod for at in pods],
+        pods=len(series),
+        columns=columns,
+        rows=rows,
     )
-    usage = section(
-        "Usage with its phases",
-        f"{which}Each colour is a phase; grey is a sample without one: warming up, behind a gap, "
-        "or with a value missing. Drag to zoom, double-click to zoom out.",
-        choice("usage", "Pod", {"": [series[at].pod for at in pods]}),
-    )
-    table = section(
-        "The phases",
-        "Phases are numbered from light to heavy use. Mean ± standard deviation as measured when "
-        "the model was fitted; a phase <em>stays</em> for the median time.",
-        f'<div class="scroll">{_table(model, series, phases, names)}</div>',
-    )
-    parts = [usage, table, '<div class="charts">']
-    if model.curve:
-        figures["charts"]["curve"] = _curve(model)
-        parts.append(
-            section(
-                "How many phases",
-                "Cohesion: the squared distances of samples to the centre of their phase. More "
-                "phases than the chosen number gain little.",
-                '<div class="chart" id="curve"></div>',
-                wide=False,
-            )
-        )
-    parts += _story(model, series, phases, 1, figures, graph_is_wide=not model.curve)
-    return page(title, _facts(model, series, phases), "".join([*parts, "</div>"]), figures)
 
 
 def graph_page(
@@ -111,15 +97,16 @@ def graph_page(
 ) -> str:
     """The transition graph, the chances from one sample to the next, and the prototype tree."""
     figures: Chart = {"charts": {"moves": _matrix(markov_graph(phases))}, "choices": {}}
-    moves = section(
-        "From one sample to the next",
-        "How often a sample of the phase on the left is followed by one of the phase below.",
-        '<div class="chart" id="moves"></div>',
-        wide=memory > 1,
-    )
-    parts = _story(model, series, phases, memory, figures, graph_is_wide=memory > 1)
-    body = "".join(['<div class="charts">', parts[0], moves, *parts[1:], "</div>"])
-    return page(title, _facts(model, series, phases), body, figures)
+    return _page(title, model, series, phases, memory, figures, graph_is_wide=memory > 1)
+
+
+def draw_usage(
+    model: PhaseModel, series: Sequence[Series], phases: Sequence[Ints], at: int | None = None
+) -> Figure:
+    """A pod with its phases, as a figure; the one with the most phases unless one is named."""
+    place = _worth_seeing(series, phases)[0] if at is None else at
+    chart = _usage(series[place], phases[place], names_to_show(series, model.features))
+    return figure(chart, f"Phases of {series[place].pod}")
 
 
 def graphs_to_json(phases: Sequence[Ints], memory: int) -> dict[str, Any]:
@@ -173,7 +160,8 @@ def _worth_seeing(series: Sequence[Series], phases: Sequence[Ints]) -> list[int]
 
 def _table(
     model: PhaseModel, series: Sequence[Series], phases: Sequence[Ints], names: Sequence[str]
-) -> str:
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The names of the columns of use, and the phases with their cells."""
     label = np.concatenate([*phases, np.empty(0, np.int64)])
     here = np.bincount(label[label >= 0], minlength=model.n_phases)
     measured = [name for name in names if name in model.statistics.names][:6]
@@ -182,8 +170,7 @@ def _table(
         column = model.statistics.names.index(name)
         usual = model.statistics.mean[:, column] + model.statistics.sd[:, column]
         scales[name] = readable_unit(unit_of_name(series, name), float(np.nanmax(usual)))
-    heads = ["phase", "here", "in training", "stays"]
-    heads += [f"{name} ({unit})" if unit else name for name, (_, unit) in scales.items()]
+    heads = [f"{name} ({unit})" if unit else name for name, (_, unit) in scales.items()]
     rows = []
     for phase in np.flatnonzero(here + model.statistics.samples):
         number = int(phase)
@@ -195,14 +182,8 @@ def _table(
         for name, (size, _) in scales.items():
             one = model.statistics.of(number, name)
             cells.append(f"{one['mean'] / size:.3g} ± {one['sd'] / size:.2g}")
-        swatch = f'<span class="swatch" style="background:{_colour(number)}"></span>{number}'
-        rows.append(
-            f'<tr><th scope="row">{swatch}</th>'
-            + "".join(f"<td>{cell}</td>" for cell in cells)
-            + "</tr>"
-        )
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        rows.append((number, cells))
+    return heads, rows
 
 
 def _usage(pod: Series, phases: Ints, names: Sequence[str]) -> Chart:
@@ -221,7 +202,7 @@ def _usage(pod: Series, phases: Ints, names: Sequence[str]) -> Chart:
         suffix = "" if number == 0 else str(number + 1)
         top = 1 - number / panels
         layout[f"yaxis{suffix}"] = {
-            "title": {"text": escape(f"{name} ({amount})" if amount else name)},
+            "title": {"text": f"{name} ({amount})" if amount else name},
             "domain": [top - 0.9 / panels, top],
             "rangemode": "tozero",
         }
@@ -309,56 +290,36 @@ def _curve(model: PhaseModel) -> Chart:
     return {"data": [line, mark], "layout": layout}
 
 
-def _story(
+def _page(
+    title: str,
     model: PhaseModel,
     series: Sequence[Series],
     phases: Sequence[Ints],
     memory: int,
     figures: Chart,
-    *,
-    graph_is_wide: bool,
-) -> list[str]:
-    """The sections on how executions go: the graph, the tree, the prototypes."""
+    **more: object,
+) -> str:
+    """A page on how executions go (the graph, the tree, the prototypes) with `more` before it."""
     cadences = [pod.cadence for pod in series if len(pod) > 1]
     sample_s = float(np.median(cadences)) if cadences else model.every
-    tree = prototype_tree(phases, _DEPTH)
-    figures["charts"]["tree"] = _icicle(tree, sample_s)
-    ways = covering(phases, _COVER, _DEPTH)
-    last = "the last phase" if memory == 1 else f"the last {memory} phases"
-    graph = section(
-        "Which phase follows",
-        f"A circle is {last}; its size is how often it is entered, the time below it how long it "
-        f"lasts (median). Arrows show the share of moves, from {_LEAST_MOVE:.0%}.",
-        _picture(semi_markov_graph(phases, memory), sample_s),
-        wide=graph_is_wide,
+    figures["charts"]["tree"] = _icicle(prototype_tree(phases, _DEPTH), sample_s)
+    ways = [
+        (f"{way.share:.1%}", [(phase, _lengths(size)) for phase, size in way.steps])
+        for way in covering(phases, _COVER, _DEPTH)
+    ]
+    return render(
+        "phases.html",
+        title=title,
+        facts=_facts(model, series, phases),
+        figures=figures,
+        memory=memory,
+        least_move=f"{_LEAST_MOVE:.0%}",
+        graph=_picture(semi_markov_graph(phases, memory), sample_s),
+        cover=f"{_COVER:.0%}",
+        ways=ways,
+        colour=_colour,
+        **more,
     )
-    branches = section(
-        "How executions go",
-        "The prototype tree, from left to right: each box is a phase and a range of lengths, as "
-        "high as the share of executions that take that branch. Rare branches are left out. Click "
-        "a box to look closer.",
-        '<div class="chart" id="tree"></div>',
-    )
-    listed = section(
-        f"Prototypes that cover {_COVER:.0%} of the executions",
-        f"{len(ways):,} of them. A phase stands with the number of samples that it lasts.",
-        _prototypes(ways),
-    )
-    return [graph, branches, listed]
-
-
-def _prototypes(ways: Sequence[Prototype]) -> str:
-    items = []
-    for way in ways[:_PROTOTYPES_SHOWN]:
-        steps = " → ".join(
-            f'<span class="swatch" style="background:{_colour(phase)}"></span>{phase} '
-            f"({_lengths(size)})"
-            for phase, size in way.steps
-        )
-        items.append(f"<li>{way.share:.1%}: {steps}</li>")
-    if len(ways) > _PROTOTYPES_SHOWN:
-        items.append(f"<li>… and {len(ways) - _PROTOTYPES_SHOWN:,} more</li>")
-    return f"<ul>{''.join(items)}</ul>"
 
 
 def _lengths(size: int) -> str:
@@ -425,49 +386,43 @@ def _matrix(graph: Graph) -> Chart:
     return {"data": [trace], "layout": layout}
 
 
-def _picture(graph: Graph, sample_s: float) -> str:
-    """The graph as SVG: states on a circle, moves as arrows that bend to one side."""
+@dataclass(slots=True)
+class _Drawing:
+    """What `phases.html` draws in 520 × 430: its parts have the order of their use there."""
+
+    arrows: list[tuple[str, ...]] = field(default_factory=list)
+    circles: list[tuple[float, float, float, str, str, str, str]] = field(default_factory=list)
+    labels: list[tuple[float, float, str]] = field(default_factory=list)
+
+
+def _picture(graph: Graph, sample_s: float) -> _Drawing:
+    """States on a circle, moves as arrows that bend to one side."""
     most = np.argsort([-count for count in graph.counts], kind="stable")[:_STATES]
     shown = sorted(int(at) for at in most)
-    if not shown:
-        return "<p>No execution has a phase.</p>"
-    wide, high = 520, 430
-    peak = max(graph.counts[at] for at in shown)
+    picture = _Drawing()
+    peak = max((graph.counts[at] for at in shown), default=0)
     around = 0 if len(shown) == 1 else 165
     spot, radius = {}, {}
     for place, at in enumerate(shown):
         turn = 2 * pi * place / len(shown) - pi / 2
-        spot[at] = (wide / 2 + 1.25 * around * cos(turn), high / 2 - 8 + around * sin(turn))
-        radius[at] = (12 if len(shown) > 10 else 16) + 16 * sqrt(graph.counts[at] / peak)
-    moves = sorted(
-        ((a, b, share) for (a, b), share in graph.moves.items() if a in spot and b in spot),
-        key=lambda move: move[2],
-    )
-    lines, labels = [], []
-    for a, b, share in moves:
-        if share >= _LEAST_MOVE:
-            colour = _colour(graph.states[a][-1])
-            line, (x, y) = _arrow(spot[a], radius[a], spot[b], radius[b], share, colour)
-            lines.append(line)
+        x, y = spot[at] = (260 + 1.25 * around * cos(turn), 207 + around * sin(turn))
+        r = radius[at] = (12 if len(shown) > 10 else 16) + 16 * sqrt(graph.counts[at] / peak)
+        name = "→".join(map(str, graph.states[at]))
+        low, middle, top = (
+            duration_text(samples * sample_s) for samples in graph.dwell.get(at, (0.0, 0.0, 0.0))
+        )
+        story = f"{name}: entered {graph.counts[at]:,} times, lasts {low} (p10) to {top} (p90)"
+        colour = _colour(graph.states[at][-1])
+        picture.circles.append(
+            (round(x, 1), round(y, 1), round(r, 1), colour, name, story, middle)
+        )
+    for (a, b), share in sorted(graph.moves.items(), key=lambda move: move[1]):
+        if a in spot and b in spot and share >= _LEAST_MOVE:
+            arrow, (x, y) = _arrow(spot[a], radius[a], spot[b], radius[b], share)
+            picture.arrows.append((_colour(graph.states[a][-1]), *arrow))
             if share >= _LABELLED_MOVE and len(shown) <= 8:
-                labels.append(f'<text class="label" x="{x:.0f}" y="{y:.0f}">{share:.0%}</text>')
-    nodes = []
-    for at in shown:
-        (x, y), r, name = spot[at], radius[at], "→".join(map(str, graph.states[at]))
-        low, middle, top = graph.dwell.get(at, (0.0, 0.0, 0.0))
-        story = (
-            f"{name}: entered {graph.counts[at]:,} times, lasts {duration_text(low * sample_s)} "
-            f"(p10) to {duration_text(top * sample_s)} (p90)"
-        )
-        nodes.append(
-            f'<g><title>{story}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" '
-            f'fill="{_colour(graph.states[at][-1])}"/>'
-            f'<text x="{x:.1f}" y="{y + 4.5:.1f}" style="fill:#fff;font-weight:600">{name}</text>'
-            f'<text class="soft label" x="{x:.1f}" y="{y + r + 14:.1f}">'
-            f"{duration_text(middle * sample_s)}</text></g>"
-        )
-    inside = "".join([*lines, *nodes, *labels])
-    return f'<svg class="graph" viewBox="0 0 {wide} {high}" role="img">{inside}</svg>'
+                picture.labels.append((round(x), round(y), f"{share:.0%}"))
+    return picture
 
 
 def _arrow(
@@ -476,9 +431,8 @@ def _arrow(
     end: tuple[float, float],
     end_radius: float,
     share: float,
-    colour: str,
-) -> tuple[str, tuple[float, float]]:
-    """A bent line with a head, and where its label goes."""
+) -> tuple[tuple[str, str, str, str], tuple[float, float]]:
+    """A bent line with a head (its opacity, path, width, head), and where its label goes."""
     (ax, ay), (bx, by) = start, end
     length = hypot(bx - ax, by - ay)
     bend = 0.16 * length
@@ -492,9 +446,10 @@ def _arrow(
     left = f"{hx - side * sin(turn):.1f},{hy + side * cos(turn):.1f}"
     right = f"{hx + side * sin(turn):.1f},{hy - side * cos(turn):.1f}"
     line = (
-        f'<g opacity="{0.35 + 0.65 * share:.2f}"><path d="M{sx:.1f} {sy:.1f} Q{mx:.1f} {my:.1f} '
-        f'{hx:.1f} {hy:.1f}" stroke="{colour}" stroke-width="{1 + 5 * share:.1f}"/>'
-        f'<polygon points="{tx:.1f},{ty:.1f} {left} {right}" fill="{colour}"/></g>'
+        f"{0.35 + 0.65 * share:.2f}",
+        f"M{sx:.1f} {sy:.1f} Q{mx:.1f} {my:.1f} {hx:.1f} {hy:.1f}",
+        f"{1 + 5 * share:.1f}",
+        f"{tx:.1f},{ty:.1f} {left} {right}",
     )
     # A third of the way, so that the labels of a pair of arrows stay apart.
     x, y = (0.42 * sx + 0.46 * mx + 0.12 * tx), (0.42 * sy + 0.46 * my + 0.12 * ty)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError
-from presage.observe.telemetry.series import Series, stack
+from presage.model.errors import BundleError
+from presage.telemetry.series import Series, stack
 
 __all__ = ["QUANTILES", "PhaseStatistics", "names_in_all"]
 

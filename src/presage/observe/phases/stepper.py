@@ -13,9 +13,9 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
+from presage.model.errors import TelemetryError
 from presage.observe.phases.windows import Situations
-from presage.observe.telemetry.resample import tick_of
-from presage.observe.telemetry.series import TelemetryError
+from presage.telemetry.resample import tick_of
 
 __all__ = ["Stepper"]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from presage.observe.telemetry.resample import Grid
+from presage.telemetry.resample import Grid
 
 __all__ = [
     "Encoder",

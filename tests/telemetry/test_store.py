@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from presage.model.errors import UserError
-from presage.observe.telemetry.store import ProfileStore, default_directory
+from presage.telemetry.store import ProfileStore, default_directory
 from tests.profiles import PROFILE as SAMPLE
 
 PROFILE = replace(SAMPLE, signature="aa", command=("x",), started_s=1.0)
@@ -65,7 +65,7 @@ ADD_MANY = """
 import sys
 from pathlib import Path
 from dataclasses import replace
-from presage.observe.telemetry.store import ProfileStore
+from presage.telemetry.store import ProfileStore
 store = ProfileStore(Path(sys.argv[1]))
 (profile,) = store.history("aa")[:1]
 sys.stdin.readline()

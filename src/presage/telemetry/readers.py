@@ -1,5 +1,5 @@
 """Telemetry from files: CSV or Parquet, wide (a column for each feature) or long (a row for each
-value), of one pod or many.
+value), of one pod or many; and the JSON lines that guardians write.
 
 Columns are found by their names; docs/reference/telemetry.md lists them, and the rules for input
 that is not in order. A reader fills nothing in: what was not measured is NaN.
@@ -10,27 +10,23 @@ from __future__ import annotations
 import csv
 import os
 import re
+from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from json import JSONDecodeError
+from math import nan
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from presage.observe.telemetry.archive import ARCHIVE_FILE, Archive
-from presage.observe.telemetry.series import (
-    RESOURCES,
-    Floats,
-    Ints,
-    Series,
-    TelemetryError,
-    assemble,
-    unit_of,
-)
+from presage.model.errors import TelemetryError
+from presage.telemetry.rows import parse
+from presage.telemetry.series import RESOURCES, Floats, Ints, Series, assemble, rate, unit_of
 
-__all__ = ["AI4DL_FEATURES", "FORMATS", "phase_features", "read_telemetry"]
-
-FORMATS = ("auto", "wide", "long")
+__all__ = ["AI4DL_FEATURES", "phase_features", "read_telemetry"]
 
 AI4DL_FEATURES = (
     "cpu.usage",
@@ -61,7 +57,11 @@ _NAMES = ("metric", "name", "feature", "resource")
 _VALUE = "value"
 _ROW_NUMBERS = ("", "row", "index", "unnamed: 0", "__index_level_0__")
 _ISO = r"^\d{4}-\d{2}-\d{2}"
-_SUFFIXES = (".csv", ".parquet")
+_SUFFIXES = (".csv", ".parquet", ".jsonl")
+_COUNTERS = ("read_bytes", "write_bytes", "net_sent_bytes", "net_received_bytes")
+_LEVELS = ("cpu_cores", "rss_mib", "processes", "threads", "gpu_util_pct", "gpu_memory_mib")
+_FEATURES = attrgetter(*_LEVELS, *_COUNTERS)
+"""Of a row."""
 _NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 _HINTS = (
     (r"gpu.*mem", "gpu_memory"),
@@ -75,19 +75,16 @@ _HINTS = (
 """What the name of a file says about the column `value` in it; the first that fits counts."""
 
 
-def read_telemetry(source: Path | str, *, format: str = "auto") -> list[Series]:
+def read_telemetry(source: str | os.PathLike[str] | pl.DataFrame) -> list[Series]:
     """The pods of a file, of the files in a directory, of those that a pattern such as
-    `runs/*.csv` names, or of the directory of an `Archive`. With several files a pod is called
-    `file/id`, else by its id."""
-    if format not in FORMATS:
-        raise TelemetryError(f"there is no format '{format}'; choose {', '.join(FORMATS)}")
+    `runs/*.csv` names, or of a table with the columns of a file. With several files a pod is
+    called `file/id`, else by its id."""
+    if isinstance(source, pl.DataFrame):
+        return _read_table(Path("DataFrame"), source)
     source = Path(source)
-    if (source / ARCHIVE_FILE).is_file():
-        with Archive(source) as archive:
-            return archive.read()
     files = _files(source)
     if len(files) == 1:
-        return _read_file(files[0], format)
+        return _read_file(files[0])
     labels = [file.stem for file in files]
     if len(set(labels)) < len(labels):
         top = os.path.commonpath([file.parent for file in files])
@@ -95,7 +92,7 @@ def read_telemetry(source: Path | str, *, format: str = "auto") -> list[Series]:
     return [
         replace(pod, pod=f"{label}/{pod.pod}")
         for file, label in zip(files, labels, strict=True)
-        for pod in _read_file(file, format)
+        for pod in _read_file(file)
     ]
 
 
@@ -120,7 +117,7 @@ def _files(source: Path) -> list[Path]:
     if source.is_dir():
         found = sorted(file for file in source.iterdir() if file.suffix.lower() in _SUFFIXES)
         if not found:
-            raise TelemetryError(f"{source} has no .csv or .parquet file in it")
+            raise TelemetryError(f"{source} has no .csv, .parquet or .jsonl file in it")
         return found
     if source.exists():
         return [source]
@@ -134,24 +131,25 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
-def _read_file(file: Path, format: str) -> list[Series]:
-    table = _load(file)
+def _read_file(file: Path) -> list[Series]:
+    return _read_rows(file) if file.suffix.lower() == ".jsonl" else _read_table(file, _load(file))
+
+
+def _read_table(file: Path, table: pl.DataFrame) -> list[Series]:
+    """`file` is what messages call it."""
+    if table.is_empty():
+        raise TelemetryError(f"{file} is empty; give a row for each sample, below the header")
     time = _find(table.columns, _TIMES)
     if time is None:
         raise TelemetryError(f"{file} has no column of times; call it {' or '.join(_TIMES[:4])}")
     pod = _find(table.columns, _PODS)
     names = _find([name for name in table.columns if name != pod], _NAMES)
     value = _find(table.columns, (_VALUE,))
-    is_long = names is not None and value is not None
-    if format == "long" and not is_long:
-        raise TelemetryError(
-            f"{file} is not long: that takes the columns {_VALUE} and {' or '.join(_NAMES)}"
-        )
     times = _seconds(file, table[time])
     pods, pod_of_row = [file.stem], np.zeros(len(table), dtype=np.int64)
     if pod is not None:
         pods, pod_of_row = _codes(file, table[pod])
-    if format != "wide" and names is not None and value is not None:
+    if names is not None and value is not None:
         features, feature_of_row = _codes(file, table[names])
         numbers = _numbers(file, table[value])
         if numbers is None:
@@ -165,6 +163,46 @@ def _read_file(file: Path, format: str) -> list[Series]:
     return assemble(pods, pod_of_row, times, features, units, matrix)
 
 
+def _read_rows(file: Path) -> list[Series]:
+    """A file of rows as guardians write it: each worker is a pod, and counters become rates. A
+    line that is torn is left out."""
+    workers: dict[str, int] = {}
+    worker_of_row, times, values = array("q"), array("d"), array("d")
+    number = 0
+    try:
+        with file.open("rb") as lines:
+            for line in lines:
+                number += 1
+                with suppress(JSONDecodeError, UnicodeDecodeError):
+                    row = parse(line)
+                    worker_of_row.append(workers.setdefault(row.worker, len(workers)))
+                    times.append(row.at)
+                    values.extend(nan if one is None else one for one in _FEATURES(row))
+    except ValueError as wrong:
+        raise TelemetryError(f"{file} line {number}: {wrong}") from None
+    except OSError as error:
+        raise TelemetryError(f"{file} cannot be read: {error.strerror or error}") from None
+    if not workers:
+        raise TelemetryError(
+            f"{file} has no sample; a line is a JSON object with `at`, `worker` and more"
+        )
+    matrix = np.array(values).reshape(len(times), -1)
+    series = assemble(
+        list(workers), np.array(worker_of_row), np.array(times), (*_LEVELS, *_COUNTERS), (), matrix
+    )
+    return list(map(_with_rates, series))
+
+
+def _with_rates(pod: Series) -> Series:
+    """What was ever measured of a worker, counters as rates."""
+    names = (*_LEVELS, *(f"{name}_s" for name in _COUNTERS))
+    values = pod.values.copy()
+    for column in range(len(_LEVELS), len(names)):
+        values[:, column] = rate(pod.times, values[:, column])
+    units = tuple(map(unit_of, names))
+    return replace(Series(pod.pod, pod.times, values, names, units).measured(), rows=pod.rows)
+
+
 def _load(file: Path) -> pl.DataFrame:
     try:
         table = pl.read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
@@ -173,8 +211,6 @@ def _load(file: Path) -> pl.DataFrame:
     except (OSError, csv.Error, pl.exceptions.PolarsError) as error:
         says = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise TelemetryError(f"{file} cannot be read: {says}") from None
-    if table.is_empty():
-        raise TelemetryError(f"{file} is empty; give a row for each sample, below the header")
     return table
 
 

@@ -9,29 +9,32 @@ Besides NVML's binding this needs the standard library alone: the guardian of a 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GpuProbe", "GpuReading", "binding_here", "open_gpus"]
+__all__ = ["GpuProbe", "GpuReading", "binding_here", "open_gpus", "visible_here"]
 
 _MIB = 1 << 20
-_UNKNOWN = float("nan")
+_PATIENCE_S = 2.0
+"""A driver that takes longer to answer is not asked again: who asks has other things to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """The devices that a job uses, at one moment; NaN when the driver did not answer."""
+    """The devices that a job uses, at one moment."""
 
-    util_pct: float = _UNKNOWN
+    util_pct: float
     """The mean over the devices."""
-    memory_mib: float = _UNKNOWN
+    memory_mib: float
     """On all of them."""
-    fullest_mib: float = _UNKNOWN
+    fullest_mib: float
     """On the one where the job holds most."""
-    shared: bool = False
+    shared: bool
     """Whether a process of somebody else is on one of them."""
 
 
@@ -44,11 +47,22 @@ class _Device:
     others_before: bool
 
 
-def open_gpus(visible: str | None = None) -> tuple[GpuProbe | None, str]:
+def visible_here() -> list[str]:
+    """What CUDA calls the devices of this machine that are ours, in order; empty if all are."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name.strip() for name in names if name.strip()]
+
+
+def open_gpus(
+    visible: str | None = None, binding: str | None = None
+) -> tuple[GpuProbe | None, str]:
     """A probe of the visible GPUs, named as in CUDA_VISIBLE_DEVICES (or by that variable); without
-    one, the reason in a sentence."""
+    one, the reason in a sentence. A guardian has only the standard library on its path, and says
+    where NVML's binding is."""
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if binding is not None and binding not in sys.path:
+        sys.path.append(binding)
     try:
         import pynvml
     except ImportError:
@@ -82,6 +96,7 @@ class GpuProbe:
     def __init__(self, nvml: Any, devices: list[_Device]) -> None:
         self._nvml = nvml
         self._devices = devices
+        self._slow = False
         self.used: set[int] = set()
 
     @property
@@ -100,14 +115,19 @@ class GpuProbe:
         names = [item.name for item in self._devices]
         return [(name, int(total) // _MIB) for name, total in zip(names, totals, strict=True)]
 
-    def read(self, pids: Collection[int]) -> GpuReading:
-        """What the processes use now."""
+    def read(self, pids: Collection[int]) -> GpuReading | None:
+        """What the processes use now; None when the driver does not answer."""
+        if self._slow:
+            return None
+        asked = time.monotonic()
         try:
             seen = [(item, *self._job_on(item, pids)) for item in self._devices]
             used = [item for item, memory, _ in seen if memory > 0]
             rates = [self._nvml.nvmlDeviceGetUtilizationRates(item.handle).gpu for item in used]
         except self._nvml.NVMLError:
-            return GpuReading()
+            return None
+        finally:
+            self._slow = time.monotonic() - asked > _PATIENCE_S
         self.used |= {item.index for item in used}
         held = [memory / _MIB for _, memory, _ in seen]
         shared = any(others for _, memory, others in seen if memory > 0)

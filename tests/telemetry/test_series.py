@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from presage.observe.telemetry.series import (
-    RESOURCES,
-    Series,
-    TelemetryError,
-    resources_of,
-    stack,
-    unit_of,
-)
+from presage.model.errors import TelemetryError
+from presage.telemetry.series import RESOURCES, Series, resources_of, stack, unit_of
 
 
 def test_a_resource_is_the_sum_of_its_features() -> None:

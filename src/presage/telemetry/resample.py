@@ -19,7 +19,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from presage.observe.telemetry.series import Floats, Ints, Series, TelemetryError, stack
+from presage.model.errors import TelemetryError
+from presage.telemetry.series import Floats, Ints, Series, stack
 
 __all__ = ["GAP_ROWS", "Grid", "held_rows", "resample", "tick_of"]
 

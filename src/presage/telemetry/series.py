@@ -15,17 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.model.errors import UserError
+from presage.model.errors import TelemetryError
 
-__all__ = [
-    "RESOURCES",
-    "Series",
-    "TelemetryError",
-    "assemble",
-    "resources_of",
-    "stack",
-    "unit_of",
-]
+__all__ = ["RESOURCES", "Series", "assemble", "rate", "resources_of", "stack", "unit_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -89,12 +81,6 @@ _UNIT_ENDINGS = {
     "gpu_duty_cycle": "%",
     "memory_util": "share",
 }
-
-
-class TelemetryError(UserError):
-    """Telemetry cannot be read, or makes no sense; the message names the place."""
-
-    code = "bad_telemetry"
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +155,20 @@ def unit_of(feature: str) -> str:
     name = feature.lower()
     endings = (unit for ending, unit in _UNIT_ENDINGS.items() if name.endswith(ending))
     return _UNITS.get(name) or next(endings, "")
+
+
+def rate(times: Floats, counter: Floats, window_s: float = 0.0) -> Floats:
+    """A counter as a rate a second, over the last `window_s` or one sample if that is longer. The
+    first sample has no rate of its own and takes that of the second; a counter that fell began
+    anew, and its rate is 0 there."""
+    count = len(times)
+    after = np.arange(count)
+    before = np.searchsorted(times, times - window_s, side="right") - 1
+    before = np.maximum(np.minimum(before, after - 1), 0)
+    if count > 1:
+        after[0] = 1
+    span = np.maximum(times[after] - times[before], 1e-6)
+    return np.asarray(np.maximum(counter[after] - counter[before], 0.0) / span)
 
 
 def assemble(

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.observe.telemetry.resample import Grid, held_rows, resample, tick_of
-from presage.observe.telemetry.series import Series, TelemetryError
+from presage.model.errors import TelemetryError
+from presage.telemetry.resample import Grid, held_rows, resample, tick_of
+from presage.telemetry.series import Series
 
 NAN = float("nan")
 

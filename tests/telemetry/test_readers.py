@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.observe.telemetry.archive import Archive
-from presage.observe.telemetry.readers import AI4DL_FEATURES, phase_features, read_telemetry
-from presage.observe.telemetry.series import Series, TelemetryError
+from presage.model.errors import TelemetryError
+from presage.telemetry.readers import AI4DL_FEATURES, phase_features, read_telemetry
+from presage.telemetry.rows import Row, append
+from presage.telemetry.series import Series
 
 NAN = float("nan")
 
@@ -58,8 +59,6 @@ def test_long_csv_and_parquet(tmp_path: Path) -> None:
         np.testing.assert_array_equal(b.values, [[NAN, 30], [NAN, NAN]])
         assert a.by_input_row(["first", "second"]) == ["first", "first", "second", "first"]
         assert b.by_input_row(["first", "second"]) == ["first", "second"]
-    (as_wide, _) = read_telemetry(csv, format="wide")
-    assert as_wide.features == ("value",)
 
 
 def test_a_file_without_pods_is_one_pod(tmp_path: Path) -> None:
@@ -89,11 +88,47 @@ def test_several_files(tmp_path: Path) -> None:
     assert names == ["a.csv/exec2", "more/a.csv/exec2"]
 
 
-def test_the_directory_of_an_archive(tmp_path: Path) -> None:
-    with Archive(tmp_path) as archive:
-        archive.append([("p", 1.0, {"cpu_cores": 2.0})])
-    (pod,) = read_telemetry(tmp_path)
-    assert (pod.pod, pod.column("cpu").tolist()) == ("p", [2.0])
+def test_what_guardians_write(tmp_path: Path) -> None:
+    """Each worker is a pod, and counters are rates; torn lines are left out."""
+    for k in range(4):
+        append(
+            tmp_path / "1.jsonl",
+            Row(10.0 + 5 * k, "worker-0", 3.0 * k, 0.6, 100.0 + k, 1, 2, 50 * k * k, 0),
+            Row(11.0 + 5 * k, "worker-1", rss_mib=7.0, gpu_util_pct=50.0, gpu_memory_mib=9.0),
+        )
+    with (tmp_path / "1.jsonl").open("ab") as torn:
+        torn.write(b'{"at": 30.0, "wor')
+    one, two = read_telemetry(tmp_path / "1.jsonl")
+    assert (one.pod, two.pod) == ("worker-0", "worker-1")
+    assert one.times.tolist() == [10.0, 15.0, 20.0, 25.0]
+    assert one.features == (
+        *("cpu_cores", "rss_mib", "processes", "threads", "read_bytes_s", "write_bytes_s"),
+    )
+    assert one.units[:2] == ("cores", "MiB")
+    assert set(one.resources) == {"cpu", "memory", "disk"}
+    assert one.column("read_bytes_s").tolist() == [10.0, 10.0, 30.0, 50.0]
+    assert one.column("memory").tolist() == [100.0, 101.0, 102.0, 103.0]
+    assert set(two.resources) == {"memory", "gpu", "gpu_memory"}
+    append(tmp_path / "2.jsonl", Row(99.0, "worker-0", cpu_cores=1.0))
+    names = [pod.pod for pod in read_telemetry(tmp_path)]  # the attempts of a job
+    assert names == ["1/worker-0", "1/worker-1", "2/worker-0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "has no sample; a line is a JSON object"),
+        ("nothing\n", "has no sample"),
+        (
+            '{"at": 1, "worker": "w"}\n{"at": 2, "worker": "w", "rss_mib": "x"}\n',
+            "line 2: rss_mib",
+        ),
+        ('{"time": 1, "pod": "a", "cpu": 2}\n', "line 1: a row needs the time `at`"),
+    ],
+)
+def test_json_lines_that_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(TelemetryError, match=why):
+        read_telemetry(wrote(tmp_path / "t.jsonl", text))
 
 
 START = datetime(2024, 5, 31, 12, tzinfo=UTC)
@@ -230,7 +265,7 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
         read_telemetry(tmp_path / "none.csv")
     with pytest.raises(TelemetryError, match="no such file"):
         read_telemetry(tmp_path / "a**b" / "*.csv")
-    with pytest.raises(TelemetryError, match=r"no .csv or .parquet"):
+    with pytest.raises(TelemetryError, match=r"no .csv, .parquet or .jsonl"):
         read_telemetry(tmp_path)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(TelemetryError, match="cannot be read"):
@@ -238,11 +273,9 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\x1f\x8b\xff\xfe\n\x00")
     with pytest.raises(TelemetryError, match="neither CSV in UTF-8 nor"):
         read_telemetry(tmp_path / "binary.csv")
-    wide = wrote(tmp_path / "wide.csv", "time,cpu\n0,1\n")
-    with pytest.raises(TelemetryError, match="is not long"):
-        read_telemetry(wide, format="long")
-    with pytest.raises(TelemetryError, match="no format 'tall'"):
-        read_telemetry(wide, format="tall")
+    (tmp_path / "more" / "folder.jsonl").mkdir(parents=True)
+    with pytest.raises(TelemetryError, match="cannot be read: Is a directory"):
+        read_telemetry(tmp_path / "more")
 
 
 def test_ai4dl(shared_data: Path) -> None:

@@ -34,8 +34,9 @@ import psutil
 from presage import __version__
 from presage.model.errors import UserError
 from presage.model.profile import Profile, Spread
-from presage.nvml import GpuProbe, open_gpus
-from presage.observe.telemetry.sampler import Sampler
+from presage.telemetry.nvml import GpuProbe, open_gpus
+from presage.telemetry.sampler import Sampler
+from presage.telemetry.series import rate
 
 __all__ = ["HIGHEST_HZ", "REPORT_VARIABLE", "ProfiledRun", "command_signature", "profile_command"]
 
@@ -295,7 +296,7 @@ def _profiled(
     probe: GpuProbe | None,
     gpu_note: str,
 ) -> ProfiledRun:
-    samples = _rates(run.columns)
+    samples = _samples(run.columns)
     on_gpu = probe is not None and bool(probe.used)
     shared = bool((run.columns["gpu_shared"] > 0).any())
     cpu_s = max(run.cpu_s, *run.columns["cpu_s"][-1:], 0.0)
@@ -332,34 +333,25 @@ def _profiled(
     return ProfiledRun(profile, samples, (*notes, *report.notes), run.sampler_cpu_s)
 
 
-def _rates(columns: Columns) -> Columns:
-    """Counters as rates over the last `_WINDOW_S`, or one sample if that is longer; the others as
-    they are. The first sample has no rate of its own and takes that of the second."""
-    t = columns["t_s"]
-    count = len(t)
-    before = np.minimum(np.searchsorted(t, t - _WINDOW_S, side="right") - 1, np.arange(count) - 1)
-    before = np.maximum(before, 0)
-    after = np.arange(count)
-    if count > 1:
-        after[0] = 1
-    span = np.maximum(t[after] - t[before], 1e-6)
+def _samples(columns: Columns) -> Columns:
+    """The samples as they are kept: counters as rates."""
+    at = columns["at"]
 
-    def rate(name: str) -> npt.NDArray[np.float64]:
-        values = columns[name]
-        return np.asarray(np.maximum(values[after] - values[before], 0.0) / span)
+    def per_second(name: str) -> npt.NDArray[np.float64]:
+        return rate(at, columns[name], _WINDOW_S)
 
     return {
-        "t_s": t,
-        "cpu_cores": rate("cpu_s"),
+        "t_s": at,
+        "cpu_cores": per_second("cpu_s"),
         "rss_mib": columns["rss_mib"],
         "processes": columns["processes"],
         "threads": columns["threads"],
-        "read_bytes_s": rate("read_bytes"),
-        "write_bytes_s": rate("write_bytes"),
-        "net_sent_bytes_s": rate("net_sent_bytes"),
-        "net_received_bytes_s": rate("net_received_bytes"),
+        "read_bytes_s": per_second("read_bytes"),
+        "write_bytes_s": per_second("write_bytes"),
+        "net_sent_bytes_s": per_second("net_sent_bytes"),
+        "net_received_bytes_s": per_second("net_received_bytes"),
         "gpu_util_pct": columns["gpu_util_pct"],
-        "gpu_memory_mib": columns["gpu_memory_mib"],
+        "gpu_memory_mib": columns["gpu_total_mib"],
     }
 
 

@@ -17,14 +17,15 @@ import psutil
 import pytest
 
 from presage.model.errors import UserError
-from presage.nvml import open_gpus
-from presage.observe.telemetry import profiler
-from presage.observe.telemetry.profiler import (
+from presage.telemetry import nvml as nvml_module
+from presage.telemetry import profiler
+from presage.telemetry.nvml import GpuProbe, GpuReading, open_gpus
+from presage.telemetry.profiler import (
     ProfiledRun,
     command_signature,
     profile_command,
 )
-from presage.observe.telemetry.sampler import COLUMNS
+from presage.telemetry.sampler import COLUMNS
 
 MIB = 1 << 20
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
@@ -71,8 +72,8 @@ def test_rates_come_from_counters() -> None:
     zeros = np.zeros_like(t)
     columns = dict.fromkeys(COLUMNS, zeros)
     busy = np.minimum(t, 1.0)  # one core for a second, then none
-    columns |= {"t_s": t, "cpu_s": np.floor(busy * 100) / 100, "net_sent_bytes": 1000 * t}
-    rates = profiler._rates(columns)
+    columns |= {"at": t, "cpu_s": np.floor(busy * 100) / 100, "net_sent_bytes": 1000 * t}
+    rates = profiler._samples(columns)
     assert rates["cpu_cores"][(t < 0.95)] == pytest.approx(1.0, abs=0.25)
     assert rates["cpu_cores"][(t > 1.3)] == pytest.approx(0.0)
     assert rates["net_sent_bytes_s"] == pytest.approx(1000)
@@ -192,7 +193,7 @@ def test_signals_reach_the_command_and_its_children(number: signal.Signals) -> N
     )
     outer = (
         "import sys\n"
-        "from presage.observe.telemetry.profiler import profile_command\n"
+        "from presage.telemetry.profiler import profile_command\n"
         "run = profile_command([sys.executable, '-c', sys.argv[1]])\n"
         "print('exit', run.profile.exit_code)\n"
     )
@@ -307,25 +308,42 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
+def read(probe: GpuProbe) -> GpuReading:
+    found = probe.read({os.getpid()})
+    assert found is not None
+    return found
+
+
+def test_a_driver_that_takes_too_long_is_not_asked_again(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, _ = open_gpus()
+    assert probe is not None
+    read(probe)
+    monkeypatch.setattr(nvml_module, "_PATIENCE_S", -1.0)
+    read(probe)
+    assert probe.read({os.getpid()}) is None
+
+
 def test_gpus_are_those_that_the_job_is_on(nvml: FakeNvml) -> None:
     probe, note = open_gpus()
     assert probe is not None
     assert note == ""
     me, other = os.getpid(), 1
-    assert probe.read({me}).memory_mib == 0
+    assert read(probe).memory_mib == 0
     nvml.jobs = [(0, me, 30 * MIB), (1, me, 10 * MIB)]
-    reading = probe.read({me})
+    reading = read(probe)
     assert (reading.memory_mib, reading.util_pct, reading.shared) == (40, 60, False)
     nvml.jobs = [(0, other, 90 * MIB), (1, me, 10 * MIB)]
-    reading = probe.read({me})
+    reading = read(probe)
     assert (reading.memory_mib, reading.util_pct, reading.shared) == (10, 40, False)
     nvml.jobs.append((1, other, 5 * MIB))
-    assert probe.read({me}).shared
+    assert read(probe).shared
     nvml.jobs, nvml.used = [(0, me, None)], [150 * MIB, 0]  # the driver hides sizes
-    assert probe.read({me}).memory_mib == 50
+    assert read(probe).memory_mib == 50
     assert (probe.used, probe.name, probe.driver) == ({0, 1}, "NVIDIA A100-SXM4-40GB", "550.1")
     nvml.broken = True
-    assert np.isnan(probe.read({me}).util_pct)
+    assert probe.read({me}) is None
     probe.close()
     assert nvml.closed
 
@@ -335,7 +353,7 @@ def test_in_a_container_memory_tells_which_gpu(nvml: FakeNvml) -> None:
     assert probe is not None
     unknown = 2**22 + 1  # an id from outside
     nvml.jobs, nvml.used = [(1, unknown, 70 * MIB)], [100 * MIB, 70 * MIB]
-    assert probe.read({os.getpid()}).memory_mib == 70
+    assert read(probe).memory_mib == 70
     assert probe.used == {1}
 
 

@@ -1,19 +1,25 @@
-"""The sampler against real processes: what it counts, what it survives, how steadily it ticks."""
+"""Trees of real processes and their sampler: what is counted, what is survived, how it ticks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from presage.observe.telemetry.sampler import COLUMNS, ProcessTree, Sampler
+from presage.telemetry import processes
+from presage.telemetry.processes import ProcessTree
+from presage.telemetry.rows import Row
+from presage.telemetry.sampler import COLUMNS, Sampler
 
 BURN = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
 WAIT = "import sys; sys.stdin.read()"
@@ -45,13 +51,32 @@ def test_a_tree_adds_up_its_processes() -> None:
     )
     with running(code) as process:
         tree = ProcessTree(process.pid)
-        alone = tree.read()
-        tree.find_new()
-        both = tree.read()
-    assert (alone.processes, both.processes) == (1, 2)
-    assert 64 < alone.rss_mib < 120
+        both = tree.row(7.0, "worker-0")
+        assert 0 < tree.pss() <= tree.rss() < 240 << 20
+    assert (both.at, both.worker, both.processes, both.threads) == (7.0, "worker-0", 2, 2)
+    assert both.rss_mib is not None
     assert 128 < both.rss_mib < 240
-    assert both.threads == 2
+    assert (both.cpu_cores, both.gpu_util_pct, both.net_sent_bytes) == (None, None, None)
+
+
+def test_cores_are_those_since_the_row_before() -> None:
+    with running(BURN.format(s=0.3)) as process:
+        row = ProcessTree(process.pid).row(100.0, before=Row(98.0, "", cpu_s=0.1))
+        assert row.cpu_s is not None
+        assert row.cpu_cores == pytest.approx((row.cpu_s - 0.1) / 2)
+        again = ProcessTree(process.pid).row(101.0, before=row._replace(cpu_s=99.0))
+    assert again.cpu_cores == 0.0  # the counter began anew
+
+
+def test_children_are_found_where_the_kernel_does_not_list_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running("import os\nif not os.fork(): import time; time.sleep(60)") as process:
+        listed = ProcessTree(process.pid).pids
+        monkeypatch.setattr(processes, "_KERNEL_LISTS_CHILDREN", False)
+        assert ProcessTree(process.pid).pids == listed
+        assert len(listed) == 2
+        os.kill(listed[1], signal.SIGKILL)
 
 
 def test_cpu_time_of_children_that_came_and_went_is_counted() -> None:
@@ -62,7 +87,7 @@ def test_cpu_time_of_children_that_came_and_went_is_counted() -> None:
     )
     with running(code) as process:
         tree = ProcessTree(process.pid)  # they are all gone by now
-        assert tree.read().cpu_s >= 0.3
+        assert _cpu_s(tree) >= 0.3
 
 
 def test_counters_never_fall_and_orphans_are_kept() -> None:
@@ -83,26 +108,59 @@ def test_counters_never_fall_and_orphans_are_kept() -> None:
     )
     with running(code) as process:
         tree = ProcessTree(process.pid)
-        tree.find_new()
-        before = tree.read()
+        before, cpu_s = tree.row(0.0).processes, _cpu_s(tree)
         _go_on(process)
-        tree.find_new()
-        after = tree.read()
-        assert (before.processes, after.processes) == (3, 2)
-        assert before.cpu_s <= after.cpu_s < before.cpu_s + 0.2
-        for pid in tree.pids - {process.pid}:
+        tree.find()
+        after = tree.row(0.0)
+        assert (before, after.processes) == (3, 2)
+        assert after.cpu_s is not None
+        assert cpu_s <= after.cpu_s < cpu_s + 0.2
+        for pid in set(tree.pids) - {process.pid}:
             psutil.Process(pid).kill()
-        assert _until(lambda: tree.read().processes == 1)
+        assert _until(lambda: tree.row(0.0).processes == 1)
         _go_on(process)
-        assert tree.read().cpu_s >= after.cpu_s + 0.1  # what the orphan had used still counts
+        assert _cpu_s(tree) >= after.cpu_s + 0.1  # what the orphan had used still counts
+
+
+def test_what_the_first_process_used_still_counts_when_it_is_gone() -> None:
+    child = "import signal; print('up', flush=True); signal.pause()"
+    code = (
+        f"{BURN.format(s=0.2)}import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}\nsys.stdin.readline()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        tree = ProcessTree(process.pid)
+        used = _cpu_s(tree)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.wait()
+        tree.find()
+        (left,) = tree.pids
+        assert _cpu_s(tree) >= used >= 0.2
+        os.kill(left, signal.SIGKILL)
 
 
 def test_a_process_that_is_gone_is_an_empty_tree() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     tree = ProcessTree(process.pid)
-    tree.find_new()
-    assert tree.read().processes == 0
+    tree.find()
+    assert tree.row(0.0).processes == 0
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_it() -> None:
+    with running("") as process:
+        tree = ProcessTree(process.pid)
+        tree._members[process.pid].start -= 1
+        tree.find()
+        assert tree.pids == []
 
 
 def test_ticks_do_not_drift() -> None:
@@ -111,7 +169,7 @@ def test_ticks_do_not_drift() -> None:
         sampler.start()
         threading.Event().wait(1.0)
         columns = sampler.stop()
-    t = columns["t_s"]
+    t = columns["at"]
     assert set(columns) == set(COLUMNS)
     assert {len(column) for column in columns.values()} == {len(t)}
     late = t - np.floor(t * 50 + 1e-3) / 50
@@ -123,20 +181,20 @@ def test_ticks_do_not_drift() -> None:
 
 def test_a_late_tick_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = threading.Event()
-    read = ProcessTree.read
+    row = ProcessTree.row
 
-    def once_slow(tree: ProcessTree) -> object:
+    def once_slow(tree: ProcessTree, at: float, **options: Any) -> Row:
         if not slow.is_set():
             slow.set()
             time.sleep(0.25)
-        return read(tree)
+        return row(tree, at, **options)
 
-    monkeypatch.setattr(ProcessTree, "read", once_slow)
+    monkeypatch.setattr(ProcessTree, "row", once_slow)
     with running("") as process:
         sampler = Sampler(process.pid, hz=10)
         sampler.start()
         threading.Event().wait(0.6)
-        t = sampler.stop()["t_s"]
+        t = sampler.stop()["at"]
     assert t[0] < 0.1
     assert 0.3 <= t[1] < 0.5  # ticks 1 and 2 had passed
 
@@ -153,7 +211,7 @@ def test_a_swarm_of_short_processes_does_not_crash_it() -> None:
     sampler.start()
     assert process.wait() == 0
     columns = sampler.stop()
-    assert len(columns["t_s"]) > 0
+    assert len(columns["at"]) > 0
     assert (np.diff(columns["cpu_s"]) >= 0).all()
 
 
@@ -163,7 +221,11 @@ def test_sampling_ends_with_the_process() -> None:
     sampler = Sampler(process.pid, hz=50)
     sampler.start()
     threading.Event().wait(0.1)
-    assert len(sampler.stop()["t_s"]) == 0
+    assert len(sampler.stop()["at"]) == 0
+
+
+def _cpu_s(tree: ProcessTree) -> float:
+    return tree.row(0.0).cpu_s or 0.0
 
 
 def _go_on(process: subprocess.Popen[bytes]) -> None:
