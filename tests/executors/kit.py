@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.core.ports import Executor
-from presage.executors._processes import all_pids, environment, read_stat
-from presage.executors.local import LocalExecutor
+from presage.executors.local.executor import LocalExecutor
+from presage.executors.node.processes import all_pids, environment, read_stat
 from presage.model.cluster import Device, Node, Worker
 from presage.testing.executors import RoleWork
 

@@ -20,9 +20,9 @@ import pytest
 from presage.core.engine import Engine
 from presage.core.loop import step
 from presage.core.ports import Executor
-from presage.executors._processes import all_pids, environment, read_stat
-from presage.executors._ray_head import HEALTH
-from presage.executors.ray import RayExecutor, RayLink
+from presage.executors.node.processes import all_pids, environment, read_stat
+from presage.executors.ray.executor import RayExecutor, RayLink
+from presage.executors.ray.head import HEALTH
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.job import JobSpec, Placement, Role

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from presage.executors._limits import MemoryGroup, delegated_group
+from presage.executors.node.limits import MemoryGroup, delegated_group
 
 
 def group(path: Path, controllers: str = "cpu memory", enabled: str = "") -> Path:

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from presage.executors._plan import Places
-from presage.executors._processes import all_pids, read_stat
-from presage.executors._runs import Run, make_run
-from presage.executors.local import LocalExecutor
+from presage.executors.local.executor import LocalExecutor
+from presage.executors.node.messages import LimitOrder
+from presage.executors.node.processes import all_pids, read_stat
+from presage.executors.node.runs import make_run
+from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.cluster import Worker
 from presage.model.event import Outcome
@@ -84,7 +85,7 @@ def test_nothing_is_lost_or_run_twice_when_the_server_dies_at_any_moment(kit: Lo
 _SERVER = """
 import sys, time
 from pathlib import Path
-from presage.executors.local import LocalExecutor
+from presage.executors.local.executor import LocalExecutor
 from presage.model.cluster import Worker
 from presage.model.event import JobExited, Launch
 journal = Path({data!r}) / "journal"
@@ -439,14 +440,13 @@ def test_a_guardian_stays_small(kit: LocalKit, watch: Watcher) -> None:
 
 
 def test_polling_many_quiet_runs_is_cheap(kit: LocalKit) -> None:
-    places = Places(kit.data)
-    places.runs.mkdir(parents=True)
+    layout = Layout(kit.data)
+    layout.runs.mkdir(parents=True)
     own = read_stat(os.getpid())
     assert own is not None
     locks = []
     for n in range(200):
-        run = Run(f"j{n}", 1, places.run(f"j{n}", 1))
-        lock = make_run(places.runs, run, {})
+        lock = make_run(layout.runs, layout.run(f"j{n}", 1), LimitOrder(cpu_milli=0, memory_mib=0))
         assert lock is not None
         os.write(lock, f"{os.getpid()} {own.start}".encode())
         locks.append(lock)

@@ -12,19 +12,22 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from presage.executors._plan import Places
-from presage.executors._processes import environment, read_stat
-from presage.executors._ray_place import bundles, gpus_asked, name_nodes, what_is_missing
-from presage.executors._ray_story import Story
-from presage.executors._runspec import RoleSpec, RunSpec
-from presage.executors.ray import RayLink, RayUnreachable
+from presage.executors.node.messages import exited
+from presage.executors.node.processes import environment, read_stat
+from presage.executors.node.runspec import RoleSpec, RunSpec
+from presage.executors.ray.executor import RayLink
+from presage.executors.ray.place import bundles, name_nodes, what_is_missing
+from presage.executors.ray.story import Story
+from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
+from presage.model.errors import RayUnreachable
 from presage.model.event import Outcome
 from presage.model.job import ReasonCode
 from presage.testing.executors import Counting, ExecutorKit, ExecutorSuite, RoleWork, Watcher
@@ -239,8 +242,9 @@ def test_a_secret_that_is_not_there_is_named(kit: RayKit, watch: Watcher) -> Non
         kit.write_job(job, command="true", secrets={"HUB_TOKEN": ref})
         watch.executor.launch(ev.Launch(job, 1, (Worker(0, 0, "n0"),)))
     watch.until(lambda: all(watch.of(job, ev.LaunchFailed) for job in refs), "refused")
-    for job, ref in refs.items():
-        assert f"there is no secret {ref!r}" in watch.of(job, ev.LaunchFailed)[0].reason.text
+    texts = [watch.of(job, ev.LaunchFailed)[0].reason.text for job in refs]
+    assert "there is no secret 'nothing'" in texts[0]
+    assert texts[1] == "'../jobs/sly/job.json' cannot be the name of a secret"
 
 
 # -- when somebody dies ------------------------------------------------------------------------
@@ -441,7 +445,7 @@ def test_what_ray_says_of_a_node() -> None:
 
 def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
     roles = (
-        RoleSpec("worker", ("x",), 3, 3, cpus=1.5, memory_mib=100),
+        RoleSpec("worker", ("x",), 3, 3, cpus=1.5, memory_mib=100, gpus=0.5),
         RoleSpec("ps", ("x",), 1, 1),
     )
     workers = [
@@ -450,17 +454,14 @@ def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
         Worker(0, 2, "b", (3,)),
         Worker(1, 0, "b"),
     ]
-    manifest = {"roles": {"worker": {"resources": {"gpus": 0.5}}, "ps": {}}}
-    asked = bundles(RunSpec(roles), gpus_asked(manifest), workers)
+    asked = bundles(RunSpec(roles), workers)
     mib = 1 << 20
     assert asked == {
         "a": {"CPU": 3.0, "GPU": 1.0, "memory": 200.0 * mib},
         "b": {"CPU": 1.5, "GPU": 0.5, "memory": 100.0 * mib},
     }
-    alone = bundles(RunSpec(roles), gpus_asked({**manifest, "share": False}), workers)
+    alone = bundles(RunSpec((replace(roles[0], gpus=1.0), roles[1])), workers)
     assert [alone[name]["GPU"] for name in "ab"] == [2.0, 1.0]  # each holds the whole device
-    raised = {**manifest, "share": False, "resources": {"gpus": 0.25}, "roles": {"worker": {}}}
-    assert gpus_asked(raised) == {"worker": 1.0}
     rows = [_row(name, name, {"CPU": 2.0, "GPU": 1.0, "memory": 1e9}) for name in "ab"]
     nodes = {node.name: node for node in name_nodes(rows, {})}
     assert what_is_missing({"b": asked["b"]}, nodes) is None
@@ -470,8 +471,8 @@ def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
 def test_a_story_is_over_when_its_end_was_heard_and_its_directory_removed(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "job" / "1"
     run.mkdir(parents=True)
-    story = Story(Places(tmp_path), run, "job", 1)
-    story.tell("JobExited", outcome="succeeded")
+    story = Story(Layout(tmp_path), "job", 1)
+    story.end(exited("succeeded", "exited", "every worker ended well", 0))
     shutil.rmtree(run)  # whoever heard of it needs it no longer
     assert story.flush()
     assert story.over

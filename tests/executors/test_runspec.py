@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from presage.executors._runspec import RunSpec, RunSpecError, argv_of
+from presage.executors.node.runspec import RunSpec, argv_of
 from presage.manifest import Manifest
+from presage.model.errors import RunSpecError
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,15 @@ def test_a_checked_manifest_can_be_run(tmp_path: Path) -> None:
     assert (spec.checkpoint_dir, spec.checkpoint_every_s) == ("ckpt", 60.0)
     assert (spec.time_limit_s, spec.grace_s) == (7200.0, 5.0)
     assert (spec.env, spec.secrets) == ({"A": "1"}, {"HF_TOKEN": "hf"})
+
+
+def test_a_worker_of_a_job_that_does_not_share_asks_for_whole_gpus(tmp_path: Path) -> None:
+    half = {"command": "x", "resources": {"gpus": 0.5}}
+    assert _load(tmp_path, half).roles[0].gpus == 0.5
+    assert _load(tmp_path, {**half, "share": False}).roles[0].gpus == 1.0
+    roles = {"worker": {}, "ps": {"resources": {"cpus": 1}}}
+    asked = _load(tmp_path, {**half, "roles": roles, "share": False}).roles
+    assert [role.gpus for role in asked] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,2 @@
-"""Real worlds that run jobs: this machine (`local`) and Ray clusters (`ray`). Each passes
-`presage.testing.executors`.
-
-The guardian of a run imports from here with the standard library alone; keep this file empty.
-"""
+"""Real worlds that run jobs: `local` (this machine) and `ray` (a Ray cluster), both on `node`
+(what happens on one machine). Each passes `presage.testing.executors`."""

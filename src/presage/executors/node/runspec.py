@@ -6,7 +6,6 @@ on: that a manifest makes sense was settled when the job was submitted.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -15,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from presage.model.errors import UserError
+from presage.executors.node.messages import JobFile
+from presage.executors.node.wire import loads
+from presage.model.errors import RunSpecError
 
-__all__ = ["RoleSpec", "RunSpec", "RunSpecError", "argv_of"]
+__all__ = ["RoleSpec", "RunSpec", "argv_of"]
 
 DEFAULT_GRACE_S = 30.0
 
@@ -36,12 +37,6 @@ _SHELL_WORD = re.compile(
 )
 
 
-class RunSpecError(UserError):
-    """A `job.json` is missing, or lacks what it takes to run the job."""
-
-    code = "bad_job"
-
-
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
     """One kind of worker: what to start, and what each may use."""
@@ -54,6 +49,8 @@ class RoleSpec:
     """0 when the job does not say."""
     memory_mib: int = 0
     """0 when the job does not say."""
+    gpus: float = 0.0
+    """Less than 1 for a share of one; whole ones if the job does not share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +86,12 @@ class RunSpec:
     def load(cls, path: Path) -> RunSpec:
         """Read a `job.json`; raises RunSpecError when it cannot be used."""
         try:
-            body = json.loads(path.read_bytes())
+            return _spec(loads(JobFile, path.read_bytes()))
         except OSError as error:
-            raise RunSpecError(
-                f"{path.name} of the job cannot be read: {error.strerror}"
-            ) from None
-        except ValueError:
-            raise RunSpecError(f"{path.name} of the job is not JSON; submit it again") from None
-        try:
-            return _spec(body)
+            why = f"cannot be read: {error.strerror}"
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunSpecError(
-                f"{path.name} of the job cannot be used ({error}); submit it again"
-            ) from None
+            why = f"cannot be used ({error}); submit it again"
+        raise RunSpecError(f"{path.name} of the job {why}")
 
 
 def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -120,18 +110,18 @@ def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
     return argv
 
 
-def _spec(body: Any) -> RunSpec:
-    manifest = body["manifest"]
+def _spec(job: JobFile) -> RunSpec:
+    manifest = job.manifest
     checkpoint = manifest.get("checkpoint") or {}
     resume = checkpoint.get("resume")
     every = checkpoint.get("every")
     limit = manifest.get("time_limit")
     grace = manifest.get("grace")
     return RunSpec(
-        roles=_roles(manifest, body.get("memory_mib") or {}),
+        roles=_roles(manifest, job.memory_mib or {}),
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
-        secrets=dict(body.get("secrets") or manifest.get("secrets") or {}),
-        folder=body.get("folder"),
+        secrets=dict(manifest.get("secrets") or {}),
+        folder=job.folder,
         image=manifest.get("image"),
         environment=manifest.get("environment"),
         launcher=manifest.get("launcher") or "none",
@@ -157,12 +147,14 @@ def _role(
     resources = role.get("resources") or manifest.get("resources") or {}
     workers = role.get("workers") or manifest.get("workers") or 1
     least, _, most = str(workers).partition("..")
+    gpus = float(resources.get("gpus") or 0.0)
     return RoleSpec(
         name=name,
         argv=argv_of(role.get("command") or manifest["command"]),
         min=int(least),
         max=int(most or least),
         cpus=float(resources.get("cpus") or 0.0),
+        gpus=gpus if manifest.get("share", True) else float(math.ceil(gpus)),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
     )
 

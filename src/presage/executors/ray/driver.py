@@ -2,14 +2,13 @@
 the cluster, and takes its process along; so it is not the server's process but a child of it.
 
 It hears on standard input which data directories to serve and which runs to look at, and says on
-standard output which nodes there are. All else is in files (`_ray_run`). It ends when its input
+standard output which nodes there are. All else is in files (`ray.run`). It ends when its input
 does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -31,11 +30,13 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from presage.executors._plan import Places
-from presage.executors._ray_agent import NodeAgent
-from presage.executors._ray_cluster import AgentGone, AgentSilent, AgentUnusable
-from presage.executors._ray_place import RayNode, name_nodes
-from presage.executors._ray_run import GangRun
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.ray.agent import NodeAgent
+from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable
+from presage.executors.ray.place import RayNode, name_nodes
+from presage.executors.ray.run import GangRun
+from presage.layout import Layout
 from presage.model.codec import encode
 
 __all__ = ["main"]
@@ -186,9 +187,9 @@ class Driver:
             for keeper in self._keepers.values():
                 keeper.lose(id, f"node {known[id]} went away")
         working = [node for node in nodes if node.works]
-        now = [[node.id, encode(node.as_node())] for node in working]
+        now = tuple((node.id, encode(node.as_node())) for node in working)
         if now != self._said or time.monotonic() - self._said_at >= _ALIVE_S:
-            say({} if now == self._said else {"nodes": now})
+            say(msg.DriverLine(nodes=None if now == self._said else now))
             self._said, self._said_at = now, time.monotonic()
 
     def serve(self, data: str) -> None:
@@ -211,26 +212,29 @@ class Keeper:
     """The runs of one data directory."""
 
     def __init__(self, data: Path, driver: Driver) -> None:
-        self._places = Places(data)
+        self._layout = Layout(data)
         self._driver = driver
         self._runs: dict[Path, GangRun] = {}
         """By their directories."""
         self._listening: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._owner = _owner(data)
+        self._owner = _owner(self._layout)
         self.look()
         self._do(self._clear_up())
 
     def look(self) -> None:
         """Take up runs that are new, and have the others look for word."""
-        for directory in _run_directories(self._places.runs):
+        for directory in _run_directories(self._layout.runs):
             if directory in self._runs:
                 self._runs[directory].poke()
                 continue
             try:
-                run = GangRun(self._places, self._owner, directory, self._driver, self._listen_on)
-            except (OSError, ValueError):
+                run = GangRun(self._layout, self._owner, directory, self._driver, self._listen_on)
+            except OSError:
                 continue  # it was just removed
+            except wire.MessageError as error:
+                print(f"{directory} is left alone: {error}", file=sys.stderr, flush=True)
+                continue
             if not run.over:
                 self._runs[directory] = run
                 self._do(self._keep(run))
@@ -258,16 +262,17 @@ class Keeper:
     async def _listen(self, id: str) -> None:
         """Pass on the news of a node to the runs that are on it."""
         while here := [run for run in self._runs.values() if run.cursors(id)]:
-            cursors = {key: at for run in here for key, at in run.cursors(id).items()}
+            cursors = {key: wire.pack(at) for run in here for key, at in run.cursors(id).items()}
             try:
                 wait_s = _NEWS_S + _SLACK_S
-                news = await self._driver.call(
+                told = await self._driver.call(
                     id, "news", self._owner, cursors, _NEWS_S, timeout_s=wait_s
                 )
+                news = {key: new and wire.unpack(msg.News, new) for key, new in told.items()}
             except AgentSilent:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            except AgentGone as gone:
+            except (AgentGone, wire.MessageError) as gone:
                 for run in here:
                     run.lose(id, str(gone))
                 return
@@ -322,9 +327,9 @@ def _run_directories(runs: Path) -> Iterator[Path]:
                 yield from [path for path in job.iterdir() if path.name.isdecimal()]
 
 
-def _owner(data: Path) -> str:
+def _owner(layout: Layout) -> str:
     """What tells the runs of this data directory from those of others on the same cluster."""
-    path = data / "ray-owner"
+    path = layout.ray_owner
     with suppress(FileExistsError), path.open("x") as file:
         file.write(secrets.token_hex(8))
     return path.read_text()
@@ -353,9 +358,9 @@ def _give_up(error: BaseException | None) -> None:
     os._exit(1)
 
 
-def say(message: dict[str, Any]) -> None:
+def say(line: msg.DriverLine) -> None:
     """Say something to the server."""
-    os.write(_OUT, json.dumps(message).encode() + b"\n")
+    os.write(_OUT, wire.dumps(line))
 
 
 _OUT = 1
@@ -380,13 +385,13 @@ async def _run() -> None:
 
 async def _hear(reader: asyncio.StreamReader, driver: Driver) -> None:
     while line := await reader.readline():
-        message = json.loads(line)
-        if "serve" in message:
-            driver.serve(message["serve"])
-        if "leave" in message:
-            driver.leave(message["leave"])
-        if "look" in message:
-            driver.look_at(message["look"])
+        said = wire.loads(msg.LinkLine, line)
+        if said.serve:
+            driver.serve(said.serve)
+        if said.leave:
+            driver.leave(said.leave)
+        if said.look:
+            driver.look_at(said.look)
 
 
 def main() -> None:
@@ -403,7 +408,7 @@ def main() -> None:
             logging_level=logging.WARNING,
         )
     except Exception as error:
-        say({"error": _last_line(error)})
+        say(msg.DriverLine(error=_last_line(error)))
         os._exit(1)
     asyncio.run(_run())
 

@@ -1,12 +1,11 @@
 """The executor `local`: runs jobs as processes of this machine, whatever nodes were declared.
 
-Each run has a guardian, a detached process that does the work (`_guardian`). This side starts
+Each run has a guardian, a detached process that does the work (`node.guardian`). This side starts
 guardians, gives them cores, and deals with those that died. ADR 0015 says why.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -17,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 
-from presage.executors._base import Key, RunsExecutor, TimedFacts
-from presage.executors._gpus import visible_here
-from presage.executors._limits import delegated_group
-from presage.executors._plan import (
+from presage.executors.node.base import Key, RunsExecutor, TimedFacts
+from presage.executors.node.limits import delegated_group
+from presage.executors.node.messages import LimitOrder, Plan
+from presage.executors.node.plan import (
     LOG_CAP,
     identity,
     inherited_environment,
@@ -28,10 +27,12 @@ from presage.executors._plan import (
     pick_cores,
     plan_workers,
 )
-from presage.executors._runs import Run, make_run, spawn_guardian
-from presage.executors._runspec import RunSpec
+from presage.executors.node.runs import Run, make_run, spawn_guardian
+from presage.executors.node.runspec import RunSpec
 from presage.model.cluster import Node, Worker
+from presage.model.errors import RunSpecError
 from presage.model.event import Fact, Launch, Limit, Resize
+from presage.telemetry.nvml import visible_here
 
 __all__ = ["LocalExecutor"]
 
@@ -110,7 +111,6 @@ class LocalExecutor(RunsExecutor):
 
     def _spawn(self, spec: RunSpec, launch: Launch) -> None:
         key = (launch.job, launch.attempt)
-        run = Run(*key, self._places.run(*key))
         cores: dict[Worker, list[int]] = {}
         load = self._core_load.copy()
         for worker in launch.workers:
@@ -118,7 +118,7 @@ class LocalExecutor(RunsExecutor):
                 cores[worker] = pick_cores(spec.roles[worker.role].cpus, load)
                 load.update(cores[worker])
         plan = make_plan(
-            self._places,
+            self._layout,
             spec,
             launch,
             cores=cores,
@@ -126,10 +126,11 @@ class LocalExecutor(RunsExecutor):
             log_cap=self._log_cap,
             gpus=visible_here(),
         )
-        lock = make_run(self._places.runs, run, plan)
+        lock = make_run(self._layout.runs, plan.run, plan)
         if lock is None:
             self._adopt(key)
             return
+        run = Run(*key, plan.run)
         try:
             env = inherited_environment(spec, self._python, run.directory)
             pid = spawn_guardian(self._python, run, lock, env)
@@ -150,17 +151,20 @@ class LocalExecutor(RunsExecutor):
         run = self._runs.get((decision.job, decision.attempt))
         if run is not None and not run.over:
             with suppress(OSError):
-                run.ask_to_limit(decision.limits)
+                limits = decision.limits
+                run.leave(LimitOrder(cpu_milli=limits.cpu_milli, memory_mib=limits.memory_mib))
 
     def _ask_to_resize(self, run: Run, decision: Resize) -> None:
         spec = self._spec(run.job)
-        plan = run.plan()
-        held = {json.dumps(worker["is"]): worker["cpus"] for worker in plan["workers"]}
+        plan = run.find(Plan)
+        if plan is None:
+            raise RunSpecError("the plan of the run cannot be read")
+        held = {worker.identity: worker.cpus for worker in plan.workers}
         load = self._core_load.copy()
         load.subtract(run.cores)
-        cores: dict[Worker, list[int]] = {}
+        cores: dict[Worker, Sequence[int]] = {}
         for worker in decision.workers:
-            kept = held.get(json.dumps(identity(worker)))
+            kept = held.get(identity(worker))
             cpus = spec.roles[worker.role].cpus
             cores[worker] = pick_cores(cpus, load) if kept is None else kept
             load.update(cores[worker])
@@ -172,8 +176,8 @@ class LocalExecutor(RunsExecutor):
 
     def _took_over(self, run: Run) -> None:
         key = (run.job, run.attempt)
-        workers = run.plan().get("workers", [])
-        run.cores = [core for worker in workers for core in worker["cpus"]]
+        plan = run.find(Plan)
+        run.cores = [core for worker in plan.workers for core in worker.cpus] if plan else []
         self._core_load.update(run.cores)
         pid = run.guardian()
         if pid is not None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
-from presage.executors._runspec import RunSpec
+from presage.executors.node.runspec import RunSpec
 from presage.model.cluster import ANY_GPU, UNLIMITED, Device, Node, Worker, gpu_count
 
-__all__ = ["RayNode", "bundles", "gpus_asked", "name_nodes", "what_is_missing"]
+__all__ = ["RayNode", "bundles", "name_nodes", "what_is_missing"]
 
 _MIB = 1 << 20
 _TYPE_LABEL = "ray.io/accelerator-type"
@@ -70,17 +69,14 @@ def name_nodes(rows: Iterable[Mapping[str, Any]], known: Mapping[str, str]) -> l
     return sorted(nodes, key=lambda node: node.name)
 
 
-def bundles(
-    spec: RunSpec, gpus: Mapping[str, float], workers: Iterable[Worker]
-) -> dict[str, dict[str, float]]:
-    """What the workers ask of Ray, by node; `gpus` is what each role asks for."""
+def bundles(spec: RunSpec, workers: Iterable[Worker]) -> dict[str, dict[str, float]]:
+    """What the workers ask of Ray, by node."""
     asked: dict[str, dict[str, float]] = {}
     for worker in workers:
         role = spec.roles[worker.role]
-        share = gpus.get(role.name, 0.0)
         amounts = {
             "CPU": role.cpus,
-            "GPU": share if 0 < share < 1 else float(len(worker.devices)),
+            "GPU": role.gpus if 0 < role.gpus < 1 else float(len(worker.devices)),
             "memory": float(role.memory_mib * _MIB),
         }
         bundle = asked.setdefault(worker.node, {})
@@ -88,18 +84,6 @@ def bundles(
             if amount:
                 bundle[name] = round(bundle.get(name, 0.0) + amount, 4)
     return asked
-
-
-def gpus_asked(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """GPUs that a worker of each role asks for; one that does not share takes whole ones."""
-    roles = manifest.get("roles") or {"worker": {}}
-    asked = {
-        name: float((role.get("resources") or manifest.get("resources") or {}).get("gpus") or 0)
-        for name, role in roles.items()
-    }
-    if manifest.get("share", True):
-        return asked
-    return {name: float(ceil(gpus)) for name, gpus in asked.items()}
 
 
 def what_is_missing(

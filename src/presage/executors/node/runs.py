@@ -8,29 +8,27 @@ lives. So whoever can take the lock knows that the guardian is dead, and nobody 
 from __future__ import annotations
 
 import fcntl
-import json
+import logging
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import presage
-from presage.executors import _containers as containers
-from presage.executors._guardian import LOCK_FD
-from presage.executors._processes import kill_marked, read_stat
-from presage.model.cluster import Resources
+from presage.executors.node import containers, wire
+from presage.executors.node import messages as msg
+from presage.executors.node.guardian import LOCK_FD
+from presage.executors.node.processes import kill_marked, read_stat
 
-__all__ = ["Run", "make_run", "open_high", "spawn_guardian", "sweep"]
+__all__ = ["Run", "boot", "make_run", "spawn_guardian", "sweep"]
 
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from presage.executors._guardian import main; main()"
-)
-_SOURCE = str(Path(presage.__file__).parent.parent)
+log = logging.getLogger("presage.runs")
+
+M = TypeVar("M", bound=wire.Message)
 
 
 class Run:
@@ -40,26 +38,35 @@ class Run:
         self.job = job
         self.attempt = attempt
         self.directory = directory
-        self.events = str(directory / "events.jsonl")
-        self.progress = str(directory / "progress.json")
+        self.events = str(directory / msg.Event.FILE)
+        self.progress = str(directory / msg.ProgressReport.FILE)
         self.spawned_at = 0.0
         self.heard = False
         """Whether its guardian has said anything."""
         self.over = False
         """Whether its last event was read."""
         self.cores: list[int] = []
-        self.resize_number = int(self.resize_request().get("number", 0))
+        latest = self.find(msg.ResizeOrder)
+        self.resize_number = latest.number if latest else 0
         """Number of the latest resize that was asked for."""
         self.resized_number = 0
         """Number of the latest resize that was read to be complete."""
-        self._request = str(directory / "request.json")
+        self._request = str(directory / msg.Request.FILE)
         self._taken = str(directory / "request.taken")
         self._taken_before = True
         """Whether there may be a request that an executor before this one took."""
         self._offset = 0
-        self._progress_mark = (0, 0)
+        self._progress_mark: wire.Mark | None = None
 
-    def new_lines(self) -> list[dict[str, Any]]:
+    def find(self, kind: type[M]) -> M | None:
+        """What a file of the run says; None when there is none, or none that is understood."""
+        try:
+            return wire.find(kind, self.directory)
+        except wire.MessageError as error:
+            log.warning("run %d of job %s: %s", self.attempt, self.job, error)
+            return None
+
+    def new_events(self) -> list[msg.Event]:
         """Events that were added since the last call."""
         try:
             if os.stat(self.events).st_size == self._offset:  # noqa: PTH116 (called very often)
@@ -71,24 +78,21 @@ class Run:
             return []
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
-        lines = []
+        events = []
         for line in complete.splitlines():
-            with suppress(ValueError):  # torn by a crash of the machine
-                lines.append(json.loads(line))
-        return lines
+            try:
+                events.append(wire.loads(msg.Event, line))
+            except wire.MessageError as error:  # torn by a crash of the machine, or too new
+                log.warning("run %d of job %s: %s", self.attempt, self.job, error)
+        return events
 
-    def new_progress(self) -> dict[str, Any] | None:
+    def new_progress(self) -> msg.ProgressReport | None:
         """The latest report of progress, if it is new."""
-        try:
-            stat = os.stat(self.progress)  # noqa: PTH116 (called very often)
-            mark = (stat.st_mtime_ns, stat.st_ino)
-            if mark == self._progress_mark:
-                return None
-            self._progress_mark = mark
-            report: dict[str, Any] = json.loads(Path(self.progress).read_bytes())
-        except (OSError, ValueError):
+        changed = wire.mark(self.progress)
+        if changed in (None, self._progress_mark):
             return None
-        return report
+        self._progress_mark = changed
+        return self.find(msg.ProgressReport)
 
     def take_request(self) -> int | None:
         """How many workers the job itself asked for, if it did. It is told again by the next
@@ -99,8 +103,8 @@ class Run:
             elif not self._taken_before:
                 return None
             self._taken_before = False
-            return int(json.loads(Path(self._taken).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return wire.loads(msg.Request, Path(self._taken).read_bytes()).workers
+        except (OSError, wire.MessageError):
             self._taken_before = False
             return None
 
@@ -117,61 +121,35 @@ class Run:
                 return pid
         return None
 
-    def read(self, name: str) -> dict[str, Any]:
-        """A file of the run; empty when it cannot be read."""
-        with suppress(OSError, ValueError):
-            body: dict[str, Any] = json.loads((self.directory / name).read_bytes())
-            return body
-        return {}
-
-    def plan(self) -> dict[str, Any]:
-        """The plan its guardian follows."""
-        return self.read("plan.json")
-
-    def ask_to_stop(self, code: str, text: str) -> None:
-        """Leave word that the run must stop, and nudge the guardian. Twice does no harm."""
-        new = self.directory / "stop.new"
-        try:
-            new.write_text(json.dumps({"code": code, "text": text}))
-            new.replace(self.directory / "stop.json")
-        except OSError:  # a full disk: without words, then
-            if (pid := self.guardian()) is not None:
-                os.kill(pid, signal.SIGTERM)
-            return
-        self._nudge()
-
-    def resize_request(self) -> dict[str, Any]:
-        """The latest resize that was asked for; empty if none was."""
-        return self.read("resize.json")
-
-    def ask_to_resize(self, target: list[Any], workers: list[dict[str, Any]]) -> None:
-        """Leave word that the run is to have these workers. The same again keeps its number."""
-        latest = self.resize_request()
-        if latest.get("target") == target:
-            self.resize_number = latest["number"]
-            os.utime(self.directory / "resize.json")  # the guardian answers once more
-        else:
-            number = latest.get("number", 0) + 1
-            new = self.directory / "resize.new"
-            new.write_text(json.dumps({"number": number, "target": target, "workers": workers}))
-            new.replace(self.directory / "resize.json")
-            self.resize_number = number
-        self._nudge()
-
-    def ask_to_limit(self, limits: Resources) -> None:
-        """Leave word that each worker of the first role is to be held to this."""
-        new = self.directory / "limits.new"
-        body = {"cpu_milli": limits.cpu_milli, "memory_mib": limits.memory_mib}
-        new.write_text(json.dumps(body))
-        new.replace(self.directory / "limits.json")
-
-    def _nudge(self) -> None:
+    def leave(self, order: wire.Message) -> None:
+        """Leave word for the guardian, and nudge it."""
+        wire.write(self.directory, order)
         with suppress(OSError):  # not up yet, or gone; it looks for the word before it starts
             fd = os.open(self.directory / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fd, b"s")
             finally:
                 os.close(fd)
+
+    def ask_to_stop(self, code: str, text: str) -> None:
+        """Leave word that the run must stop. Twice does no harm."""
+        try:
+            self.leave(msg.StopOrder(code=code, text=text))
+        except OSError:  # a full disk: without words, then
+            if (pid := self.guardian()) is not None:
+                os.kill(pid, signal.SIGTERM)
+
+    def ask_to_resize(
+        self, target: Sequence[msg.Identity], workers: Sequence[msg.WorkerPlan] = ()
+    ) -> None:
+        """Leave word that the run is to have these workers. The same again keeps its number, and
+        is answered once more."""
+        latest, wanted = self.find(msg.ResizeOrder), tuple(target)
+        if latest is None or latest.target != wanted:
+            number = latest.number + 1 if latest else 1
+            latest = msg.ResizeOrder(number=number, target=wanted, workers=tuple(workers))
+        self.resize_number = latest.number
+        self.leave(latest)
 
     @contextmanager
     def dead(self) -> Iterator[bool]:
@@ -191,35 +169,29 @@ class Run:
         finally:
             os.close(fd)
 
-    def bury(self) -> dict[str, Any]:
+    def bury(self) -> msg.Event:
         """The guardian died without a last word: end what it left running, and say it instead."""
-        plan = self.plan()
-        known: list[tuple[int, int]] = []
-        with suppress(OSError, ValueError):
-            recorded = json.loads((self.directory / "processes.json").read_bytes())
-            known = [(pid, start) for pid, start in recorded]
-        kill_marked(f"PRESAGE_RUN={self.directory}", known)
-        workers = plan.get("workers", [])
-        if plan.get("engine"):
-            names = [worker["container"] for worker in workers if worker["container"]]
-            containers.remove(plan["engine"], names)
-        for worker in workers:
-            if plan.get("cgroup"):
+        recorded = self.find(msg.Processes)
+        kill_marked(f"PRESAGE_RUN={self.directory}", recorded.known if recorded else ())
+        plan = self.find(msg.Plan)
+        if plan and plan.engine:
+            names = [worker.container for worker in plan.workers if worker.container]
+            containers.remove(plan.engine, names)
+        if plan and plan.cgroup:
+            for worker in plan.workers:
                 with suppress(OSError):
-                    (Path(plan["cgroup"]) / worker["cgroup"]).rmdir()
-        line = {"job": self.job, "attempt": self.attempt, "when": time.time(), **self._epitaph()}
-        return line
+                    (plan.cgroup / worker.cgroup).rmdir()
+        return self._epitaph().event(self.job, self.attempt, time.time())
 
-    def _epitaph(self) -> dict[str, Any]:
+    def _epitaph(self) -> msg.Verdict:
         said = ""
         with suppress(OSError):
             said = (self.directory / "guardian.log").read_text(errors="replace").strip()
         if said and not self.heard:
             text = f"the guardian of the run could not start: {said.splitlines()[-1][:300]}"
-            return {"type": "LaunchFailed", "reason": {"code": "launch_failed", "text": text}}
+            return msg.refused(text)
         text = "the guardian of the run was killed; the job goes on from its last checkpoint"
-        reason = {"code": "node_lost", "text": text}
-        return {"type": "JobExited", "outcome": "lost", "reason": reason}
+        return msg.exited("lost", "node_lost", text)
 
     def remove(self) -> None:
         """Take the directory away, whole or not at all, and that of the job if it is empty."""
@@ -246,27 +218,39 @@ def sweep(runs: Path) -> None:
                 path.rmdir()  # only if it is empty
 
 
-def make_run(runs: Path, run: Run, plan: dict[str, Any]) -> int | None:
-    """Make the directory of a run; returns its locked lock file, or None if it was there."""
+def make_run(runs: Path, run: Path, order: wire.Message, *, guarded: bool = True) -> int | None:
+    """Make the directory of a run, whole or not at all. Returns its lock file, locked for a
+    guardian, or None if it has none or the directory was there."""
     new = runs / f".new-{os.getpid()}-{time.monotonic_ns()}"
     new.mkdir(mode=0o700, parents=True)
-    lock = open_high(new / "lock")
+    lock = _open_high(new / "lock") if guarded else None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.mkfifo(new / "control", 0o600)
-        (new / "plan.json").write_text(json.dumps(plan))
-        run.directory.parent.mkdir(mode=0o700, exist_ok=True)
-        new.rename(run.directory)
-    except OSError as error:
-        os.close(lock)
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.mkfifo(new / "control", 0o600)
+        wire.write(new, order, durable=not guarded)
+        run.parent.mkdir(mode=0o700, exist_ok=True)
+        new.rename(run)
+    except OSError:
+        if lock is not None:
+            os.close(lock)
         shutil.rmtree(new, ignore_errors=True)
-        if run.directory.is_dir():
-            return None
-        raise error
+        if not run.is_dir():
+            raise
+        return None
     return lock
 
 
-def open_high(path: Path) -> int:
+def boot(python: str, module: str, argument: str, *, bare: bool = False) -> list[str]:
+    """The command that runs `main` of a module of executors, of this very source; `bare`: with the
+    standard library alone, which is up in a moment."""
+    start = f"from presage.executors.{module} import main; main()"
+    code = f"import sys; sys.path.insert(0, sys.argv.pop(1)); {start}"
+    source = str(Path(presage.__file__).parent.parent)
+    return [python, *(("-I", "-S") if bare else ()), "-c", code, source, argument]
+
+
+def _open_high(path: Path) -> int:
     """Open a file under a number that no standard stream has."""
     low = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -281,7 +265,7 @@ def spawn_guardian(python: str, run: Run, lock: int, env: dict[str, str]) -> int
     ignored = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP)]
     return os.posix_spawn(
         python,
-        [python, "-I", "-S", "-c", _BOOT, _SOURCE, str(run.directory)],
+        boot(python, "node.guardian", str(run.directory), bare=True),
         env,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -1,7 +1,7 @@
 """The workers of a run on a Ray cluster at one size: a part of them on each of their nodes.
 
 Before a resize, two crews of a run are on the cluster: one that trains, and one that gets ready to
-take its place. What must outlive this process is written down by `_ray_run`.
+take its place. What must outlive this process is written down by `ray.run`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from presage.executors import _ray_files
-from presage.executors._ray_cluster import AgentGone, AgentSilent, Cluster
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.ray import files
+from presage.executors.ray.cluster import AgentGone, AgentSilent, Cluster
 
 __all__ = ["Crew", "Part", "Refused"]
 
@@ -33,10 +35,10 @@ class Part:
         self.id = id
         self.serves = serves
         """Whether none of its workers ends by itself."""
-        self.cursor: dict[str, Any] = {}
+        self.cursor: msg.Cursor | None = None
         self.port: int | None = None
         self.started_at: float | None = None
-        self.over: dict[str, Any] | None = None
+        self.over: msg.Event | None = None
         self.lost: str | None = None
         self.drained = False
         self.released = False
@@ -45,7 +47,7 @@ class Part:
         """Whether checkpoints may be there and not yet here."""
         self.asked: int | None = None
         """The wish for workers that was written down here and not yet taken away there."""
-        self.words: dict[str, Any] = {}
+        self.words: dict[str, msg.Word] = {}
         """What its workers say about standing still; see `presage.job`."""
         self.collecting: asyncio.Task[None] | None = None
 
@@ -62,15 +64,14 @@ class Crew:
         self,
         cluster: Cluster,
         owner: str,
-        order: dict[str, Any],
+        order: msg.LaunchOrder,
         nodes: Mapping[str, str],
         serves: Mapping[str, bool],
     ) -> None:
         self._cluster = cluster
         self.order = order
-        """What `launch.json` says."""
-        size = f".{order['size']}" if order.get("size") else ""
-        self.key = f"{owner}/{order['job']}/{order['attempt']}{size}"
+        size = f".{order.size}" if order.size else ""
+        self.key = f"{owner}/{order.job}/{order.attempt}{size}"
         """What agents call it. It changes with the size, so that nothing they say of the workers
         before is taken for news of those after."""
         self.parts = {id: Part(name, id, serves[name]) for name, id in nodes.items()}
@@ -81,7 +82,7 @@ class Crew:
     @property
     def first(self) -> Part:
         """The part with rank 0."""
-        node = min(self.order["workers"])[2]
+        node = min(self.order.workers)[2]
         return next(part for part in self.parts.values() if part.node == node)
 
     def heard(self) -> None:
@@ -110,14 +111,15 @@ class Crew:
 
     async def prepare(self, spec: str, folder: Path | None, secrets: dict[str, str]) -> None:
         """Have the guardians started on all nodes; raises Refused where that is not possible."""
+        order = vars(self.order)
 
         async def on(part: Part) -> None:
             ask = partial(self.call, part)
             await ask("drop")  # what a process left that died
-            wrong = await ask("make", {**self.order, "spec": spec, "node": part.node})
+            wrong = await ask("make", wire.pack(msg.PartOrder(**order, spec=spec, node=part.node)))
             if wrong is None and folder is not None:
                 with suppress(FileNotFoundError):  # the guardian says so in better words
-                    await _ray_files.send(ask, "folders", folder.parent, folder.name)
+                    await files.send(ask, "folders", folder.parent, folder.name)
             wrong = wrong or await ask("start", secrets)
             if wrong:
                 raise Refused(wrong)
@@ -133,24 +135,22 @@ class Crew:
             for part in self.parts.values():
                 if part.lost is not None:
                     raise AgentGone(part.lost)
-                if part.over is not None:
-                    raise Refused(part.over["reason"]["text"])
+                if part.over is not None and part.over.reason is not None:
+                    raise Refused(part.over.reason.text)
             if all(part.port is not None for part in self.parts.values()):
                 return
             await self._next()
 
-    async def ship(self, home: Path) -> None:
+    async def ship(self, areas: Mapping[str, Path]) -> None:
         """Bring in the checkpoints, and the results that rank 0 may go on with."""
 
         async def to(part: Part) -> None:
-            areas = [] if self.order["shared"] else ["checkpoints"]
-            if part is self.first:
-                areas.append("results")
-            for area in areas:
-                for unit in _ray_files.listing(home / area).values():
+            for area, root in areas.items():
+                if area == "results" and part is not self.first:
+                    continue
+                for unit in files.listing(root).values():
                     for name in unit:
-                        ask = partial(self.call, part)
-                        await _ray_files.send(ask, area, home / area, name)
+                        await files.send(partial(self.call, part), area, root, name)
 
         await asyncio.gather(*map(to, self.parts.values()))
 
@@ -161,31 +161,31 @@ class Crew:
         with suppress(AgentSilent, AgentGone, TimeoutError):
             async with asyncio.timeout(within_s):
                 if all([await self.call(part, "listens") for part in parts]):
-                    word = {"number": number, "workers": workers, "apart": len(parts) > 1}
-                    await self._tell(parts, "resize.json", word)
+                    word = msg.Word(number=number, workers=workers, apart=len(parts) > 1)
+                    await self._tell(parts, msg.HOLD, word)
                     await self._stand_still(number)
 
     async def _stand_still(self, number: int) -> None:
         """Carry word between the nodes until every rank stands still or one has ended."""
         parts = list(self.parts.values())
         others = [part for part in parts if part is not self.first]
-        unsaid = ["stop-at.json", "held-0"] if others else []
+        unsaid = [msg.STOP_AT, "held-0"] if others else []
         while not any(part.gone or part.over for part in parts):
             for name in list(unsaid):
-                word = self.first.words.get(name, {})
-                if word.get("number") == number:
+                word = self.first.words.get(name)
+                if word is not None and word.number == number:
                     unsaid.remove(name)
                     await self._tell(others, name, word)
-                    if name == "stop-at.json":
-                        await self._tell([self.first], "agreed.json", {"number": number})
+                    if name == msg.STOP_AT:
+                        await self._tell([self.first], msg.AGREED, msg.Word(number=number))
             words = [item for part in parts for item in part.words.items()]
-            held = {name for name, word in words if word.get("number") == number}
-            if all(f"held-{rank}" in held for rank in range(len(self.order["workers"]))):
+            held = {name for name, word in words if word.number == number}
+            if all(f"held-{rank}" in held for rank in range(len(self.order.workers))):
                 return
             await self._next()
 
-    async def _tell(self, parts: list[Part], name: str, word: dict[str, Any]) -> None:
-        await asyncio.gather(*(self.call(part, "tell", name, word) for part in parts))
+    async def _tell(self, parts: list[Part], name: str, word: msg.Word) -> None:
+        await asyncio.gather(*(self.call(part, "tell", name, wire.pack(word)) for part in parts))
 
     async def stop(self, code: str, text: str, grace_s: float) -> None:
         """Ask all nodes at once: ranks that train in step cannot be stopped one by one."""

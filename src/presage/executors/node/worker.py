@@ -8,20 +8,25 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from presage.executors._gpus import GpuReader
-from presage.executors._limits import (
+from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
     limit_data,
     pin,
     stand_first_in_line,
 )
-from presage.executors._processes import ProcessTree, children, read_stat
+from presage.executors.node.messages import WorkerPlan
+from presage.executors.node.processes import children, read_stat
+from presage.telemetry.processes import ProcessTree
+
+if TYPE_CHECKING:
+    from presage.telemetry.nvml import GpuProbe
 
 __all__ = ["StartError", "WorkerProcess", "start_all"]
 
@@ -48,25 +53,15 @@ class StartError(Exception):
 class WorkerProcess:
     """A process, the group and session it leads, and everything that descends from it."""
 
-    def __init__(self, plan: dict[str, Any], cgroup: str | None) -> None:
-        self.name: str = plan["name"]
+    def __init__(self, plan: WorkerPlan, cgroup: Path | None) -> None:
         self.plan = plan
-        self.argv: list[str] = plan["argv"]
-        self.env: dict[str, str] = plan["env"]
-        self.cpus: list[int] = plan["cpus"]
-        self.allowed: int = plan["memory"]
-        """Bytes it may use; 0 when it may use what there is."""
-        self.memory = 0 if plan["container"] else self.allowed
+        self.name = plan.name
+        self.argv = plan.argv
+        self.memory = 0 if plan.container else plan.memory
         """Bytes that we hold it to; the engine does that for a container."""
-        self.serves: bool = plan["serves"]
-        """Whether it works for the others and never ends by itself (a parameter server)."""
-        self.log = Path(plan["log"])
-        self.progress = Path(plan["progress"])
-        self.container: str | None = plan["container"]
+        self.container = plan.container
         self.inside = False
         """Whether its tree is that of the container rather than that of the engine."""
-        self.agent: bool = plan["agent"]
-        """Whether the first process is a torchrun agent and the program runs below it."""
         self.pid = 0
         self.status: int | None = None
         """As `waitpid` gave it, once the first process has ended."""
@@ -77,17 +72,18 @@ class WorkerProcess:
         self._asked: list[int] = []
         self._urged = False
         self._next_find = self._next_pss = 0.0
-        self._gpus: GpuReader | None = None
+        self._gpus: GpuProbe | None = None
+        self._gpus_sought = False
         if cgroup and self.memory:
             with suppress(OSError):  # then it is watched instead
-                self.group = MemoryGroup(Path(cgroup) / plan["cgroup"], self.memory)
+                self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
 
     # -- starting -------------------------------------------------------------------------------
 
     def continue_from(self, checkpoints: Path) -> None:
         """Start the command that the manifest has for it, if there is a checkpoint."""
-        if self.plan["resume"] and _has_content(checkpoints):
-            self.argv = self.plan["resume"]
+        if self.plan.resume and _has_content(checkpoints):
+            self.argv = self.plan.resume
 
     def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
         """Turn this forked process into the worker once `go` is closed, or say why not."""
@@ -98,7 +94,8 @@ class WorkerProcess:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
         os.read(go, 1)
         try:
-            os.execvpe(program, self.argv, {**os.environ, **self.env, **secrets, "PWD": str(work)})
+            env = {**os.environ, **self.plan.env, **secrets, "PWD": str(work)}
+            os.execvpe(program, self.argv, env)
         except FileNotFoundError:
             text = f"there is no program {program!r}; check the command and its PATH"
         except PermissionError:
@@ -117,14 +114,14 @@ class WorkerProcess:
         os.setsid()
         die_with_parent(parent)
         stand_first_in_line()
-        if self.cpus:
+        if self.plan.cpus:
             with suppress(OSError):  # cores may be taken away from a machine
-                os.sched_setaffinity(0, self.cpus)
+                os.sched_setaffinity(0, self.plan.cpus)
         if self.group:
             self.group.join()
         elif self.memory:
             limit_data(self.memory)
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
@@ -136,7 +133,7 @@ class WorkerProcess:
         if self.tree is None:
             return
         if cpu_milli:
-            have = self.cpus or sorted(os.sched_getaffinity(0))
+            have = self.plan.cpus or sorted(os.sched_getaffinity(0))
             self.tree.find()
             pin(self.tree.pids, have[: max(1, ceil(cpu_milli / 1000))])
         if self.group:
@@ -179,7 +176,7 @@ class WorkerProcess:
         if self.status is None:
             return None
         number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-        if not number and (self.container or self.argv[:2] == ["/bin/sh", "-c"]):
+        if not number and (self.container or self.argv[:2] == ("/bin/sh", "-c")):
             number = max(0, os.WEXITSTATUS(self.status) - 128)
         with suppress(ValueError):
             return signal.Signals(number).name if number else None
@@ -201,22 +198,23 @@ class WorkerProcess:
         self._next_pss = now + (time.monotonic() - now) / _PSS_SHARE
         return held if held > self.memory else 0
 
-    def gpus_used(self, nvml: str | None) -> dict[str, Any]:
-        """What it uses of its GPUs now, for its telemetry; nothing when that cannot be read."""
-        if nvml is None or self.tree is None or not self.env["CUDA_VISIBLE_DEVICES"]:
-            return {}
-        if self._gpus is None:
-            self._gpus = GpuReader(self.env["CUDA_VISIBLE_DEVICES"], nvml)
-        return self._gpus.read(self.tree.pids)
+    def gpus(self, nvml: str | None) -> GpuProbe | None:
+        """What reads its GPUs, if somebody can; NVML's binding is in the folder `nvml`."""
+        if nvml is not None and not self._gpus_sought and self.plan.env["CUDA_VISIBLE_DEVICES"]:
+            from presage.telemetry.nvml import open_gpus
+
+            self._gpus = open_gpus(self.plan.env["CUDA_VISIBLE_DEVICES"], nvml)[0]
+        self._gpus_sought = True
+        return self._gpus
 
     def cut_log(self, most: int) -> None:
         """Keep the last part of a log that has grown too long, and say so in it."""
         with suppress(OSError):
-            if self.log.stat().st_size <= most:
+            if self.plan.log.stat().st_size <= most:
                 return
-            tail = _tail(self.log, most // 4).partition(b"\n")[2]
+            tail = _tail(self.plan.log, most // 4).partition(b"\n")[2]
             note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
-            fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            fd = os.open(self.plan.log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
                 os.ftruncate(fd, 0)
                 os.write(fd, note.encode() + tail)
@@ -226,7 +224,7 @@ class WorkerProcess:
     def last_words(self) -> str:
         """The line of its log that says most about an error: the end of the last traceback, else
         the last line."""
-        lines = _tail(self.log, _TAIL).decode("utf-8", "replace").splitlines()
+        lines = _tail(self.plan.log, _TAIL).decode("utf-8", "replace").splitlines()
         starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
         if starts:
             for line in lines[starts[-1] + 1 :]:
@@ -252,7 +250,7 @@ class WorkerProcess:
         a shell runs. Helpers of the program (data loaders) are left alone, so that it can still
         save a checkpoint; an agent would not spare them, so its program is asked directly."""
         rest = [] if self.ended else [self.pid]
-        if self.agent and not self.container:
+        if self.plan.agent and not self.container:
             rest = children(self.pid) or rest
         while rest:
             pid = rest.pop()
@@ -278,14 +276,17 @@ class WorkerProcess:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to its whole process group, and to that of an agent's program."""
-        below = children(self.pid) if self.agent and not self.ended else []
+        below = children(self.pid) if self.plan.agent and not self.ended else []
         for group in (*below, self.pid):
             with suppress(OSError):
                 os.killpg(group, number)
 
 
 def start_all(
-    workers: list[WorkerProcess], work: Path, secrets: dict[str, str], record: Any
+    workers: Sequence[WorkerProcess],
+    work: Path,
+    secrets: dict[str, str],
+    record: Callable[[], None],
 ) -> None:
     """Start every worker or none; raises StartError with the reason. `record` is called when all
     are forked and none has begun."""

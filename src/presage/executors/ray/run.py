@@ -13,24 +13,25 @@ number of the latest.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from presage.executors import _ray_files
-from presage.executors._plan import Places
-from presage.executors._ray_cluster import AgentGone, AgentSilent, AgentUnusable, Cluster
-from presage.executors._ray_crew import Crew, Part, Refused
-from presage.executors._ray_place import bundles, gpus_asked, what_is_missing
-from presage.executors._ray_story import Story
-from presage.executors._runspec import RunSpec, RunSpecError
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.node.plan import secret_path
+from presage.executors.node.runspec import RunSpec
+from presage.executors.ray import files
+from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, Cluster
+from presage.executors.ray.crew import Crew, Part, Refused
+from presage.executors.ray.place import bundles, what_is_missing
+from presage.executors.ray.story import Story
+from presage.layout import Layout
 from presage.model.cluster import Worker
+from presage.model.errors import RunSpecError
 
 __all__ = ["GangRun"]
 
@@ -45,29 +46,33 @@ class GangRun:
 
     def __init__(
         self,
-        places: Places,
+        layout: Layout,
         owner: str,
         directory: Path,
         cluster: Cluster,
         listen: Callable[[str], None],
     ) -> None:
         self.directory = directory
-        self._order = json.loads((directory / "launch.json").read_bytes())
-        self.job: str = self._order["job"]
-        self.attempt: int = self._order["attempt"]
+        self._order = wire.read(msg.LaunchOrder, directory)
+        job, attempt = self._order.job, self._order.attempt
         self._owner = owner
-        self._places = places
+        self._layout = layout
         self._cluster = cluster
         self._listen = listen
         """Has the news of a node (by id) passed on to its runs."""
-        self._home = places.job(self.job)
-        self._logs = places.logs(self.job, self.attempt)
-        self._story = Story(places, directory, self.job, self.attempt)
+        self._job_file = layout.job_file(job)
+        self._areas = {"results": layout.results(job)}
+        """Directories that are kept alike here and on the nodes."""
+        if not self._order.shared:
+            self._areas["checkpoints"] = layout.checkpoints(job)
+        self._logs = layout.logs(job, attempt)
+        self._story = Story(layout, job, attempt)
         self._changed = asyncio.Event()
         self._asked_to_stop = False
-        self._placed: dict[str, Any] = self._read("placed.json") or {}
-        if self._placed.get("size") != self._size:  # of the workers before a resize
-            self._placed = {}
+        placed = wire.find(msg.Placed, directory)
+        self._placed = placed if placed and placed.size == self._order.size else None
+        """None while the workers are not placed; what was written may be of those before a
+        resize."""
         self._crew = self._muster(self._order, self._placed)
         self._next: Crew | None = None
         """The workers that get ready to take the place of the present ones."""
@@ -81,14 +86,9 @@ class GangRun:
         return [crew.key for crew in self._crews()]
 
     @property
-    def _size(self) -> int:
-        """Number of the latest resize that was begun; 0 before the first."""
-        return int(self._order.get("size", 0))
-
-    @property
     def reservation(self) -> str | None:
         """The name of its reservation with Ray, if it may have one."""
-        return self._placed.get("reservation")
+        return self._placed.reservation if self._placed else None
 
     @property
     def over(self) -> bool:
@@ -105,81 +105,79 @@ class GangRun:
             crew.lose(id, why)
         self.poke()
 
-    def cursors(self, id: str) -> dict[str, dict[str, Any]]:
+    def cursors(self, id: str) -> dict[str, msg.Cursor]:
         """Where to go on to listen on a node, by key: logs are continued where our copies end."""
         found = {}
         for crew in self._crews():
             if part := crew.parts.get(id):
-                if not part.cursor:
-                    logs = {path.stem: path.stat().st_size for path in self._logs.glob("*.log")}
-                    part.cursor = {"logs": logs}
+                part.cursor = part.cursor or msg.Cursor(logs=self._log_sizes())
                 found[crew.key] = part.cursor
         return found
 
-    def take(self, key: str, id: str, news: dict[str, Any] | None) -> None:
+    def take(self, key: str, id: str, news: msg.News | None) -> None:
         """Take in what the agent on a node says; None says that the run is not there."""
         crew = next(crew for crew in self._crews() if crew.key == key)
         part = crew.parts.get(id)
         if part is None or part.lost:
             return
         if news is None:
-            if part.port is not None or (crew is self._crew and self._placed.get("go")):
+            if part.port is not None or (crew is self._crew and self._begun):
                 crew.lose(id, f"the run is no longer on node {part.node}; its agent was restarted")
                 self.poke()
             return
-        for event in news.get("events", ()):
+        for event in news.events:
             self._take_event(crew, part, event)
-        for name, (offset, chunk) in news.get("logs", {}).items():
+        for name, (offset, chunk) in (news.logs or {}).items():
             if name == "telemetry":
                 self._story.samples(chunk)
             else:
-                _ray_files.write_log(self._logs / f"{name}.log", offset, chunk)
-        if "progress" in news:
-            self._story.progress(news["progress"])
-        if "request" in news:
-            part.asked, workers = news["request"]
-            self._story.request(workers)
-        part.words = news.get("words", part.words)
-        part.saved = part.saved or "saved" in news
-        part.drained = part.drained or news.get("drained", False)
-        part.cursor = news["cursor"]
+                files.write_log(self._logs / f"{name}.log", offset, chunk)
+        if news.progress is not None:
+            self._story.pass_on(news.progress)
+        if news.request is not None:
+            part.asked, workers = news.request
+            self._story.pass_on(msg.Request(workers=workers))
+        part.words = part.words if news.words is None else news.words
+        part.saved = part.saved or news.saved is not None
+        part.drained = part.drained or news.drained
+        part.cursor = news.cursor
         crew.heard()
         self.poke()
 
     async def live(self) -> None:
         """All of it."""
-        verdict = self._read("verdict.json")
+        verdict = wire.find(msg.Verdict, self.directory)
         try:
             if verdict is None:
                 verdict = await self._run()
-                self._write("verdict.json", verdict)
+                wire.write(self.directory, verdict, durable=True)
         finally:
             if self._resizing is not None:
                 self._resizing.cancel()
         await self._let_go_of_next()
         await self._give_back()
-        self._story.tell(verdict.pop("type"), **verdict)
+        self._story.end(verdict)
         while not self._story.flush():
             await asyncio.sleep(1.0)  # a full disk; a result is worth the wait
 
     # -- the stages -----------------------------------------------------------------------------
 
-    async def _run(self) -> dict[str, Any]:
+    async def _run(self) -> msg.Verdict:
         """One set of workers after the other; how the run ended."""
         while True:
             try:
                 verdict = await self._bring_up() or await self._watch()
-            except (Refused, AgentUnusable) as refused:
-                return self._refused(str(refused))
+            except (Refused, AgentUnusable) as wrong:
+                return self._refused(str(wrong))
             except (AgentSilent, AgentGone) as trouble:  # not the job's fault: it is tried again
                 return _lost(str(trouble))
             if verdict is not None:
                 return verdict
             await self._change_size()
 
-    async def _bring_up(self) -> dict[str, Any] | None:
+    async def _bring_up(self) -> msg.Verdict | None:
         """Have all workers begin, unless they have; how the run ended if it did before."""
-        if self._placed.get("go"):
+        if self._begun:
             self._listen_on(self._crew)
         else:
             if self._stop_asked():
@@ -190,7 +188,7 @@ class GangRun:
                 await self._prepare(self._crew, spec)
                 if (early := await self._all_ready()) is not None:
                     return early
-            await self._crew.ship(self._home)
+            await self._crew.ship(self._areas)
         await self._begin()
         return None
 
@@ -198,23 +196,23 @@ class GangRun:
         """Find the nodes and reserve what the gang needs there; what the job is."""
         await self._give_back()  # an attempt at this by a process that died
         spec, asked = self._asks(self._order)
-        crew = self._next or self._muster(self._order, self._choose(self._order, spec))
+        crew = self._next or self._choose(self._order, spec)
         for part in crew.parts.values():
             if part.lost is not None:
                 raise AgentGone(part.lost)
         nodes = {part.node: part.id for part in crew.parts.values()}
-        self._placed = {
-            "nodes": nodes,
-            "serves": {part.node: part.serves for part in crew.parts.values()},
-            "size": self._size,
-            "reservation": f"presage/{crew.key}/{secrets.token_hex(4)}",
-            "grace_s": spec.grace_s,
-        }
-        self._write("placed.json", self._placed)
+        placed = msg.Placed(
+            nodes=nodes,
+            serves={part.node: part.serves for part in crew.parts.values()},
+            size=self._order.size,
+            reservation=f"presage/{crew.key}/{secrets.token_hex(4)}",
+            grace_s=spec.grace_s,
+        )
+        self._note(placed)
         self._crew, self._next = crew, None
         self._listen_on(crew)
         pinned = [(nodes[name], dict(bundle)) for name, bundle in asked.items()]
-        if not await self._cluster.reserve(self._placed["reservation"], pinned, _PLACE_S):
+        if not await self._cluster.reserve(placed.reservation, pinned, _PLACE_S):
             where = ", ".join(sorted(asked))
             raise AgentSilent(
                 f"Ray could not reserve what the gang needs on {where} within {_PLACE_S:g} s, "
@@ -222,15 +220,13 @@ class GangRun:
             )
         return spec
 
-    def _asks(self, order: dict[str, Any]) -> tuple[RunSpec, dict[str, dict[str, float]]]:
+    def _asks(self, order: msg.LaunchOrder) -> tuple[RunSpec, dict[str, dict[str, float]]]:
         """What the job is, and what its workers ask of each node."""
         try:
-            spec = RunSpec.load(self._home / "job.json")
-            manifest = json.loads((self._home / "job.json").read_bytes())["manifest"]
+            spec = RunSpec.load(self._job_file)
         except RunSpecError as error:
             raise Refused(str(error)) from None
-        workers = [Worker(r, i, node, tuple(d)) for r, i, node, d in order["workers"]]
-        asked = bundles(spec, gpus_asked(manifest), workers)
+        asked = bundles(spec, [Worker(*each) for each in order.workers])
         for name in asked.keys() - self._cluster.nodes.keys():
             raise AgentGone(f"node {name} is not in the Ray cluster now")
         missing = what_is_missing(asked, self._cluster.nodes)
@@ -238,23 +234,25 @@ class GangRun:
             raise Refused(f"the gang cannot be placed: {missing}")
         return spec, asked
 
-    def _choose(self, order: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
-        """The nodes with their ids, and whether the workers on each only serve the others."""
+    def _choose(self, order: msg.LaunchOrder, spec: RunSpec) -> Crew:
+        """The workers on the nodes that were chosen; on some, they may only serve the others."""
         serves: dict[str, bool] = {}
-        for role, _, node, _ in order["workers"]:
+        for role, _, node, _ in order.workers:
             serves[node] = serves.get(node, True) and spec.roles[role].name == "ps"
-        return {"nodes": {name: self._cluster.nodes[name].id for name in serves}, "serves": serves}
+        nodes = {name: self._cluster.nodes[name].id for name in serves}
+        return Crew(self._cluster, self._owner, order, nodes, serves)
 
-    def _muster(self, order: dict[str, Any], placed: dict[str, Any]) -> Crew:
-        nodes, serves = placed.get("nodes", {}), placed.get("serves", {})
+    def _muster(self, order: msg.LaunchOrder, placed: msg.Placed | None) -> Crew:
+        """The workers where they were placed, if they were."""
+        nodes, serves = (placed.nodes, placed.serves) if placed else ({}, {})
         return Crew(self._cluster, self._owner, order, nodes, serves)
 
     async def _prepare(self, crew: Crew, spec: RunSpec) -> None:
         """Bring in what the nodes need, and start the guardians."""
-        folder = self._places.data / "folders" / f"{spec.folder}.tar.gz" if spec.folder else None
-        await crew.prepare((self._home / "job.json").read_text(), folder, self._secrets(spec))
+        folder = self._layout.folder(spec.folder) if spec.folder else None
+        await crew.prepare(self._job_file.read_text(), folder, self._secrets(spec))
 
-    async def _all_ready(self) -> dict[str, Any] | None:
+    async def _all_ready(self) -> msg.Verdict | None:
         """Wait until the guardians on all nodes are; how the run ended if it did before."""
         parts = self._crew.parts.values()
         while not all(part.port is not None or part.over for part in parts):
@@ -267,26 +265,26 @@ class GangRun:
 
     async def _begin(self) -> None:
         """Let the workers begin, on all nodes."""
-        crew = self._crew
-        if not self._placed.get("go"):
-            first = self._cluster.nodes.get(crew.first.node)
-            began = self._order.get("began")
-            self._placed["go"] = {
-                "address": first.address if first else "127.0.0.1",
-                "port": crew.first.port,
-                "ran_s": 0.0 if began is None else time.time() - began,
-                "logs": {path.stem: path.stat().st_size for path in self._logs.glob("*.log")},
-            }
-            self._write("placed.json", self._placed)
+        crew, placed = self._crew, self._where
+        if placed.go is None:
+            first, began = self._cluster.nodes.get(crew.first.node), self._order.began
+            go = msg.GoOrder(
+                address=first.address if first else "127.0.0.1",
+                port=crew.first.port,
+                ran_s=0.0 if began is None else time.time() - began,
+                logs=self._log_sizes(),
+            )
+            placed = self._note(placed.but(go=go))
         waiting = [p for p in crew.parts.values() if p.started_at is None and p.over is None]
         for part in waiting:
             with suppress(AgentSilent, AgentGone):  # it is noticed while watching
-                await crew.call(part, "go", self._placed["go"])
+                assert placed.go is not None
+                await crew.call(part, "go", wire.pack(placed.go))
 
-    async def _watch(self) -> dict[str, Any] | None:
+    async def _watch(self) -> msg.Verdict | None:
         """Until all workers are gone; how the run ended, or None if it goes on with others."""
         parts = list(self._crew.parts.values())
-        verdict: dict[str, Any] | None = None
+        verdict: msg.Verdict | None = None
         stopping = False
         while True:
             if all(part.started_at is not None for part in parts):
@@ -296,7 +294,7 @@ class GangRun:
                 stopping = verdict is not None or self._changing or self._only_servers_left(parts)
                 if stopping:
                     lost = any(part.lost for part in parts)
-                    grace_s = _LOST_GRACE_S if lost else self._placed["grace_s"]
+                    grace_s = _LOST_GRACE_S if lost else self._where.grace_s
                     await self._crew.stop("exited", "the rest of the run is over", grace_s)
             if stopping:
                 await self._tell_who_waits(parts)
@@ -327,40 +325,34 @@ class GangRun:
                 await self._collect(part)
                 await self._collect_results(part)
 
-    def _conclude(
-        self, parts: list[Part], verdict: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
+    def _conclude(self, parts: list[Part], verdict: msg.Verdict | None) -> msg.Verdict | None:
         """Nobody runs any more: how the run ended, or None if that was for a resize."""
         lost = next((part.lost for part in parts if part.lost), None)
         if verdict is None and lost is not None:
             return _lost(lost)
-        well = all(part.over and part.over.get("outcome") == "succeeded" for part in parts)
+        well = all(part.over and part.over.outcome == "succeeded" for part in parts)
         if verdict is None and self._changing and not well:
             return self._stopped() if self._stop_asked() else None
-        return verdict or _exited("succeeded", "exited", "every worker ended well", 0)
+        return verdict or msg.exited("succeeded", "exited", "every worker ended well", 0)
 
-    def _judge(self, parts: list[Part]) -> dict[str, Any] | None:
+    def _judge(self, parts: list[Part]) -> msg.Verdict | None:
         """What has happened that ends the run, the first of it."""
         lost = [part.lost for part in parts if part.lost]
         if lost:
             return _lost(lost[0])
         if self._changing:
             return None  # they end because they were told to
-        ends = sorted((part.over for part in parts if part.over), key=lambda end: end["when"])
+        ends = sorted((part.over for part in parts if part.over), key=lambda end: end.when)
         for end in ends:
-            if end["type"] == "LaunchFailed":
-                return self._refused(end["reason"]["text"])
-            if end["outcome"] != "succeeded":
-                reason = end["reason"]
-                return _exited(
-                    end["outcome"], reason["code"], reason["text"], end.get("exit_code")
-                )
+            assert end.reason is not None
+            if end.type == "LaunchFailed":
+                return self._refused(end.reason.text)
+            if end.outcome is not None and end.outcome != "succeeded":
+                return msg.exited(end.outcome, end.reason.code, end.reason.text, end.exit_code)
         return None
 
-    def _refused(self, text: str) -> dict[str, Any]:
-        if self._size:
-            return _exited("failed", "error", f"it could not be resized: {text}", None)
-        return {"type": "LaunchFailed", "reason": {"code": "launch_failed", "text": text}}
+    def _refused(self, text: str) -> msg.Verdict:
+        return _not_resized(text) if self._order.size else msg.refused(text)
 
     async def _tell_who_waits(self, parts: list[Part]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
@@ -378,36 +370,35 @@ class GangRun:
     @property
     def _changing(self) -> bool:
         """Whether the workers are being stopped so that others can take their place."""
-        return bool(self._placed.get("changing"))
+        return self._placed is not None and self._placed.changing
 
-    def _take_resize_further(self, parts: list[Part]) -> dict[str, Any] | None:
+    def _take_resize_further(self, parts: list[Part]) -> msg.Verdict | None:
         """Begin with a resize, or go on with it when what is to come is ready; how the run ends
         if it cannot be resized. A run that is coming to its end keeps its size."""
         if any(part.started_at is None or part.over is not None for part in parts):
             return None
         if self._resizing is None:
-            asked = self._read("resize.json")
-            if asked is not None and asked["number"] > self._size:
-                self._story.tell("StageChanged", stage="resizing", number=self._size)
+            asked = wire.find(msg.ResizeOrder, self.directory)
+            if asked is not None and asked.number > self._order.size:
+                self._story.event("StageChanged", stage="resizing", number=self._order.size)
                 self._resizing = asyncio.create_task(self._make_way(asked))
                 self._resizing.add_done_callback(lambda _: self.poke())
         elif self._resizing.done():
             try:
                 self._resizing.result()
-            except (Refused, AgentUnusable) as refused:
-                return _exited("failed", "error", f"it could not be resized: {refused}", None)
+            except (Refused, AgentUnusable) as wrong:
+                return _not_resized(str(wrong))
             except (AgentSilent, AgentGone) as trouble:
                 return _lost(str(trouble))
-            self._placed["changing"] = True
-            self._write("placed.json", self._placed)
+            self._note(self._where.but(changing=True))
         return None
 
-    async def _make_way(self, asked: dict[str, Any]) -> None:
+    async def _make_way(self, asked: msg.ResizeOrder) -> None:
         """Bring up the workers that are to come, while the present ones go on; then have these
         stand still."""
-        order = {**self._order, "workers": asked["target"], "size": asked["number"]}
+        order = self._order.but(workers=asked.target, size=asked.number)
         spec, _ = self._asks(order)
-        self._next = self._muster(order, self._choose(order, spec))
+        self._next = self._choose(order, spec)
         self._listen_on(self._next)
         preparing = asyncio.create_task(self._prepare(self._next, spec))
         try:
@@ -415,7 +406,7 @@ class GangRun:
         finally:  # a call that is under way cannot be taken back
             await asyncio.wait([preparing])
         await self._next.until_ready()
-        await self._crew.hold(asked["number"], len(asked["target"]), self._placed["grace_s"])
+        await self._crew.hold(asked.number, len(asked.target), self._where.grace_s)
 
     async def _let_go_of_next(self) -> None:
         """The run is over before its workers changed: leave nothing of those that were to come."""
@@ -428,14 +419,15 @@ class GangRun:
         """Everybody has stopped: be the run of the workers that were asked for."""
         began = min(part.started_at or time.time() for part in self._crew.parts.values())
         await self._give_back()
-        asked = self._read("resize.json") or {}
-        order = {"workers": asked["target"], "size": asked["number"]}
+        order = self._order.but(began=began if self._order.began is None else self._order.began)
         if self._next is not None:  # there may be a later wish by now
-            order = {name: self._next.order[name] for name in order}
-        self._crew = self._muster(self._order, {})
-        self._placed, self._resizing = {}, None
-        self._order = {"began": began, **self._order, **order}
-        self._write("launch.json", self._order)
+            order = order.but(workers=self._next.order.workers, size=self._next.order.size)
+        else:
+            asked = wire.read(msg.ResizeOrder, self.directory)
+            order = order.but(workers=asked.target, size=asked.number)
+        self._crew = self._muster(self._order, None)
+        self._placed, self._resizing, self._order = None, None, order
+        wire.write(self.directory, order, durable=True)
 
     def _only_servers_left(self, parts: list[Part]) -> bool:
         left = [part for part in parts if part.over is None]
@@ -453,51 +445,47 @@ class GangRun:
         """Take over the checkpoints that the workers on a node have made."""
         part.saved = False
         with suppress(AgentSilent, AgentGone):
-            if not self._order["shared"] and (saved := await self._crew.call(part, "saved")):
-                area, staged = "checkpoints", self.directory / f"checkpoints-{part.id}.new"
-                ask = partial(self._crew.call, part)
-                await _ray_files.take_over(ask, area, saved, self._home / area, staged)
+            area, ask = "checkpoints", partial(self._crew.call, part)
+            if area in self._areas and (saved := await ask("saved")):
+                staged = self.directory / f"{area}-{part.id}.new"
+                there = wire.unpack(msg.Saved, saved)
+                await files.take_over(ask, area, there, self._areas[area], staged)
         part.collecting = None
         self.poke()
 
     async def _collect_results(self, part: Part) -> None:
         with suppress(AgentSilent, AgentGone):
             area, staged = "results", self.directory / f"results-{part.id}.new"
-            await _ray_files.add_to(
-                partial(self._crew.call, part), area, self._home / area, staged
-            )
+            await files.add_to(partial(self._crew.call, part), area, self._areas[area], staged)
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
         found = {}
-        place = self._places.data / "secrets"
         for name, ref in spec.secrets.items():
-            path = place / ref
             try:
-                if path.parent != place:
-                    raise ValueError
-                found[name] = path.read_text().rstrip("\n")
+                found[name] = secret_path(self._layout, ref).read_text().rstrip("\n")
+            except RunSpecError as error:
+                raise Refused(str(error)) from None
             except (OSError, ValueError):
                 raise Refused(f"there is no secret {ref!r} that can be read, for {name}") from None
         return found
 
     # -- what is told ---------------------------------------------------------------------------
 
-    def _take_event(self, crew: Crew, part: Part, event: dict[str, Any]) -> None:
-        kind = event["type"]
-        if kind == "Ready":
-            part.port = event["port"]
-        elif kind == "JobStarted":
-            part.started_at = event["at"]
-        elif kind == "StageChanged" and crew is self._crew and not self._changing:
-            self._story.tell(kind, stage=event["stage"], number=self._size)
-        elif kind in ("JobExited", "LaunchFailed"):
+    def _take_event(self, crew: Crew, part: Part, event: msg.Event) -> None:
+        if event.type == "Ready":
+            part.port = event.port
+        elif event.type == "JobStarted":
+            part.started_at = event.at
+        elif event.type == "StageChanged" and crew is self._crew and not self._changing:
+            self._story.event(event.type, stage=event.stage, number=self._order.size)
+        elif event.is_end:
             part.over = event
 
     def _tell_started(self, parts: list[Part]) -> None:
-        self._story.tell("JobStarted", at=max(part.started_at or 0.0 for part in parts))
-        if self._size:
-            self._story.tell("JobResized", number=self._size)
-            self._story.tell("StageChanged", stage="", number=self._size)
+        self._story.event("JobStarted", at=max(part.started_at or 0.0 for part in parts))
+        if size := self._order.size:
+            self._story.event("JobResized", number=size)
+            self._story.event("StageChanged", stage="", number=size)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -511,39 +499,48 @@ class GangRun:
 
     async def _something(self) -> None:
         """Until something has changed."""
-        if not self._asked_to_stop and (asked := self._read("stop.json")):
+        if not self._asked_to_stop and self._stop_asked():
             self._asked_to_stop = True
-            await self._crew.stop(asked["code"], asked["text"], self._placed["grace_s"])
+            asked = self._stopped().reason
+            await self._crew.stop(asked.code, asked.text, self._where.grace_s)
         await self._changed.wait()
         self._changed.clear()
 
     def _stop_asked(self) -> bool:
-        return (self.directory / "stop.json").exists()
+        return (self.directory / msg.StopOrder.FILE).exists()
 
-    def _stopped(self) -> dict[str, Any]:
-        asked = self._read("stop.json") or {"code": "requested", "text": "stopped"}
-        return _exited("stopped", asked["code"], asked["text"], None)
+    def _stopped(self) -> msg.Verdict:
+        with suppress(OSError, wire.MessageError):
+            asked = wire.read(msg.StopOrder, self.directory)
+            return msg.exited("stopped", asked.code, asked.text)
+        return msg.exited("stopped", "requested", "stopped")
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError):
-            body: dict[str, Any] = json.loads((self.directory / name).read_bytes())
-            return body
-        return None
+    @property
+    def _where(self) -> msg.Placed:
+        """Where the workers are, once they are placed."""
+        assert self._placed is not None
+        return self._placed
 
-    def _write(self, name: str, body: dict[str, Any]) -> None:
-        new = self.directory / f"{name}.new"
-        with new.open("w") as file:
-            json.dump(body, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.directory / name)
+    @property
+    def _begun(self) -> bool:
+        """Whether workers may have begun."""
+        return self._placed is not None and self._placed.go is not None
+
+    def _note(self, placed: msg.Placed) -> msg.Placed:
+        """Remember where the workers are, also for the next process."""
+        self._placed = placed
+        wire.write(self.directory, placed, durable=True)
+        return placed
+
+    def _log_sizes(self) -> dict[str, int]:
+        """How long our copies of the logs are, which the workers continue."""
+        return {path.stem: path.stat().st_size for path in self._logs.glob("*.log")}
 
 
-def _exited(outcome: str, code: str, text: str, exit_code: int | None) -> dict[str, Any]:
-    reason = {"code": code, "text": text}
-    return {"type": "JobExited", "outcome": outcome, "reason": reason, "exit_code": exit_code}
+def _not_resized(text: str) -> msg.Verdict:
+    """The run ends because it could not be resized."""
+    return msg.exited("failed", "error", f"it could not be resized: {text}")
 
 
-def _lost(text: str) -> dict[str, Any]:
-    text = f"{text}; the job goes on from its last checkpoint"
-    return _exited("lost", "node_lost", text, None)
+def _lost(text: str) -> msg.Verdict:
+    return msg.exited("lost", "node_lost", f"{text}; the job goes on from its last checkpoint")

@@ -1,31 +1,27 @@
 """The executor `ray`: runs jobs on the nodes of a Ray cluster that exists.
 
 This side is the port: it makes run directories, leaves word there, and reads what happened. A
-child process, the driver, talks to Ray (`_ray_driver`); agents on the nodes run the workers
-(`_ray_agent`). Either side may vanish at any moment and is started again. Ray is not imported
+child process, the driver, talks to Ray (`ray.driver`); agents on the nodes run the workers
+(`ray.agent`). Either side may vanish at any moment and is started again. Ray is not imported
 here.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from presage.executors._base import Key, RunsExecutor
-from presage.executors._plan import LOG_CAP, identity
-from presage.executors._ray_head import RayHead
-from presage.executors._ray_link import RayLink, RayUnreachable
-from presage.executors._runs import Run
-from presage.executors._runspec import RunSpec
+from presage.executors.node.base import Key, RunsExecutor
+from presage.executors.node.messages import LaunchOrder, ResizeOrder
+from presage.executors.node.plan import LOG_CAP, identity
+from presage.executors.node.runs import Run, make_run
+from presage.executors.node.runspec import RunSpec
+from presage.executors.ray.head import RayHead
+from presage.executors.ray.link import RayLink
 from presage.model.cluster import Node
 from presage.model.event import Fact, JobResized, Launch, NodeDown, NodeUp, Resize
 
-__all__ = ["RayExecutor", "RayHead", "RayLink", "RayUnreachable"]
+__all__ = ["RayExecutor", "RayHead", "RayLink"]
 
 _AWAY_S = 20.0
 """A cluster that is out of reach for so long has no nodes; runs there may still go on."""
@@ -48,14 +44,15 @@ class RayExecutor(RunsExecutor):
     ) -> None:
         super().__init__(data)
         self._link = link
-        self._options = {"shared": str(shared) if shared else None, "log_cap": log_cap}
+        self._shared = str(shared) if shared else None
+        self._log_cap = log_cap
         self._nodes_of: dict[Key, set[str]] = {}
         self._known = self._there()
         """Nodes by name as the caller knows them, with the ids Ray has for them."""
         self._before = {name: node for name, (_, node) in self._known.items()}
         """Every node that was ever told, as it was then."""
         self._adopt_all()
-        link.serve(self._places.data, self.wake)
+        link.serve(self._layout.data, self.wake)
 
     # -- the port -------------------------------------------------------------------------------
 
@@ -71,45 +68,38 @@ class RayExecutor(RunsExecutor):
 
     def close(self) -> None:
         """Let go; jobs go on."""
-        self._link.leave(self._places.data, self.wake)
+        self._link.leave(self._layout.data, self.wake)
         super().close()
 
     # -- runs -----------------------------------------------------------------------------------
 
     def _spawn(self, spec: RunSpec, launch: Launch) -> None:
         """The directory of a run appears whole or not at all; then the driver is told."""
-        body = {
-            "job": launch.job,
-            "attempt": launch.attempt,
-            "workers": [identity(worker) for worker in launch.workers],
-            **self._options,
-        }
-        new = self._places.runs / f".new-{os.getpid()}-{time.monotonic_ns()}"
-        new.mkdir(mode=0o700)
-        target = self._places.run(launch.job, launch.attempt)
-        try:
-            _write(new / "launch.json", body)
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            new.rename(target)
-        except OSError:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-        self._adopt((launch.job, launch.attempt))
+        key = (launch.job, launch.attempt)
+        order = LaunchOrder(
+            job=launch.job,
+            attempt=launch.attempt,
+            workers=tuple(map(identity, launch.workers)),
+            shared=self._shared,
+            log_cap=self._log_cap,
+        )
+        make_run(self._layout.runs, self._layout.run(*key), order, guarded=False)
+        self._adopt(key)
         self._left_word()
 
     def _ask_to_resize(self, run: Run, decision: Resize) -> None:
-        run.ask_to_resize([identity(worker) for worker in decision.workers], [])
+        run.ask_to_resize([identity(worker) for worker in decision.workers])
         self._nodes_of[run.job, run.attempt] |= {worker.node for worker in decision.workers}
         if run.resized_number == run.resize_number:  # it was done before, and is asked for again
             self._tell(JobResized(run.job, run.attempt))
 
     def _took_over(self, run: Run) -> None:
-        order = run.read("launch.json")
-        workers = order.get("workers", []) + run.resize_request().get("target", [])
+        launch, resize = run.find(LaunchOrder), run.find(ResizeOrder)
+        workers = (launch.workers if launch else ()) + (resize.target if resize else ())
         self._nodes_of[run.job, run.attempt] = {node for _, _, node, _ in workers}
 
     def _left_word(self) -> None:
-        self._link.look(self._places.data)
+        self._link.look(self._layout.data)
 
     def _forget(self, run: Run) -> None:
         super()._forget(run)
@@ -141,10 +131,3 @@ class RayExecutor(RunsExecutor):
             self._before[name] = node
             facts.append(NodeUp(node))
         return facts
-
-
-def _write(path: Path, body: dict[str, Any]) -> None:
-    with path.open("w") as file:
-        json.dump(body, file)
-        file.flush()
-        os.fsync(file.fileno())

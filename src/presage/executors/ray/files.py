@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
+
+from presage.executors.node.messages import Listing, Saved
+from presage.executors.node.wire import decode
 
 __all__ = [
     "CHUNK",
     "FILES",
-    "Listing",
     "add_to",
     "apply",
     "differing",
@@ -33,10 +36,6 @@ CHUNK = 8 << 20
 """Bytes that travel in one message."""
 FILES = "."
 """The unit of the files that are in no directory."""
-
-Unit: TypeAlias = dict[str, list[int]]
-Listing: TypeAlias = dict[str, Unit]
-"""Size and time of change (ns) of each file, by its path, by unit."""
 
 
 class Ask(Protocol):
@@ -62,8 +61,8 @@ def listing(root: Path) -> Listing:
     return found
 
 
-def _walk(root: Path, directory: Path) -> Unit:
-    unit: Unit = {}
+def _walk(root: Path, directory: Path) -> dict[str, tuple[int, int]]:
+    unit: dict[str, tuple[int, int]] = {}
     for place, directories, files in os.walk(directory):
         directories[:] = sorted(name for name in directories if not name.startswith(".saving-"))
         for name in sorted(files):
@@ -74,8 +73,8 @@ def _walk(root: Path, directory: Path) -> Unit:
     return unit
 
 
-def _mark(stat: os.stat_result) -> list[int]:
-    return [stat.st_size, stat.st_mtime_ns]
+def _mark(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 def differing(here: Listing, there: Listing) -> list[str]:
@@ -104,7 +103,7 @@ def write_chunk(root: Path, path: str, offset: int, chunk: bytes, changed_ns: in
         os.close(fd)
 
 
-def apply(root: Path, staged: Path, units: list[str], deleted: list[str]) -> None:
+def apply(root: Path, staged: Path, units: Sequence[str], deleted: Sequence[str]) -> None:
     """Put staged units in place of those with the same name, then remove what was deleted."""
     root.mkdir(parents=True, exist_ok=True)
     trash = staged / ".old"
@@ -131,21 +130,21 @@ def _apply_files(root: Path, staged: Path, *, deleted: bool) -> None:
             path.unlink()
 
 
-async def take_over(ask: Ask, area: str, there: dict[str, Any], here: Path, staged: Path) -> None:
+async def take_over(ask: Ask, area: str, there: Saved, here: Path, staged: Path) -> None:
     """Make our copy of an area what it is on a node, unit by unit. What was removed there goes
     here when all that is new has come."""
-    new = differing(listing(here), there["changed"])
-    await _fetch_units(ask, area, {unit: there["changed"][unit] for unit in new}, staged)
-    now = await ask("listing", area)
-    whole = [unit for unit in new if now.get(unit) == there["changed"][unit]]
-    deleted = there["deleted"] if len(whole) == len(new) else []
+    new = differing(listing(here), there.changed)
+    await _fetch_units(ask, area, {unit: there.changed[unit] for unit in new}, staged)
+    now = decode(Listing, await ask("listing", area))
+    whole = [unit for unit in new if now.get(unit) == there.changed[unit]]
+    deleted = there.deleted if len(whole) == len(new) else ()
     await asyncio.to_thread(apply, here, staged, whole, deleted)
 
 
 async def add_to(ask: Ask, area: str, here: Path, staged: Path) -> None:
     """Bring what an area has on a node to what others brought; a file of the same path is
     replaced."""
-    there = await ask("listing", area)
+    there = decode(Listing, await ask("listing", area))
     new = {unit: there[unit] for unit in differing(listing(here), there)}
     await _fetch_units(ask, area, new, staged)
     await asyncio.to_thread(_merge, here, staged)

@@ -6,25 +6,26 @@ cluster. Standard library only, so that it is up in a moment and stays small; se
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from presage.executors import _containers as containers
-from presage.executors._limits import become_subreaper, die_with_parent, oom_kills
-from presage.executors._processes import descendants, read_stat
-from presage.executors._report import Reporter
-from presage.executors._resizing import Resizing, name_members
-from presage.executors._workdir import Step, is_local, prepare, run_in_child, store_results
-from presage.executors._worker import StartError, WorkerProcess, start_all
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.node.limits import become_subreaper, die_with_parent, oom_kills
+from presage.executors.node.processes import descendants, read_stat
+from presage.executors.node.report import Reporter
+from presage.executors.node.resizing import Resizing, name_members
+from presage.executors.node.workdir import Step, is_local, prepare, run_in_child, store_results
+from presage.executors.node.worker import StartError, WorkerProcess, start_all
 
-__all__ = ["Guardian", "main"]
+__all__ = ["Guardian", "copy_agent", "free_port", "main"]
 
 LOCK_FD = 3
 """The executor opens and locks the run's lock file, and hands it over under this number."""
@@ -39,37 +40,26 @@ _SAMPLE_S = 5.0
 _CLOSE_LOOK_S = 60.0
 """For this long after the start, samples are taken every tick."""
 _MIB = 1 << 20
-_MADE = ("work", "data_dir", "progress_dir", "result_dir", "checkpoint_dir", "log_dir")
-
-
-class Verdict:
-    """How a run ends: set once, by what happened first."""
-
-    def __init__(self, outcome: str, code: str, text: str, exit_code: int | None = None) -> None:
-        self.outcome = outcome
-        self.code = code
-        self.text = text
-        self.exit_code = exit_code
 
 
 class Guardian:
     """The life of one run, from preparing to the last line of its events."""
 
     def __init__(self, run: Path) -> None:
-        self.plan: dict[str, Any] = json.loads((run / "plan.json").read_bytes())
+        self.plan = wire.read(msg.Plan, run)
         self.run = run
-        self.work = Path(self.plan["work"])
         self.report = Reporter(self.plan)
         self.workers: list[WorkerProcess] = []
-        self.verdict: Verdict | None = None
+        self.verdict: msg.Verdict | None = None
+        """How the run ends: set once, by what happened first."""
         self._secrets: dict[str, str] = {}
         self._terminated = False
         self._recorded: set[int] = set()
         self._resizing: Resizing | None = None
         self._resized = 0
         """Number of the latest change of size that is complete."""
-        self._resize_mark = (0, 0)
-        self._limit_mark: tuple[int, int] | None = None
+        self._resize_mark: wire.Mark | None = None
+        self._limit_mark: wire.Mark | None = None
         self._helper: tuple[int, int | None] = (0, None)
         """PID and wait status of the process that prepares or stores."""
         self._wake_read, wake_write = os.pipe()
@@ -86,70 +76,68 @@ class Guardian:
             self._poll.register(fd, select.POLLIN)
 
     def live(self) -> None:
-        """Do all of it."""
+        """Do all of it. If the guardian itself breaks, nothing is left running."""
+        try:
+            self._live()
+        except Exception as error:
+            self._clear()
+            self._remove_files()
+            text = f"the guardian of the run failed: {type(error).__name__}: {error}"
+            self._end(msg.exited("failed", "error", text))
+            raise
+
+    def _live(self) -> None:
         failure = self._read_secrets() or self._prepare() or self._start()
         if failure is None:
             self._watch()
         self._clear()
         if failure is None and self.verdict is None:
             self._store()
-        self.report.progress([worker.progress for worker in self.workers])
+        self.report.progress([worker.plan.progress for worker in self.workers])
         self._remove_files()
-        if failure is not None and self.verdict is None:
-            reason = {"code": "launch_failed", "text": self._clean(failure)}
-            self.report.event("LaunchFailed", reason=reason)
-        else:
-            well = Verdict("succeeded", "exited", "every worker ended well", 0)
-            self._say_exit(self.verdict or well)
-        self.report.finish()
+        well = msg.exited("succeeded", "exited", "every worker ended well", 0)
+        self._end(self.verdict or (well if failure is None else msg.refused(failure)))
 
-    def fail(self, error: BaseException) -> None:
-        """The guardian itself broke: leave nothing running, and say so."""
-        self._clear()
-        self._remove_files()
-        text = f"the guardian of the run failed: {type(error).__name__}: {error}"
-        self._say_exit(Verdict("failed", "error", text))
+    def _end(self, verdict: msg.Verdict) -> None:
+        """Tell how the run ended, without the content of any secret."""
+        text = verdict.reason.text
+        for value in filter(None, self._secrets.values()):
+            text = text.replace(value, "***")
+        self.report.end(verdict.but(reason=verdict.reason.but(text=text)))
         self.report.finish()
-
-    def _say_exit(self, end: Verdict) -> None:
-        self.report.event(
-            "JobExited",
-            outcome=end.outcome,
-            reason={"code": end.code, "text": self._clean(end.text)},
-            exit_code=end.exit_code,
-        )
 
     # -- before and after -----------------------------------------------------------------------
 
     def _read_secrets(self) -> str | None:
         """Get the content of the secrets; says what went wrong, or None."""
-        for name, path in self.plan["secrets"].items():
+        for name, path in self.plan.secrets.items():
             try:
-                self._secrets[name] = Path(path).read_text().rstrip("\n")
+                self._secrets[name] = path.read_text().rstrip("\n")
             except (OSError, ValueError):
-                return f"there is no secret {Path(path).name!r} that can be read, for {name}"
+                return f"there is no secret {path.name!r} that can be read, for {name}"
         return None
 
     def _prepare(self) -> str | None:
         """Bring in what the run needs; says what went wrong, or None."""
         plan = self.plan
+        own = (plan.work, plan.data_dir, plan.progress_dir)
         try:
-            for name in _MADE:
-                Path(plan[name]).mkdir(parents=True, exist_ok=True)
+            for path in (*own, plan.result_dir, plan.checkpoint_dir, plan.log_dir):
+                path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             return f"{error.filename} cannot be made: {error.strerror}"
-        if not (plan["folder"] or plan["data"] or plan["engine"] or plan["checkpoint_link"]):
+        if not (plan.folder or plan.data or plan.engine or plan.checkpoint_link):
             return None
-        if plan["engine"] or not all(is_local(url) for url in plan["data"].values()):
+        if plan.engine or not all(map(is_local, plan.data.values())):
             self.report.event("StageChanged", stage="downloading")
         return self._in_child(prepare)
 
     def _store(self) -> None:
-        if self.plan["results"]:
+        if self.plan.results:
             self.report.event("StageChanged", stage="storing")
             trouble = self._in_child(store_results)
             if trouble and self.verdict is None:
-                self.verdict = Verdict("failed", "error", f"not stored: {trouble}")
+                self.verdict = msg.exited("failed", "error", f"not stored: {trouble}")
 
     def _in_child(self, step: Step) -> str | None:
         """Run a step in a process of its own; a stop request ends it. Says what went wrong."""
@@ -177,17 +165,13 @@ class Guardian:
         if self._stop_asked():
             self.verdict = self._stopped()
             return "stopped before it started"
-        plan = self.plan
-        if plan["torchrun"]:
-            port = str(_free_port())
-            for worker in plan["workers"]:
-                worker["env"]["MASTER_PORT"] = port
-        self.workers = self.make(plan["workers"])
+        if self.plan.torchrun:
+            self.set_env(MASTER_PORT=str(free_port("127.0.0.1")))
+        self.workers = self.make(self.plan.workers)
         self._oom_kills = oom_kills()
-        if plan["agents"]:
-            place = Path(plan["progress_dir"])
-            (place / "agent.py").write_bytes(Path(__file__).with_name("_agent.py").read_bytes())
-            name_members(plan, 0, self.workers)
+        if self.plan.agents:
+            copy_agent(self.plan.progress_dir)
+            name_members(self.plan, 0, self.workers)
         try:
             self.begin(self.workers)
         except StartError as error:
@@ -196,16 +180,21 @@ class Guardian:
         self.report.event("JobStarted", at=time.time())
         return None
 
-    def make(self, plans: list[dict[str, Any]]) -> list[WorkerProcess]:
+    def set_env(self, **variables: str) -> None:
+        """Add to the environment of all workers that are to be started."""
+        workers = (worker.but(env={**worker.env, **variables}) for worker in self.plan.workers)
+        self.plan = self.plan.but(workers=tuple(workers))
+
+    def make(self, plans: Sequence[msg.WorkerPlan]) -> list[WorkerProcess]:
         """Workers that are not started yet."""
-        workers = [WorkerProcess(plan, self.plan["cgroup"]) for plan in plans]
+        workers = [WorkerProcess(plan, self.plan.cgroup) for plan in plans]
         for worker in workers:
-            worker.continue_from(Path(self.plan["checkpoint_dir"]))
+            worker.continue_from(self.plan.checkpoint_dir)
         return workers
 
     def begin(self, workers: list[WorkerProcess]) -> None:
         """Start all of these or none; raises StartError."""
-        start_all(workers, self.work, self._secrets, self._record)
+        start_all(workers, self.plan.work, self._secrets, self._record)
 
     def _everybody(self) -> list[WorkerProcess]:
         """The workers, and in a change of size those who come and go."""
@@ -221,18 +210,16 @@ class Guardian:
         if pids.keys() == self._recorded:
             return
         self._recorded = set(pids)
-        starts = [(pid, stat.start) for pid in pids if (stat := read_stat(pid))]
-        new = self.run / "processes.new"
+        starts = tuple((pid, stat.start) for pid in pids if (stat := read_stat(pid)))
         with suppress(OSError):  # a full disk; the mark in their environment is left
-            new.write_text(json.dumps(starts))
-            new.replace(self.run / "processes.json")
+            wire.write(self.run, msg.Processes(known=starts))
 
     # -- while it runs --------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Until every worker has ended, by itself or because it had to."""
         watched = any(worker.memory and not worker.group for worker in self.workers)
-        limit = self.plan["time_limit_s"]
+        limit = self.plan.time_limit_s
         tick = sample = self._began
         deadline = 0.0
         while True:
@@ -266,7 +253,7 @@ class Guardian:
 
     def _judge(self, now: float) -> None:
         """See whether something has happened that ends the run."""
-        limit = self.plan["time_limit_s"]
+        limit = self.plan.time_limit_s
         told_to = self._resizing is not None and self._resizing.changing
         for worker in self.workers:
             if worker.ended and worker.status != 0 and not told_to:
@@ -278,29 +265,32 @@ class Guardian:
                     f"{worker.name} held {used // _MIB} MiB of memory, "
                     f"more than the {worker.memory // _MIB} MiB it may use"
                 )
-                self.verdict = Verdict("out_of_memory", "out_of_memory", text, 137)
+                self.verdict = msg.exited("out_of_memory", "out_of_memory", text, 137)
                 return
         if self._stop_asked():
             if told_to or not all(worker.ended for worker in self.workers):
                 self.verdict = self._stopped()
         elif limit is not None and now - self._began >= limit:
             text = f"it ran longer than its time limit of {limit:g} s"
-            self.verdict = Verdict("failed", "time_limit", text)
+            self.verdict = msg.exited("failed", "time_limit", text)
 
     def _container_ran_out(self, worker: WorkerProcess) -> bool:
-        if not worker.container or not worker.allowed or worker.signal_name != "SIGKILL":
+        engine, container = self.plan.engine, worker.container
+        if not (engine and container and worker.plan.memory and worker.signal_name == "SIGKILL"):
             return False
-        # Engines do not always hear of it; the kernel counts every process it kills for memory.
-        rose = oom_kills() > self._oom_kills
-        return rose or containers.ran_out(self.plan["engine"], worker.container)
+        from presage.executors.node import containers
 
-    def _failure(self, worker: WorkerProcess) -> Verdict:
+        # Engines do not always hear of it; the kernel counts every process it kills for memory.
+        return oom_kills() > self._oom_kills or containers.ran_out(engine, container)
+
+    def _failure(self, worker: WorkerProcess) -> msg.Verdict:
         """Why a worker that ended badly did so."""
         words = worker.last_words()
         said = f": {words}" if words else ""
         code, name = worker.exit_code, worker.signal_name
         if (worker.group and worker.group.ran_out()) or self._container_ran_out(worker):
-            text = f"{worker.name} needed more than the {worker.allowed // _MIB} MiB it may use"
+            most = worker.plan.memory // _MIB
+            text = f"{worker.name} needed more than the {most} MiB it may use"
         elif name == "SIGKILL" and oom_kills() > self._oom_kills:
             text = f"{worker.name} was killed by SIGKILL when the machine ran out of memory"
         elif worker.says_out_of_memory():
@@ -308,34 +298,28 @@ class Guardian:
         elif name:
             # SIGKILL and SIGTERM come from outside: the job is not to blame and is started again.
             outcome = "lost" if name in ("SIGKILL", "SIGTERM") else "failed"
-            return Verdict(outcome, "error", f"{worker.name} was killed by {name}{said}", code)
+            return msg.exited(outcome, "error", f"{worker.name} was killed by {name}{said}", code)
         else:
             text = f"{worker.name} ended with exit code {code}{said}"
-            return Verdict("failed", "error", text, code)
-        return Verdict("out_of_memory", "out_of_memory", text, code)
+            return msg.exited("failed", "error", text, code)
+        return msg.exited("out_of_memory", "out_of_memory", text, code)
 
     def _resize(self) -> None:
         """Take a change of size further, if one was asked for."""
+        changed = wire.mark(self.run / msg.ResizeOrder.FILE)
         try:
-            stat = (self.run / "resize.json").stat()
-        except FileNotFoundError:
-            return
-        mark = (stat.st_mtime_ns, stat.st_ino)
-        if self._resizing is None and mark != self._resize_mark:
-            self._resize_mark = mark
-            asked = json.loads((self.run / "resize.json").read_bytes())
-            if asked["number"] == self._resized:
-                self.report.event("JobResized", number=self._resized)
+            if self._resizing is None and changed not in (None, self._resize_mark):
+                self._resize_mark = changed
+                asked = wire.read(msg.ResizeOrder, self.run)
+                if asked.number == self._resized:
+                    self.report.event("JobResized", number=self._resized)
+                    return
+                self.report.event("StageChanged", stage="resizing")
+                self._resizing = Resizing(self, asked.number, asked.workers)
+            if self._resizing is None or not self._resizing.advance():
                 return
-            self.report.event("StageChanged", stage="resizing")
-            self._resizing = Resizing(self, asked["number"], asked["workers"])
-        if self._resizing is None:
-            return
-        try:
-            if not self._resizing.advance():
-                return
-        except StartError as error:
-            self.verdict = Verdict("failed", "error", f"it could not be resized: {error}")
+        except (StartError, wire.MessageError) as error:
+            self.verdict = msg.exited("failed", "error", f"it could not be resized: {error}")
             return
         self._resized = self._resizing.number
         self._resizing = None
@@ -345,19 +329,15 @@ class Guardian:
 
     def _limit(self) -> None:
         """Hold the workers of the first role to less, if that was asked for."""
-        try:
-            stat = (self.run / "limits.json").stat()
-        except FileNotFoundError:
+        changed = wire.mark(self.run / msg.LimitOrder.FILE)
+        if changed in (None, self._limit_mark):
             return
-        mark = (stat.st_mtime_ns, stat.st_ino)
-        if mark == self._limit_mark:
-            return
-        self._limit_mark = mark
-        with suppress(OSError, ValueError, KeyError):  # it is written again when it matters
-            asked = json.loads((self.run / "limits.json").read_bytes())
+        self._limit_mark = changed
+        with suppress(OSError, wire.MessageError):  # it is written again when it matters
+            asked = wire.read(msg.LimitOrder, self.run)
             for worker in self.workers:
-                if worker.plan["is"][0] == 0 and not worker.ended:
-                    worker.hold_to(asked["cpu_milli"], asked["memory_mib"])
+                if worker.plan.identity[0] == 0 and not worker.ended:
+                    worker.hold_to(asked.cpu_milli, asked.memory_mib)
 
     def _ask_all_to_stop(self) -> float:
         """SIGTERM to every worker; returns the seconds they have."""
@@ -368,12 +348,12 @@ class Guardian:
             self.report.event("StageChanged", stage="stopping")
         for worker in self.workers:
             worker.ask_to_stop()
-        return max(float(self.plan["grace_s"]), 0.001)
+        return max(self.plan.grace_s, 0.001)
 
     def _only_servers_left(self) -> bool:
         """Whether those who do the work are done, and the rest only waits for them."""
         left = [worker for worker in self.workers if not worker.ended]
-        if not left or not all(worker.serves for worker in left):
+        if not left or not all(worker.plan.serves for worker in left):
             return False
         return len(left) < len(self.workers)
 
@@ -389,29 +369,34 @@ class Guardian:
 
     def _tick(self, sample: bool) -> None:
         self.report.flush()
-        self.report.progress([worker.progress for worker in self.workers])
-        self.report.request(Path(self.plan["progress_dir"]) / "request.json")
+        self.report.progress([worker.plan.progress for worker in self.workers])
+        self.report.request(self.plan.progress_dir / msg.Request.FILE)
         for worker in self.workers:
-            worker.cut_log(self.plan["log_cap"])
+            worker.cut_log(self.plan.log_cap)
             if worker.tree is None or worker.ended:
                 continue
             if sample:
-                if worker.container and not worker.inside:
-                    worker.look_inside(containers.inner_pid(self.plan["engine"], worker.container))
+                self._look_inside(worker)
                 worker.tree.find()
-                gpus = worker.gpus_used(self.plan["nvml"])
-                self.report.sample(worker.name, worker.tree.usage(), gpus)
+                self.report.sample(worker.name, worker.tree, worker.gpus(self.plan.nvml))
         if sample:
             self._record()
 
-    def _stop_asked(self) -> bool:
-        return self._terminated or (self.run / "stop.json").exists()
+    def _look_inside(self, worker: WorkerProcess) -> None:
+        """Watch the processes of a container once they are there."""
+        if self.plan.engine and worker.container and not worker.inside:
+            from presage.executors.node import containers
 
-    def _stopped(self) -> Verdict:
-        with suppress(OSError, ValueError, KeyError):
-            asked = json.loads((self.run / "stop.json").read_bytes())
-            return Verdict("stopped", asked["code"], asked["text"])
-        return Verdict("stopped", "node_lost", "the machine is shutting down")
+            worker.look_inside(containers.inner_pid(self.plan.engine, worker.container))
+
+    def _stop_asked(self) -> bool:
+        return self._terminated or (self.run / msg.StopOrder.FILE).exists()
+
+    def _stopped(self) -> msg.Verdict:
+        with suppress(OSError, wire.MessageError):
+            asked = wire.read(msg.StopOrder, self.run)
+            return msg.exited("stopped", asked.code, asked.text)
+        return msg.exited("stopped", "node_lost", "the machine is shutting down")
 
     # -- processes ------------------------------------------------------------------------------
 
@@ -444,9 +429,11 @@ class Guardian:
 
     def remove_containers(self, workers: list[WorkerProcess]) -> None:
         """Free the names of containers."""
-        if self.plan["engine"]:
+        if self.plan.engine:
+            from presage.executors.node import containers
+
             names = [worker.container for worker in workers if worker.container]
-            containers.remove(self.plan["engine"], names)
+            containers.remove(self.plan.engine, names)
 
     def _remove_files(self) -> None:
         import shutil
@@ -456,15 +443,8 @@ class Guardian:
                 Path(path).parent.chmod(0o700)
                 remove(path)
 
-        for name in ("work", "data_dir"):
-            shutil.rmtree(self.plan[name], onerror=open_up)
-
-    def _clean(self, text: str) -> str:
-        """A text without the content of any secret."""
-        for value in self._secrets.values():
-            if value:
-                text = text.replace(value, "***")
-        return text
+        for path in (self.plan.work, self.plan.data_dir):
+            shutil.rmtree(path, onerror=open_up)
 
     def _wait(self, timeout_s: float) -> None:
         """Until a process ends, somebody writes to the control pipe, or the time has passed."""
@@ -476,11 +456,18 @@ class Guardian:
         self._terminated = True
 
 
-def _free_port() -> int:
+def copy_agent(place: Path) -> None:
+    """Put the torchrun agent where the Python of a job finds it."""
+    source = Path(__file__).with_name("torchrun_agent.py")
+    (place / source.name).write_bytes(source.read_bytes())
+
+
+def free_port(address: str) -> int:
+    """A port that nobody has at an address of this machine ("" for all)."""
     import socket
 
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -497,8 +484,4 @@ def main() -> None:
     os.write(LOCK_FD, f"{os.getpid()} {stat.start}".encode())
     guardian = Guardian(Path(sys.argv[1]))
     guardian.report.wake()
-    try:
-        guardian.live()
-    except Exception as error:
-        guardian.fail(error)
-        raise
+    guardian.live()

@@ -10,20 +10,22 @@ Nothing is waited for here: `advance` is called again and again by the guardian'
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from presage.executors._processes import descendants
-from presage.executors._report import Reporter
-from presage.executors._worker import WorkerProcess
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.node.processes import descendants
+from presage.executors.node.worker import WorkerProcess
 
-__all__ = ["Crew", "Resizing", "name_members"]
+if TYPE_CHECKING:
+    from presage.executors.node.guardian import Guardian
+
+__all__ = ["Resizing", "name_members"]
 
 _BOOT_S = 120.0
 """How long new agents may take to come up; the training goes on meanwhile."""
@@ -31,39 +33,17 @@ _BOOT_S = 120.0
 Course = Generator[None, None, bool]
 
 
-class Crew(Protocol):
-    """What a change needs of the guardian."""
-
-    plan: dict[str, Any]
-    report: Reporter
-    workers: list[WorkerProcess]
-
-    def make(self, plans: list[dict[str, Any]]) -> list[WorkerProcess]:
-        """Workers that are not started yet."""
-        ...
-
-    def begin(self, workers: list[WorkerProcess]) -> None:
-        """Start all of these or none; raises StartError."""
-        ...
-
-    def remove_containers(self, workers: list[WorkerProcess]) -> None:
-        """Free the names of containers."""
-        ...
-
-
-def name_members(plan: dict[str, Any], number: int, workers: list[WorkerProcess]) -> None:
+def name_members(plan: msg.Plan, number: int, workers: list[WorkerProcess]) -> None:
     """Tell torchrun agents who takes part from now on, and where they meet."""
-    place = Path(plan["progress_dir"])
-    names = [worker.name for worker in workers]
-    body = {"number": number, "members": names, "store": f"store-{time.monotonic_ns()}"}
-    (place / "members.new").write_text(json.dumps(body))
-    (place / "members.new").replace(place / "members.json")
+    names = tuple(worker.name for worker in workers)
+    store = f"store-{time.monotonic_ns()}"
+    wire.write(plan.progress_dir, msg.Members(number=number, members=names, store=store))
 
 
 class Resizing:
     """One change, from the request until nobody is left who has to go."""
 
-    def __init__(self, crew: Crew, number: int, plans: list[dict[str, Any]]) -> None:
+    def __init__(self, crew: Guardian, number: int, plans: Sequence[msg.WorkerPlan]) -> None:
         self.number = number
         self.others: list[WorkerProcess] = []
         """Workers that are not in yet, or not gone yet."""
@@ -71,8 +51,8 @@ class Resizing:
         """Whether workers end and start because they were told to."""
         self._crew = crew
         self._plans = plans
-        self._place = Path(crew.plan["progress_dir"])
-        self._grace_s = max(float(crew.plan["grace_s"]), 0.001)
+        self._place = crew.plan.progress_dir
+        self._grace_s = max(crew.plan.grace_s, 0.001)
         self._held: bool | None = None
         """Whether the training stands still at a checkpoint; None when it was not asked to."""
         self._course = self._change()
@@ -87,7 +67,7 @@ class Resizing:
 
     def give_up(self) -> None:
         """The run must end: everybody who is still there is the guardian's again."""
-        (self._place / "resize.json").unlink(missing_ok=True)
+        (self._place / msg.HOLD).unlink(missing_ok=True)
         here = {id(worker) for worker in self._crew.workers}
         self._crew.workers += [worker for worker in self.others if id(worker) not in here]
         self.others = []
@@ -96,7 +76,7 @@ class Resizing:
 
     def _change(self) -> Course:
         before = list(self._crew.workers)
-        self._note([worker.plan for worker in before] + self._plans)
+        self._note([*(worker.plan for worker in before), *self._plans])
         done = False
         if self._can_be_live():
             done = yield from self._join_and_leave()
@@ -107,11 +87,11 @@ class Resizing:
 
     def _can_be_live(self) -> bool:
         """Whether agents that stay can stay as they are, and their program can be held."""
-        have = {worker.name: worker.plan["is"] for worker in self._crew.workers}
-        wanted = {plan["name"]: plan["is"] for plan in self._plans}
+        have = {worker.name: worker.plan.identity for worker in self._crew.workers}
+        wanted = {plan.name: plan.identity for plan in self._plans}
         same = have.keys() & wanted.keys()
         return (
-            self._crew.plan["live"]
+            self._crew.plan.live
             and self._listens()
             and bool(same)
             and all(have[name] == wanted[name] for name in same)
@@ -121,7 +101,7 @@ class Resizing:
         """Let agents come and go; False if that does not work out."""
         crew = self._crew
         have = {worker.name: worker for worker in crew.workers}
-        new = crew.make([plan for plan in self._plans if plan["name"] not in have])
+        new = crew.make([plan for plan in self._plans if plan.name not in have])
         self.others = list(new)
         self._start(new)
         needed = crew.workers + new
@@ -130,7 +110,7 @@ class Resizing:
         if not (yield from self._hold(needed)):
             return False
         everybody = have | {worker.name: worker for worker in new}
-        staying = [everybody[plan["name"]] for plan in self._plans]
+        staying = [everybody[plan.name] for plan in self._plans]
         leaving = [worker for worker in crew.workers if worker not in staying]
         crew.workers, self.others, self.changing = staying, leaving, True
         name_members(crew.plan, self.number, staying)
@@ -178,7 +158,7 @@ class Resizing:
             if worker.group:
                 worker.group.remove()
         crew.workers, self.others = crew.make(self._plans), []
-        if crew.plan["agents"]:
+        if crew.plan.agents:
             name_members(crew.plan, self.number, crew.workers)
         self._start(crew.workers)
         self.changing = False
@@ -195,20 +175,18 @@ class Resizing:
 
     def _listens(self) -> bool:
         """Whether the program calls `presage.job.step`, and so hears of a resize."""
-        return (self._place / "stepping").exists()
+        return (self._place / msg.STEPPING).exists()
 
     def _hold(self, needed: list[WorkerProcess]) -> Course:
         """Have every rank stop at one step, with a checkpoint; False if they do not."""
         ranks = range(len(self._crew.workers))
-        order, new = self._place / "resize.json", self._place / "resize.new"
-        new.write_text(json.dumps({"number": self.number, "workers": len(self._plans)}))
-        new.replace(order)
+        msg.say(self._place, msg.HOLD, msg.Word(number=self.number, workers=len(self._plans)))
 
         def held() -> bool:
-            return all(self._read(f"held-{rank}") == self.number for rank in ranks)
+            return all(self._said(f"held-{rank}") == self.number for rank in ranks)
 
         self._held = yield from self._until(held, self._grace_s, needed)
-        order.unlink(missing_ok=True)
+        (self._place / msg.HOLD).unlink(missing_ok=True)
         return self._held
 
     # -- helpers --------------------------------------------------------------------------------
@@ -226,24 +204,20 @@ class Resizing:
 
     def _ready(self) -> bool:
         """Whether the agents of new workers are up."""
-        return all(self._read(f"ready-{worker.name}") is not None for worker in self.others)
+        return all(self._said(f"ready-{worker.name}") is not None for worker in self.others)
 
     def _joined(self) -> bool:
         """Whether all agents take part in this change."""
         names = [worker.name for worker in self._crew.workers]
-        return all(self._read(f"joined-{name}") == self.number for name in names)
+        return all(self._said(f"joined-{name}") == self.number for name in names)
 
-    def _read(self, name: str) -> int | None:
-        try:
-            return int(json.loads((self._place / name).read_bytes())["number"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def _said(self, name: str) -> int | None:
+        word = msg.hear(self._place, name)
+        return None if word is None else word.number
 
-    def _note(self, plans: list[dict[str, Any]]) -> None:
+    def _note(self, plans: Sequence[msg.WorkerPlan]) -> None:
         """Keep the plan true, for an executor that has to clean up after the guardian."""
-        plan = self._crew.plan
-        plan["workers"] = list({entry["name"]: entry for entry in plans}.values())
-        run = Path(plan["run"])
+        workers = {plan.name: plan for plan in plans}
+        self._crew.plan = self._crew.plan.but(workers=tuple(workers.values()))
         with suppress(OSError):
-            (run / "plan.new").write_text(json.dumps(plan))
-            (run / "plan.new").replace(run / "plan.json")
+            wire.write(self._crew.plan.run, self._crew.plan)

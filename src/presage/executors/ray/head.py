@@ -17,7 +17,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from presage.executors._processes import read_stat
+from presage.executors.node.guardian import free_port
+from presage.executors.node.messages import HeadNote
+from presage.executors.node.processes import read_stat
+from presage.executors.node.wire import MessageError, find, write
+from presage.layout import Layout
 from presage.model.errors import UserError
 
 __all__ = ["HEALTH", "RayHead"]
@@ -39,15 +43,14 @@ class RayHead:
     guards it."""
 
     def __init__(self, data: Path) -> None:
-        self._data = data
-        self._note = data / "ray-head.json"
-        self.log = data / "ray-head.log"
+        self._layout = Layout(data)
+        self.log = self._layout.ray_head_log
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that let a process of Ray take part."""
-        token = self._data / "ray-token"
+        token = self._layout.ray_token
         with suppress(FileExistsError):
             fd = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w") as file:
@@ -59,11 +62,10 @@ class RayHead:
         """The process to end for the cluster to end; None if it does not run."""
         if self._process is not None:
             self._process.poll()
-        with suppress(OSError, ValueError, KeyError):
-            note = json.loads(self._note.read_bytes())
-            stat = read_stat(note["pid"])
-            if stat is not None and stat.start == note["start"] and stat.state != "Z":
-                return int(note["pid"])
+        note = self._note()
+        stat = read_stat(note.pid) if note else None
+        if note and stat and stat.start == note.start and stat.state != "Z":
+            return note.pid
         return None
 
     def address(self) -> str:
@@ -75,12 +77,13 @@ class RayHead:
 
     def _port(self) -> int:
         """The port it had before, if there is one."""
-        with suppress(OSError, ValueError, KeyError):
-            return int(json.loads(self._note.read_bytes())["port"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        note = self._note()
+        return note.port if note else free_port("127.0.0.1")
+
+    def _note(self) -> HeadNote | None:
+        with suppress(MessageError):
+            return find(HeadNote, self._layout.data)
+        return None
 
     def _start(self, port: int) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
@@ -97,12 +100,10 @@ class RayHead:
                 start_new_session=True,
             )
         stat = read_stat(self._process.pid)
-        note = {"pid": self._process.pid, "port": port, "start": stat.start if stat else 0}
-        new = self._note.with_suffix(".new")
-        new.write_text(json.dumps(note))
-        new.replace(self._note)
+        note = HeadNote(pid=self._process.pid, port=port, start=stat.start if stat else 0)
+        write(self._layout.data, note)
         self._wait(port)
-        log.info("started a Ray cluster here, process %d, port %d", note["pid"], port)
+        log.info("started a Ray cluster here, process %d, port %d", note.pid, port)
 
     def _wait(self, port: int) -> None:
         """Until it answers."""

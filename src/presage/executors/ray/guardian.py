@@ -14,14 +14,16 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from presage.executors._guardian import Guardian, Verdict
-from presage.executors._limits import become_subreaper
-from presage.executors._processes import descendants
-from presage.executors._worker import StartError, WorkerProcess
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.node.guardian import Guardian, copy_agent, free_port
+from presage.executors.node.limits import become_subreaper
+from presage.executors.node.processes import descendants
+from presage.executors.node.worker import StartError, WorkerProcess
 
 __all__ = ["NodeGuardian", "main"]
 
@@ -49,36 +51,35 @@ class NodeGuardian(Guardian):
 
     def _start(self) -> str | None:
         """Say that this node is ready, and start when all are."""
-        for worker in self.plan["workers"]:
+        for worker in self.plan.workers:
             missing = self._missing(worker)
             if missing:
-                return f"{worker['name']}: {missing}"
-        if self.plan["warm"]:
+                return f"{worker.name}: {missing}"
+        if self.plan.warm:
             self._warm_up()
-        self.report.event("Ready", port=_free_port())
-        go = self.run / "go.json"
-        while not (go.exists() or self._stop_asked()):
+        self.report.event("Ready", port=free_port(""))
+        while not ((self.run / msg.GoOrder.FILE).exists() or self._stop_asked()):
             self._wait(_TICK_S)
             self._reap()
-        meet = json.loads(go.read_bytes()) if go.exists() else {}
-        if self.plan["torchrun"] and meet:
-            for worker in self.plan["workers"]:
-                worker["env"] |= {"MASTER_ADDR": meet["address"], "MASTER_PORT": str(meet["port"])}
-            self.plan["torchrun"] = False  # the port was chosen on the first node
+        go = wire.find(msg.GoOrder, self.run)
+        if self.plan.torchrun and go:
+            self.set_env(MASTER_ADDR=go.address, MASTER_PORT=str(go.port))
+            self.plan = self.plan.but(torchrun=False)  # the port was chosen on the first node
         failure = super()._start()
-        if failure is None:
-            self._began -= meet["ran_s"]  # the time limit is that of all sizes together
+        if failure is None and go:
+            self._began -= go.ran_s  # the time limit is that of all sizes together
         return failure
 
     def _warm_up(self) -> None:
         """Start workers that load PyTorch and wait; whatever goes wrong, they start later."""
-        place = Path(self.plan["progress_dir"])
-        for name in ("_agent", "_ray_warm"):
-            (place / f"{name}.py").write_bytes(Path(__file__).with_name(f"{name}.py").read_bytes())
+        place = self.plan.progress_dir
+        copy_agent(place)
+        warm = Path(__file__).with_name("warm.py").read_bytes()
+        (place / "presage_warm.py").write_bytes(warm)
         plans = []
-        for plan in self.plan["workers"]:
-            wait = [f"{place}/_ray_warm.py", str(place / f"go-{plan['name']}")]
-            plans.append({**plan, "argv": [plan["argv"][0], *wait, *plan["argv"]]})
+        for plan in self.plan.workers:
+            wait = [f"{place}/presage_warm.py", str(place / f"go-{plan.name}")]
+            plans.append(plan.but(argv=(plan.argv[0], *wait, *plan.argv)))
         self.workers = self._warm = super().make(plans)
         try:
             super().begin(self._warm)
@@ -92,10 +93,10 @@ class NodeGuardian(Guardian):
             self._reap()
 
     def _all_warm(self) -> bool:
-        place = Path(self.plan["progress_dir"])
+        place = self.plan.progress_dir
         return all((place / f"go-{worker.name}.warm").exists() for worker in self._warm)
 
-    def make(self, plans: list[dict[str, Any]]) -> list[WorkerProcess]:
+    def make(self, plans: Sequence[msg.WorkerPlan]) -> list[WorkerProcess]:
         """Workers that are not started yet, or that were started to wait."""
         if self._warm and self._all_warm() and not any(worker.ended for worker in self._warm):
             return self._warm
@@ -110,17 +111,17 @@ class NodeGuardian(Guardian):
         if not self._warm:
             super().begin(workers)
             return
-        place = Path(self.plan["progress_dir"])
-        for worker, plan in zip(workers, self.plan["workers"], strict=True):
+        place = self.plan.progress_dir
+        for worker, plan in zip(workers, self.plan.workers, strict=True):
             new = place / f"go-{worker.name}.new"
-            new.write_text(json.dumps(plan["env"]))
+            new.write_text(json.dumps(plan.env))
             new.replace(place / f"go-{worker.name}")
 
-    def _missing(self, worker: dict[str, Any]) -> str | None:
+    def _missing(self, worker: msg.WorkerPlan) -> str | None:
         """What is wrong with the program of a worker, before any other node starts its own."""
-        program = worker["argv"][0]
-        path = {**os.environ, **worker["env"]}.get("PATH", os.defpath)
-        where = str(self.work / program) if "/" in program else program
+        program = worker.argv[0]
+        path = {**os.environ, **worker.env}.get("PATH", os.defpath)
+        where = str(self.plan.work / program) if "/" in program else program
         if shutil.which(where, path=path):
             return None
         if "/" in program and Path(where).exists():
@@ -128,14 +129,15 @@ class NodeGuardian(Guardian):
         return f"there is no program {program!r}; check the command and its PATH"
 
     def _ask_all_to_stop(self) -> float:
-        with suppress(OSError, ValueError, KeyError):
-            asked = json.loads((self.run / "stop.json").read_bytes())
-            self.plan["grace_s"] = min(self.plan["grace_s"], asked["grace_s"])
+        with suppress(wire.MessageError):
+            asked = wire.find(msg.StopOrder, self.run)
+            if asked and asked.grace_s is not None:
+                self.plan = self.plan.but(grace_s=min(self.plan.grace_s, asked.grace_s))
         return super()._ask_all_to_stop()
 
-    def _stopped(self) -> Verdict:
+    def _stopped(self) -> msg.Verdict:
         if self._terminated:
-            return Verdict("lost", "node_lost", "the node is shutting down")
+            return msg.exited("lost", "node_lost", "the node is shutting down")
         return super()._stopped()
 
     def _wait(self, timeout_s: float) -> None:
@@ -157,15 +159,6 @@ class NodeGuardian(Guardian):
         os._exit(1)
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _read_line(fd: int) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
@@ -181,9 +174,4 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o077)
     become_subreaper()
-    guardian = NodeGuardian(Path(sys.argv[1]), json.loads(_read_line(_AGENT)))
-    try:
-        guardian.live()
-    except Exception as error:
-        guardian.fail(error)
-        raise
+    NodeGuardian(Path(sys.argv[1]), json.loads(_read_line(_AGENT))).live()

@@ -1,8 +1,8 @@
 """A worker of a torchrun job that loads PyTorch first, and then waits for the word to begin.
 
-The guardian puts a copy of this file and of `_agent.py` into the run and starts it with the Python
-of the job, so nothing of Presage is imported. The first argument is the file that says with which
-environment to begin; the rest is the command.
+The guardian puts a copy of this file and of `torchrun_agent.py` into the run and starts it with
+the Python of the job, so nothing of Presage is imported. The first argument is the file that says
+with which environment to begin; the rest is the command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOOK_S = 0.02
 def main(word: Path, command: list[str]) -> None:
     """Load PyTorch, wait, and be the worker."""
     try:
-        from _agent import python_script, run_python  # type: ignore[import-not-found]
+        from torchrun_agent import python_script, run_python  # type: ignore[import-not-found]
     except ImportError:
         script = None  # another PyTorch, or none: the program itself loads what it needs
     else:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from presage.executors._runspec import RoleSpec
+    from presage.executors.node.messages import Plan
+    from presage.executors.node.runspec import RoleSpec
 
 __all__ = ["fetch_image", "find_engine", "in_container", "inner_pid", "ran_out", "remove"]
 
@@ -29,27 +30,25 @@ def find_engine() -> str | None:
 
 
 def in_container(
-    plan: dict[str, Any],
+    plan: Plan,
     role: RoleSpec,
     container: str,
     variables: Sequence[str],
     argv: Sequence[str],
     devices: str,
-) -> list[str]:
+) -> tuple[str, ...]:
     """The command that runs a worker in a container. Paths are the same inside and outside, and
     only the names of variables stand on the command line."""
-    engine = plan["engine"]
-    command = [engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
+    assert plan.engine is not None
+    assert plan.image is not None
+    command = [plan.engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
-    command += _as_this_user(engine)
-    inside = ("work", "data_dir", "result_dir", "checkpoint_dir", "progress_dir")
-    mounts = [plan[name] for name in inside]
-    for url in plan["data"].values():
-        if url.startswith(("/", "file:///")):
-            mounts.append(url.removeprefix("file://"))
-    for path in mounts:
+    command += _as_this_user(plan.engine)
+    own = (plan.work, plan.data_dir, plan.result_dir, plan.checkpoint_dir, plan.progress_dir)
+    local = [url for url in plan.data.values() if url.startswith(("/", "file:///"))]
+    for path in (*map(str, own), *(url.removeprefix("file://") for url in local)):
         command += ["--volume", f"{path}:{path}"]
-    command += ["--workdir", plan["work"]]
+    command += ["--workdir", str(plan.work)]
     if role.memory_mib:
         limit = f"{role.memory_mib}m"
         command += ["--memory", limit, "--memory-swap", limit]
@@ -59,7 +58,7 @@ def in_container(
         command += ["--gpus", f'"device={devices}"']
     for name in variables:
         command += ["--env", name]
-    return [*command, plan["image"], *argv]
+    return (*command, plan.image, *argv)
 
 
 def _as_this_user(engine: str) -> list[str]:

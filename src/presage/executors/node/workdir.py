@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from presage.executors._containers import fetch_image
+from presage.executors.node.messages import Plan
 
 __all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
 
-Step = Callable[[dict[str, Any]], None]
+Step = Callable[[Plan], None]
 
 _ATTEMPTS = 3
 
@@ -36,34 +35,37 @@ def local_path(url: str, work: Path) -> Path:
     return work / Path(url.removeprefix("file://")).expanduser()
 
 
-def prepare(plan: dict[str, Any]) -> None:
+def prepare(plan: Plan) -> None:
     """Unpack the work folder, link or download data, fetch the image."""
-    work, data = Path(plan["work"]), Path(plan["data_dir"])
-    if plan["folder"]:
-        _unpack(Path(plan["folder"]), work)
-    _link_checkpoints(plan, work)
-    for name, url in plan["data"].items():
-        target = data / name
+    if plan.folder:
+        _unpack(plan.folder, plan.work)
+    _link_checkpoints(plan)
+    for name, url in plan.data.items():
+        target = plan.data_dir / name
         if is_local(url):
-            source = local_path(url, work)
+            source = local_path(url, plan.work)
             if not source.exists():
                 raise TransferError(f"data '{name}': there is no {url}")
             target.symlink_to(source.absolute())
         else:
             _retried(f"data '{name}' from {url}", _download, url, target)
-    if plan["engine"]:
-        problem = fetch_image(plan["engine"], plan["image"])
+    if plan.engine and plan.image:
+        from presage.executors.node.containers import fetch_image
+
+        problem = fetch_image(plan.engine, plan.image)
         if problem is not None:
             raise TransferError(problem)
 
 
-def store_results(plan: dict[str, Any]) -> None:
-    """Copy the results to where the manifest wants them."""
-    source, url = Path(plan["result_dir"]), plan["results"]
+def store_results(plan: Plan) -> None:
+    """Copy the results to where the manifest wants them, if it does."""
+    source, url = plan.result_dir, plan.results
+    if url is None:
+        return
     if is_local(url):
-        import shutil  # here and below: what a guardian imports at its start delays every job
+        import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
 
-        target = local_path(url, Path(plan["work"]))
+        target = local_path(url, plan.work)
         try:
             shutil.copytree(source, target, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
@@ -82,15 +84,14 @@ def _unpack(folder: Path, work: Path) -> None:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
 
 
-def _link_checkpoints(plan: dict[str, Any], work: Path) -> None:
+def _link_checkpoints(plan: Plan) -> None:
     """Let a program that writes to the manifest's directory find it where it outlives the run."""
-    name = plan["checkpoint_link"]
-    if not name:
+    if not plan.checkpoint_link:
         return
-    link = work / name
-    if work in link.resolve().parents and not os.path.lexists(link):
+    link = plan.work / plan.checkpoint_link
+    if plan.work in link.resolve().parents and not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(plan["checkpoint_dir"])
+        link.symlink_to(plan.checkpoint_dir)
 
 
 def _retried(what: str, transfer: Any, source: Any, target: Any) -> None:
@@ -121,6 +122,7 @@ def _upload(source: Path, url: str) -> None:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     import site
+    from importlib import import_module
 
     site.main()  # the guardian started without site-packages
     try:
@@ -141,11 +143,11 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def run_in_child(step: Step, plan: dict[str, Any], secrets: dict[str, str], errors: int) -> None:
+def run_in_child(step: Step, plan: Plan, secrets: dict[str, str], errors: int) -> None:
     """Be the process that prepares or stores: say on `errors` what went wrong, and end. Secrets
     are in its environment, where the file systems of fsspec look for credentials."""
     code = 0
-    os.environ.update(plan["env"])
+    os.environ.update(plan.env)
     os.environ.update(secrets)
     try:
         step(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from presage.executors._ray_place import RayNode
+from presage.executors.ray.place import RayNode
 
 __all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "Cluster"]
 

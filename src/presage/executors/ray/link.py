@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
@@ -15,23 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import presage
-from presage.executors._ray_head import RayHead
+from presage.executors.node.messages import DriverLine, LinkLine
+from presage.executors.node.runs import boot
+from presage.executors.node.wire import dumps, loads
+from presage.executors.ray.head import RayHead
 from presage.model.cluster import Node
 from presage.model.codec import decode
-from presage.model.errors import MissingExtra, UserError
+from presage.model.errors import MissingExtra, RayUnreachable, UserError
 
-__all__ = ["RayLink", "RayUnreachable"]
+__all__ = ["RayLink"]
 
 log = logging.getLogger("presage.ray")
 
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from presage.executors._ray_driver import main; main()"
-)
-_SOURCE = str(Path(presage.__file__).parent.parent)
 _CONNECT_S = 3.0
 _AGAIN_S = 1.0
 _LOOK_S = 3.0
@@ -44,12 +39,6 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)
 """How HTTP/2 begins (RFC 9113, 3.4): Ray speaks gRPC, which is built on it."""
 _SETTINGS = 4
 """Kind of the frame that the other side begins with."""
-
-
-class RayUnreachable(UserError):
-    """There is no Ray cluster at the address, or it cannot be used from here."""
-
-    code = "ray_unreachable"
 
 
 class RayLink:
@@ -105,19 +94,19 @@ class RayLink:
         """Keep the runs of a data directory; `listener` is called when nodes come or go."""
         with self._lock:
             self._listeners[listener] = str(data)
-            self._send({"serve": str(data), "look": str(data)})
+            self._send(LinkLine(serve=str(data), look=str(data)))
 
     def leave(self, data: Path, listener: Callable[[], None]) -> None:
         """Call no more. When nobody is left who listens, another link may keep these runs."""
         with self._lock:
             self._listeners.pop(listener, None)
             if str(data) not in self._listeners.values():
-                self._send({"leave": str(data)})
+                self._send(LinkLine(leave=str(data)))
 
     def look(self, data: Path) -> None:
         """Say that there is something new in a data directory."""
         with self._lock:
-            self._send({"look": str(data)})
+            self._send(LinkLine(look=str(data)))
 
     def close(self) -> None:
         """Let go of the cluster; jobs go on."""
@@ -133,7 +122,7 @@ class RayLink:
         guarded = self._head.environment if self._head is not None else {}
         try:
             return subprocess.Popen(
-                [sys.executable, "-c", _BOOT, _SOURCE, self.address],
+                boot(sys.executable, "ray.driver", self.address),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=target,
@@ -143,17 +132,17 @@ class RayLink:
         finally:
             os.close(target)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, line: LinkLine) -> None:
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):  # it just ended; the next one is told all
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(dumps(line))
             self._process.stdin.flush()
 
     def _keep(self) -> None:
         """Read what the driver says; when it ends, start another."""
         while True:
             for line in self._lines():
-                self._hear(json.loads(line))
+                self._hear(loads(DriverLine, line))
             self._put_away(self._process)
             self._note_loss()
             while not self._closing.wait(_AGAIN_S):
@@ -165,7 +154,7 @@ class RayLink:
                     return
                 self._process = self._spawn()
                 for data in dict.fromkeys(self._listeners.values()):
-                    self._send({"serve": data})
+                    self._send(LinkLine(serve=data))
 
     def _lines(self) -> Iterator[bytes]:
         """What the driver says, until it ends. One that falls silent is ended: its cluster is
@@ -217,14 +206,14 @@ class RayLink:
         if self._away_since is None:
             self._away_since = time.monotonic()
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            self._trouble = message["error"]
+    def _hear(self, line: DriverLine) -> None:
+        if line.error is not None:
+            self._trouble = line.error
             return
-        if "nodes" not in message:
+        if line.nodes is None:
             return  # all is as before
         self._trouble = ""
-        self.nodes = tuple((id, decode(Node, body)) for id, body in message["nodes"])
+        self.nodes = tuple((id, decode(Node, body)) for id, body in line.nodes)
         if self._first.is_set() and self._away_since is not None:
             log.warning("the Ray cluster at %s is back, nodes: %d", self.address, len(self.nodes))
         self._away_since = None

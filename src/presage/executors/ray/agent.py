@@ -25,13 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import presage
-from presage.executors import _ray_files
-from presage.executors._limits import delegated_group
-from presage.executors._plan import Places, inherited_environment, make_plan
-from presage.executors._processes import kill_marked
-from presage.executors._runs import Run
-from presage.executors._runspec import RunSpec, RunSpecError
+from presage.executors.node import messages as msg
+from presage.executors.node import wire
+from presage.executors.node.limits import delegated_group
+from presage.executors.node.plan import inherited_environment, make_plan
+from presage.executors.node.processes import kill_marked
+from presage.executors.node.runs import Run, boot
+from presage.executors.node.runspec import RunSpec
+from presage.executors.ray import files
+from presage.layout import Layout
 from presage.model.cluster import Worker
+from presage.model.errors import RunSpecError
 from presage.model.event import Launch
 
 __all__ = ["NodeAgent", "Part"]
@@ -44,11 +48,6 @@ _FILES_S = 0.5
 _IDLE_S = 900.0
 """An agent that has no runs and was not asked for so long ends."""
 _LOG_CHUNK = 1 << 20
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from presage.executors._ray_guardian import main; main()"
-)
-_SOURCE = str(Path(presage.__file__).parent.parent)
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that Ray sets for its own workers."""
 
@@ -56,45 +55,20 @@ _OF_RAY = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 class Part:
     """The workers of one run on this node."""
 
-    def __init__(self, home: Path, order: dict[str, Any], wake: Path) -> None:
+    def __init__(self, home: Path, order: msg.PartOrder, wake: Path) -> None:
         self.home = home
-        self.over: dict[str, Any] | None = None
+        self.over: msg.Event | None = None
         """The last event of a guardian that could not write it itself."""
-        job, attempt = order["job"], order["attempt"]
-        places = Places(home)
-        self._areas = {"results": places.job(job) / "results"}
-        (places.job(job)).mkdir(parents=True)
-        (places.job(job) / "job.json").write_text(order["spec"])
-        spec = _rigid(RunSpec.load(places.job(job) / "job.json"))
-        workers = tuple(Worker(r, i, node, tuple(d)) for r, i, node, d in order["workers"])
-        plan = make_plan(
-            places,
-            spec,
-            Launch(job, attempt, workers),
-            cores={},
-            cgroup=delegated_group(),
-            log_cap=order["log_cap"],
-        )
-        plan["wake"], plan["secrets"] = str(wake), {}
-        # Those who take the place of others load PyTorch while these still train.
-        plain = not (spec.image or spec.resume)
-        python = all(Path(role.argv[0]).name.startswith("python") for role in spec.roles)
-        plan["warm"] = bool(order.get("size")) and plan["torchrun"] and plain and python
-        if order["shared"] and plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
-            plan["checkpoint_dir"] = f"{order['shared']}/{job}"
-        elif plan["checkpoint_dir"] == str(places.job(job) / "checkpoints"):
-            self._areas["checkpoints"] = Path(plan["checkpoint_dir"])
-        for worker in plan["workers"]:
-            worker["env"]["PRESAGE_CHECKPOINT_DIR"] = plan["checkpoint_dir"]
-        ranked = sorted(workers, key=lambda worker: (worker.role, worker.index))
-        plan["workers"] = [
-            _with_threads(planned, spec.roles[worker.role].cpus)
-            for planned, worker in zip(plan["workers"], ranked, strict=True)
-            if worker.node == order["node"]
-        ]
-        self.plan = plan
-        self.spec = spec
-        self.run = Run(job, attempt, Path(plan["run"]))
+        layout = Layout(home)
+        job_file = layout.job_file(order.job)
+        job_file.parent.mkdir(parents=True)
+        job_file.write_text(order.spec)
+        self.spec = _rigid(RunSpec.load(job_file))
+        self.plan = _plan(layout, order, self.spec, wake)
+        self._areas = {"results": self.plan.result_dir, "folders": layout.folders}
+        if self.plan.checkpoint_dir == layout.checkpoints(order.job):
+            self._areas["checkpoints"] = self.plan.checkpoint_dir
+        self.run = Run(order.job, order.attempt, self.plan.run)
         self.run.directory.mkdir(parents=True)
         os.mkfifo(self.run.directory / "control", 0o600)
         self._log_base: dict[str, int] | None = None
@@ -103,22 +77,22 @@ class Part:
         self.holding = False
         """Whether the workers were told to stand still."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._shipped: _ray_files.Listing = {}
+        self._shipped: msg.Listing = {}
         self._units: set[str] = set()
         """Of the checkpoints: every unit that was ever here."""
-        self._files: tuple[float, _ray_files.Listing] = (0.0, {})
+        self._files: tuple[float, msg.Listing] = (0.0, {})
 
     def start(self, secrets: dict[str, str]) -> None:
         """Start the guardian, once."""
         if self._process is not None:
             return
         directory = self.run.directory
-        (directory / "plan.json").write_text(json.dumps(self.plan))
+        wire.write(directory, self.plan)
         env = inherited_environment(self.spec, sys.executable, directory)
         env = {name: value for name, value in env.items() if not name.startswith(_OF_RAY)}
         with (directory / "guardian.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCE, str(directory)],
+                boot(sys.executable, "ray.guardian", str(directory), bare=True),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -130,100 +104,93 @@ class Part:
             self._process.stdin.write(json.dumps(secrets).encode() + b"\n")
             self._process.stdin.flush()
 
-    def begin(self, meet: dict[str, Any]) -> None:
+    def begin(self, go: msg.GoOrder) -> None:
         """Every node is ready, and what was saved before is here: let the workers begin, once."""
         if self._log_base is None:
             if "checkpoints" in self._areas:
-                self._shipped = _ray_files.listing(self._areas["checkpoints"])
-            self._log_base = meet["logs"]
-            self.leave_word("go", meet)
+                self._shipped = files.listing(self._areas["checkpoints"])
+            self._log_base = go.logs
+            self.run.leave(go)
 
     def listens(self) -> bool:
         """Whether the program hears of a resize (`presage.job.step`)."""
-        return (self._progress_dir / "stepping").exists()
+        return (self.plan.progress_dir / msg.STEPPING).exists()
 
-    def tell(self, name: str, word: dict[str, Any]) -> None:
+    def tell(self, name: str, word: msg.Word) -> None:
         """Pass a word on to `presage.job` in the workers."""
         self.holding = True
-        new = self._progress_dir / f"{name}.new"
-        new.write_text(json.dumps(word))
-        new.replace(self._progress_dir / name)
+        msg.say(self.plan.progress_dir, name, word)
 
-    def _words(self) -> dict[str, Any]:
+    def _words(self) -> dict[str, msg.Word]:
         """What `presage.job` in the workers says about standing still."""
-        words = {}
-        for file in [self._progress_dir / "stop-at.json", *self._progress_dir.glob("held-*")]:
-            with suppress(OSError, ValueError):
-                words[file.name] = json.loads(file.read_bytes())
-        return words
+        place = self.plan.progress_dir
+        names = [msg.STOP_AT, *(file.name for file in place.glob("held-*"))]
+        return {name: word for name in names if (word := msg.hear(place, name))}
 
-    @property
-    def _progress_dir(self) -> Path:
-        return Path(self.plan["progress_dir"])
+    def news(self, cursor: msg.Cursor) -> msg.News | None:
+        """What is new since `cursor`, with the cursor to ask with next; None if nothing is."""
+        events = self._events()
+        logs, left = self._logs(cursor)
+        now = cursor.but(
+            events=len(events),
+            logs={**cursor.logs, **{name: at + len(chunk) for name, (at, chunk) in logs.items()}},
+            progress=self.run.find(msg.ProgressReport) or cursor.progress,
+            request=self._request() or cursor.request,
+            words=self._words() if self.holding else cursor.words,
+            saved=_digest(self.saved(fresh=False)) or cursor.saved,
+            drained=cursor.drained or bool(events and events[-1].is_end and not left),
+        )
+        if now == cursor:
+            return None
 
-    def leave_word(self, name: str, body: dict[str, Any]) -> None:
-        """Tell the guardian something, and nudge it."""
-        new = self.run.directory / f"{name}.new"
-        new.write_text(json.dumps(body))
-        new.replace(self.run.directory / f"{name}.json")
-        with suppress(OSError):  # not up yet; it looks for the word before it waits
-            fd = os.open(self.run.directory / "control", os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(fd, b"s")
-            finally:
-                os.close(fd)
+        def new(name: str) -> Any:
+            value = getattr(now, name)
+            return value if value != getattr(cursor, name) else None
 
-    def news(self, cursor: dict[str, Any]) -> dict[str, Any]:
-        """What is new since `cursor`, with the cursor to ask with next; empty if nothing is."""
+        return msg.News(
+            cursor=now,
+            events=tuple(events[cursor.events :]),
+            logs=logs or None,
+            progress=new("progress"),
+            request=new("request"),
+            words=new("words"),
+            saved=new("saved"),
+            drained=now.drained,
+        )
+
+    def _events(self) -> list[msg.Event]:
+        """All that was told, with the last word of a guardian that died without one. Several may
+        ask at the same time, so nothing is remembered here."""
         dead = self._process is not None and self._process.poll() is not None
-        events = _lines(Path(self.run.events))
-        if dead and self.over is None and not (events and _is_end(events[-1])):
+        events = Run(self.run.job, self.run.attempt, self.run.directory).new_events()
+        if dead and self.over is None and not (events and events[-1].is_end):
             self.over = self.run.bury()
-        if self.over is not None:
-            events.append(self.over)
-        end = bool(events) and _is_end(events[-1])
-        then = {**cursor, "logs": dict(cursor.get("logs", {}))}
-        news: dict[str, Any] = {}
-        if events[cursor.get("events", 0) :]:
-            news["events"] = events[cursor.get("events", 0) :]
-            then["events"] = len(events)
-        left = False
+        return events if self.over is None else [*events, self.over]
+
+    def _logs(self, cursor: msg.Cursor) -> tuple[dict[str, tuple[int, bytes]], bool]:
+        """What is new in logs and telemetry, each with where it begins, and whether more is."""
+        logs, left = {}, False
         for name, path in self._streams():
-            base, known = (self._log_base or {}).get(name, 0), then["logs"].get(name, 0)
+            base, known = (self._log_base or {}).get(name, 0), cursor.logs.get(name, 0)
             offset, chunk = _tail(path, max(0, known - base))
             offset += base
             if chunk or offset < known:
-                news.setdefault("logs", {})[name] = (offset, chunk)
-                then["logs"][name] = offset + len(chunk)
+                logs[name] = (offset, chunk)
             left = left or len(chunk) == _LOG_CHUNK
-        progress = _progress(Path(self.run.progress))
-        if progress is not None and progress != cursor.get("progress"):
-            news["progress"] = then["progress"] = progress
-        request = self._request()
-        if request is not None and request != cursor.get("request"):
-            news["request"] = then["request"] = request
-        if self.holding and (words := self._words()) != cursor.get("words"):
-            news["words"] = then["words"] = words
-        saved = self.saved(fresh=False)
-        if saved and (mark := _digest(saved)) != cursor.get("saved"):
-            news["saved"] = then["saved"] = mark
-        if end and not left and not cursor.get("drained"):
-            news["drained"] = then["drained"] = True
-        if news:
-            news["cursor"] = then
-        return news
+        return logs, left
 
-    def _request(self) -> list[int] | None:
+    def _request(self) -> tuple[int, int] | None:
         """How many workers the training asks for, after a mark that tells this wish from others;
         None if it asks for nothing that is not known yet."""
-        file = self.run.directory / "request.json"
-        with suppress(OSError, ValueError):
-            return [file.stat().st_mtime_ns, int(json.loads(file.read_bytes()))]
+        with suppress(OSError):
+            asked = self.run.find(msg.Request)
+            if asked is not None:
+                return (self.run.directory / msg.Request.FILE).stat().st_mtime_ns, asked.workers
         return None
 
     def forget_request(self, mark: int) -> None:
         """The server has written a wish down."""
-        file = self.run.directory / "request.json"
+        file = self.run.directory / msg.Request.FILE
         with suppress(OSError):
             if file.stat().st_mtime_ns == mark:
                 file.unlink()
@@ -231,33 +198,31 @@ class Part:
     def _streams(self) -> Iterator[tuple[str, Path]]:
         if self._log_base is None:
             return
-        for worker in self.plan["workers"]:
-            yield worker["name"], Path(worker["log"])
-        yield "telemetry", Path(self.plan["telemetry"])
+        for worker in self.plan.workers:
+            yield worker.name, worker.log
+        yield "telemetry", self.plan.telemetry
 
-    def saved(self, *, fresh: bool) -> dict[str, Any]:
-        """The checkpoints that were made here: units that changed, and names of those that went;
-        empty if nothing has changed."""
+    def saved(self, *, fresh: bool) -> msg.Saved | None:
+        """The checkpoints that were made here; None if nothing has changed."""
         if "checkpoints" not in self._areas or self._log_base is None:
-            return {}
-        when, files = self._files
+            return None
+        when, there = self._files
         if fresh or time.monotonic() - when >= _FILES_S:
-            files = _ray_files.listing(self._areas["checkpoints"])
-            self._files = (time.monotonic(), files)
-        changed = {name: files[name] for name in _ray_files.differing(self._shipped, files)}
-        self._units |= self._shipped.keys() | files.keys()
-        deleted = sorted(self._units - files.keys())
-        return {"changed": changed, "deleted": deleted} if changed or deleted else {}
+            there = files.listing(self._areas["checkpoints"])
+            self._files = (time.monotonic(), there)
+        changed = {name: there[name] for name in files.differing(self._shipped, there)}
+        self._units |= self._shipped.keys() | there.keys()
+        deleted = tuple(sorted(self._units - there.keys()))
+        return msg.Saved(changed=changed, deleted=deleted) if changed or deleted else None
 
     def release(self) -> None:
         """The rank that saves for all has done so elsewhere, and ended: nobody waits for it."""
-        place = Path(self.plan["checkpoint_dir"])
         with suppress(OSError):
-            (place / f".ended-{self.plan['attempt']}").touch()
+            (self.plan.checkpoint_dir / f".ended-{self.plan.attempt}").touch()
 
     def area(self, name: str) -> Path:
         """A directory that is kept alike here and on the server."""
-        return self._areas[name] if name in self._areas else self.home / name
+        return self._areas[name]
 
     def end(self) -> None:
         """Leave nothing of it."""
@@ -286,21 +251,21 @@ class NodeAgent:
         self._asked = time.monotonic()
         self._changed = threading.Condition()
         self._lock = self._take_over()
-        self._wake = self._base / "wake"
+        self._wake = Layout(self._base).wake
         os.mkfifo(self._wake, 0o600)
         self._calls = os.open(self._wake, os.O_RDWR | os.O_CLOEXEC)
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._retire, daemon=True).start()
 
-    def hello(self) -> dict[str, Any]:
-        """Who answers."""
-        return {"version": presage.__version__, "pid": os.getpid()}
+    def hello(self) -> str:
+        """Which Presage answers."""
+        return presage.__version__
 
     def runs(self, owner: str) -> list[str]:
         """The runs that this server has here."""
         return [key for key in list(self._parts) if key.startswith(f"{owner}/")]
 
-    def make(self, key: str, order: dict[str, Any]) -> str | None:
+    def make(self, key: str, order: Any) -> str | None:
         """Make room for the workers of a run on this node; says what is wrong, or None."""
         self._asked = time.monotonic()
         if key in self._parts:
@@ -308,8 +273,8 @@ class NodeAgent:
         home = self._base.joinpath(*key.split("/"))
         shutil.rmtree(home, ignore_errors=True)
         try:
-            self._parts[key] = Part(home, order, self._wake)
-        except RunSpecError as error:
+            self._parts[key] = Part(home, wire.unpack(msg.PartOrder, order), self._wake)
+        except (RunSpecError, wire.MessageError) as error:
             shutil.rmtree(home, ignore_errors=True)
             return str(error)
         except OSError as error:
@@ -326,25 +291,25 @@ class NodeAgent:
         self._tell()
         return None
 
-    def go(self, key: str, meet: dict[str, Any]) -> None:
+    def go(self, key: str, order: Any) -> None:
         """Every node is ready: start the workers."""
         if key in self._parts:
-            self._parts[key].begin(meet)
+            self._parts[key].begin(wire.unpack(msg.GoOrder, order))
 
     def listens(self, key: str) -> bool:
         """Whether the program hears of a resize."""
         return key in self._parts and self._parts[key].listens()
 
-    def tell(self, key: str, name: str, word: dict[str, Any]) -> None:
+    def tell(self, key: str, name: str, word: Any) -> None:
         """Pass a word on to the workers."""
         if key in self._parts:
-            self._parts[key].tell(name, word)
+            self._parts[key].tell(name, wire.unpack(msg.Word, word))
             self._tell()
 
     def stop(self, key: str, code: str, text: str, grace_s: float) -> None:
         """Ask the workers to stop, with time for a checkpoint."""
         if key in self._parts:
-            self._parts[key].leave_word("stop", {"code": code, "text": text, "grace_s": grace_s})
+            self._parts[key].run.leave(msg.StopOrder(code=code, text=text, grace_s=grace_s))
 
     def forget_request(self, key: str, mark: int) -> None:
         """A wish for workers is written down on the server."""
@@ -373,8 +338,9 @@ class NodeAgent:
             self._asked = time.monotonic()
             news: dict[str, Any] = {key: None for key in cursors if key not in self._parts}
             for key in self.runs(owner):
-                if (part := self._parts.get(key)) and (new := part.news(cursors.get(key, {}))):
-                    news[key] = new
+                cursor = wire.unpack(msg.Cursor, cursors.get(key, {"logs": {}}))
+                if (part := self._parts.get(key)) and (new := part.news(cursor)):
+                    news[key] = wire.pack(new)
             rest = end - time.monotonic()
             if news or rest <= 0:
                 return news
@@ -382,18 +348,19 @@ class NodeAgent:
             with self._changed:
                 self._changed.wait(min(_CLOSE_LOOK_S if closely else _LOOK_S, rest))
 
-    def saved(self, key: str) -> dict[str, Any]:
-        """The checkpoints of a run as they are this moment."""
-        return self._parts[key].saved(fresh=True)
+    def saved(self, key: str) -> Any:
+        """The checkpoints of a run as they are this moment; None if nothing has changed."""
+        saved = self._parts[key].saved(fresh=True)
+        return wire.pack(saved) if saved else None
 
-    def listing(self, key: str, area: str) -> _ray_files.Listing:
+    def listing(self, key: str, area: str) -> msg.Listing:
         """What is in a directory of a run."""
-        return _ray_files.listing(self._parts[key].area(area))
+        return files.listing(self._parts[key].area(area))
 
     def read(self, key: str, area: str, path: str, offset: int) -> bytes | None:
         """A part of a file; None if it is gone."""
         try:
-            return _ray_files.read_chunk(self._parts[key].area(area), path, offset)
+            return files.read_chunk(self._parts[key].area(area), path, offset)
         except FileNotFoundError:
             return None
 
@@ -402,7 +369,7 @@ class NodeAgent:
     ) -> None:
         """Write a part of a file."""
         root = self._parts[key].area(area)
-        _ray_files.write_chunk(root, path, offset, chunk, changed_ns)
+        files.write_chunk(root, path, offset, chunk, changed_ns)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -410,8 +377,9 @@ class NodeAgent:
         """Become the one agent in this directory, and clear what those before left."""
         lock = os.open(self._base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for run in self._base.glob("*/*/*/runs/*/*"):
-            kill_marked(f"PRESAGE_RUN={run}", ())
+        for home in self._base.glob("*/*/*"):
+            for run in Layout(home).runs.glob("*/*"):
+                kill_marked(f"PRESAGE_RUN={run}", ())
         for path in self._base.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -438,23 +406,37 @@ def _rigid(spec: RunSpec) -> RunSpec:
     return replace(spec, roles=tuple(replace(role, max=role.min) for role in spec.roles))
 
 
-def _with_threads(worker: dict[str, Any], cpus: float) -> dict[str, Any]:
+def _plan(layout: Layout, order: msg.PartOrder, spec: RunSpec, wake: Path) -> msg.Plan:
+    """What the guardian here does: the plan of the whole run, with the workers of this node."""
+    plan = make_plan(
+        layout,
+        spec,
+        Launch(order.job, order.attempt, tuple(Worker(*each) for each in order.workers)),
+        cores={},
+        cgroup=delegated_group(),
+        log_cap=order.log_cap,
+        checkpoints=Path(order.shared) / order.job if order.shared else None,
+    )
+    # Those who take the place of others load PyTorch while these still train.
+    plain = not (spec.image or spec.resume)
+    python = all(Path(role.argv[0]).name.startswith("python") for role in spec.roles)
+    return plan.but(
+        wake=wake,
+        secrets={},  # they come through a pipe
+        warm=order.size > 0 and plan.torchrun and plain and python,
+        workers=tuple(
+            _with_threads(worker, spec.roles[worker.identity[0]].cpus)
+            for worker in plan.workers
+            if worker.identity[2] == order.node
+        ),
+    )
+
+
+def _with_threads(worker: msg.WorkerPlan, cpus: float) -> msg.WorkerPlan:
     """Nobody pins workers to cores here, so say how many threads are meant."""
-    if cpus:
-        worker["env"].setdefault("OMP_NUM_THREADS", str(math.ceil(cpus)))
-    return worker
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return []
-    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
-
-
-def _is_end(event: dict[str, Any]) -> bool:
-    return event["type"] in ("JobExited", "LaunchFailed")
+    if not cpus:
+        return worker
+    return worker.but(env={"OMP_NUM_THREADS": str(math.ceil(cpus)), **worker.env})
 
 
 def _tail(path: Path, offset: int) -> tuple[int, bytes]:
@@ -469,13 +451,5 @@ def _tail(path: Path, offset: int) -> tuple[int, bytes]:
         return offset, b""
 
 
-def _digest(saved: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(saved).encode()).hexdigest()
-
-
-def _progress(path: Path) -> dict[str, Any] | None:
-    try:
-        report: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return report
+def _digest(saved: msg.Saved | None) -> str | None:
+    return hashlib.sha256(wire.dumps(saved)).hexdigest() if saved else None

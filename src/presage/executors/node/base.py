@@ -11,15 +11,17 @@ import os
 import select
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from presage.executors._plan import Places
-from presage.executors._runs import Run, sweep
-from presage.executors._runspec import RunSpec, RunSpecError
+from presage.executors.node.messages import Event
+from presage.executors.node.runs import Run, sweep
+from presage.executors.node.runspec import RunSpec
+from presage.executors.node.wire import pack
+from presage.layout import Layout
 from presage.model.cluster import Worker
+from presage.model.errors import RunSpecError
 from presage.model.event import (
     Fact,
     JobExited,
@@ -53,7 +55,11 @@ class RunsExecutor:
     directory."""
 
     def __init__(self, data: Path) -> None:
-        self._places = Places(Path(data).absolute())
+        self._layout = Layout(Path(data).absolute())
+        self.prepare: Callable[[str], object] = lambda job: None
+        """Called before a launch, to put the job's file where it is read."""
+        self.follow_up: Callable[[Sequence[Fact]], list[Fact]] = lambda facts: []
+        """Facts that follow from those of a poll."""
         self._runs: dict[Key, Run] = {}
         self._waiting: dict[Key, Launch] = {}
         """Launches that wait for their turn, or for the rest of their workers."""
@@ -66,7 +72,7 @@ class RunsExecutor:
         """Runs whose end the last poll returned."""
         self._facts: TimedFacts = []
         self._next_scan = 0.0
-        self._places.runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._layout.runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._epoll = select.epoll()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._calls = self._listen()
@@ -80,6 +86,7 @@ class RunsExecutor:
         key = (decision.job, decision.attempt)
         if key in self._runs or key in self._ended:
             return
+        self.prepare(decision.job)
         before = self._waiting.get(key)
         workers = dict.fromkeys((*(before.workers if before else ()), *decision.workers))
         self._waiting[key] = Launch(*key, tuple(workers))
@@ -95,9 +102,9 @@ class RunsExecutor:
             self._left_word()
             return
         self._ended.add(key)
-        if self._places.job(decision.job).is_dir():
+        if self._layout.job(decision.job).is_dir():
             with suppress(OSError):
-                self._places.logs(*key).mkdir(parents=True, exist_ok=True)  # a late Launch sees it
+                self._layout.logs(*key).mkdir(parents=True, exist_ok=True)  # a late Launch sees it
         self._tell(JobExited(*key, Outcome.STOPPED, decision.reason))
 
     def resize(self, decision: Resize) -> None:
@@ -127,7 +134,8 @@ class RunsExecutor:
         facts.sort(key=lambda timed: timed[0])
         if self._told:
             self.wake()
-        return [fact for _, fact in facts]
+        told = [fact for _, fact in facts]
+        return told + self.follow_up(told)
 
     # -- beyond the port ------------------------------------------------------------------------
 
@@ -148,7 +156,7 @@ class RunsExecutor:
     def logs(self, job: str, attempt: int, worker: str) -> Path:
         """Where the log of a worker is ("worker-0"). A log that grows too long is cut: a reader
         that finds it shorter than before starts again at its beginning."""
-        return self._places.logs(job, attempt) / f"{worker}.log"
+        return self._layout.log(job, attempt, worker)
 
     def close(self) -> None:
         """Let go; jobs go on."""
@@ -194,7 +202,7 @@ class RunsExecutor:
             return True
         try:
             _check_name(launch.job)
-            if self._places.logs(*key).is_dir():
+            if self._layout.logs(*key).is_dir():
                 text = "the run was started before and is gone; the job starts again"
                 self._end(key, JobExited(*key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text)))
                 return True
@@ -210,7 +218,7 @@ class RunsExecutor:
         return True
 
     def _spec(self, job: str) -> RunSpec:
-        return RunSpec.load(self._places.job(job) / "job.json")
+        return RunSpec.load(self._layout.job_file(job))
 
     def _pass_on_resizes(self) -> None:
         """Leave word of resizes. What cannot be written now is tried again; of a run that is gone,
@@ -227,15 +235,15 @@ class RunsExecutor:
 
     def _adopt_all(self) -> None:
         """Take over the runs that another executor on this data directory has started."""
-        sweep(self._places.runs)
-        for run in sorted(self._places.runs.glob("[!.]*/[0-9]*")):
+        sweep(self._layout.runs)
+        for run in sorted(self._layout.runs.glob("[!.]*/[0-9]*")):
             self._adopt((run.parent.name, int(run.name)))
 
     def _adopt(self, key: Key) -> Run | None:
         """Take over a run that is there and that this executor does not know."""
-        if key in self._ended or not self._places.run(*key).is_dir():
+        if key in self._ended or not self._layout.run(*key).is_dir():
             return None
-        run = Run(*key, self._places.run(*key))
+        run = Run(*key, self._layout.run(*key))
         self._runs[key] = run
         self._took_over(run)
         self._next_scan = 0.0
@@ -269,30 +277,23 @@ class RunsExecutor:
                     called.add((job, int(attempt)))
         return called
 
-    def _news(
-        self, run: Run, shift: float, lines: list[dict[str, Any]] | None = None
-    ) -> TimedFacts:
+    def _news(self, run: Run, shift: float, events: Sequence[Event] | None = None) -> TimedFacts:
         """New facts of a run; `shift` turns the time of day into the caller's time."""
         if run.over:
             return []
         facts: TimedFacts = []
-        for line in run.new_lines() if lines is None else lines:
+        for event in run.new_events() if events is None else events:
             run.heard = True
-            when = float(line.pop("when"))
-            if "at" in line:
-                line["at"] += shift
-            number = line.pop("number", None)
-            if line["type"] == JobResized.__name__:
-                run.resized_number = number
-                if number != run.resize_number:
+            if event.type == JobResized.__name__:
+                run.resized_number = event.number or 0
+                if event.number != run.resize_number:
                     continue  # of an earlier resize: told before this executor took over
-            fact = event_from_json(line)
-            facts.append((when, fact))  # type: ignore[arg-type]  # only facts are written there
-            run.over = isinstance(fact, JobExited | LaunchFailed)
+            facts.append((event.when, _fact(event, shift)))
+            run.over = event.is_end
         report = run.new_progress()
         if report is not None:
             when = facts[-1][0] if run.over else time.time()
-            progress = Progress(run.job, run.attempt, report["done"], report["detail"])
+            progress = Progress(run.job, run.attempt, report.done, report.detail)
             facts.insert(len(facts) - run.over, (when, progress))
         wanted = None if run.over else run.take_request()
         if wanted is not None:
@@ -323,8 +324,8 @@ class RunsExecutor:
     def _listen(self) -> int:
         """The named pipe on which whoever runs the workers calls."""
         with suppress(FileExistsError):
-            os.mkfifo(self._places.wake, 0o600)
-        return os.open(self._places.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.mkfifo(self._layout.wake, 0o600)
+        return os.open(self._layout.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _complete(spec: RunSpec, workers: Sequence[Worker]) -> bool:
@@ -333,6 +334,17 @@ def _complete(spec: RunSpec, workers: Sequence[Worker]) -> bool:
     if any(role >= len(spec.roles) for role in have):
         raise RunSpecError(f"the job has {len(spec.roles)} roles; another was launched")
     return all(have[number] >= role.min for number, role in enumerate(spec.roles))
+
+
+def _fact(event: Event, shift: float) -> Fact:
+    """An event as the journal has it."""
+    body = pack(event)
+    for name in ("version", "when", "number", "port"):
+        body.pop(name, None)
+    if event.at is not None:
+        body["at"] += shift
+    fact: Fact = event_from_json(body)  # type: ignore[assignment]  # only facts are written there
+    return fact
 
 
 def _check_name(job: str) -> None:

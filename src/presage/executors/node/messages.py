@@ -1,0 +1,427 @@
+"""What executors, guardians, agents and drivers tell each other: every message there is.
+
+No future annotations here: the codec (`wire`) reads them. Standard library only.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from presage.executors.node.wire import Message, MessageError, encode, loads
+
+__all__ = [
+    "AGREED",
+    "HOLD",
+    "STEPPING",
+    "STOP_AT",
+    "Cursor",
+    "DriverLine",
+    "Event",
+    "GoOrder",
+    "HeadNote",
+    "Identity",
+    "JobFile",
+    "LaunchOrder",
+    "LimitOrder",
+    "LinkLine",
+    "Listing",
+    "Members",
+    "News",
+    "PartOrder",
+    "Placed",
+    "Plan",
+    "Processes",
+    "ProgressReport",
+    "Reason",
+    "Request",
+    "ResizeOrder",
+    "Saved",
+    "StopOrder",
+    "Verdict",
+    "Word",
+    "WorkerPlan",
+    "exited",
+    "hear",
+    "refused",
+    "say",
+]
+
+Identity: TypeAlias = tuple[int, int, str, tuple[int, ...]]
+"""A worker and where it is: role, index, node, devices."""
+Listing: TypeAlias = dict[str, dict[str, tuple[int, int]]]
+"""Size and time of change (ns) of each file, by its path, by unit."""
+
+
+# -- what a run is ------------------------------------------------------------------------------
+
+
+class JobFile(Message):
+    """What an executor must know of a job; the server writes it before each launch."""
+
+    FILE = "job.json"
+
+    manifest: dict[str, Any]
+    """As the user wrote it; `runspec` reads it."""
+    folder: str | None = None
+    """Digest of the uploaded work folder."""
+    owner: str | None = None
+    memory_mib: dict[str, int] | None = None
+    """By role, if it was raised since."""
+
+
+class WorkerPlan(Message):
+    """One worker, as its guardian starts and watches it."""
+
+    name: str
+    identity: Identity
+    argv: tuple[str, ...]
+    resume: tuple[str, ...] | None
+    """What to start instead when there is a checkpoint."""
+    agent: bool
+    """Whether the first process is a torchrun agent and the program runs below it."""
+    env: dict[str, str]
+    cpus: tuple[int, ...]
+    memory: int
+    """Bytes it may use; 0 when it may use what there is."""
+    serves: bool
+    """Whether it works for the others and never ends by itself (a parameter server)."""
+    log: Path
+    progress: Path
+    container: str | None
+    cgroup: str
+    """Name of the group below that of the run, where memory is limited by one."""
+
+
+class Plan(Message):
+    """All that a guardian needs. It holds paths of secrets and never their content."""
+
+    FILE = "plan.json"
+
+    job: str
+    attempt: int
+    run: Path
+    wake: Path
+    work: Path
+    folder: Path | None
+    data: dict[str, str]
+    data_dir: Path
+    progress_dir: Path
+    results: str | None
+    result_dir: Path
+    checkpoint_dir: Path
+    checkpoint_link: str
+    log_dir: Path
+    log_cap: int
+    telemetry: Path
+    gpus: tuple[str, ...]
+    """What CUDA calls the devices, where that is not their number."""
+    nvml: str | None
+    """Where the binding of NVML is."""
+    secrets: dict[str, Path]
+    env: dict[str, str]
+    time_limit_s: float | None
+    grace_s: float
+    torchrun: bool
+    """Whether workers are to find each other as torchrun's do."""
+    agents: bool
+    """Whether each worker is a torchrun agent."""
+    live: bool
+    """Whether agents may come and go while others stay."""
+    engine: str | None
+    image: str | None
+    cgroup: Path | None
+    workers: tuple[WorkerPlan, ...]
+    """In the order of their ranks."""
+    warm: bool = False
+    """Whether workers load PyTorch before they are told to begin."""
+
+
+class LaunchOrder(Message):
+    """A run that the driver of Ray is to start, or has resized."""
+
+    FILE = "launch.json"
+
+    job: str
+    attempt: int
+    workers: tuple[Identity, ...]
+    shared: str | None
+    """A directory that every node sees; checkpoints are kept there."""
+    log_cap: int
+    size: int = 0
+    """Number of the latest resize that was begun."""
+    began: float | None = None
+    """When the workers before the first resize started."""
+
+
+class PartOrder(LaunchOrder):
+    """The same for the agent of one node."""
+
+    spec: str
+    """The job's file."""
+    node: str
+
+
+# -- what a run is told -------------------------------------------------------------------------
+
+
+class StopOrder(Message):
+    """The run must stop, after a checkpoint."""
+
+    FILE = "stop.json"
+
+    code: str
+    text: str
+    grace_s: float | None = None
+    """Seconds it has at most, if that is less than the job asked for."""
+
+
+class ResizeOrder(Message):
+    """The run is to have these workers."""
+
+    FILE = "resize.json"
+
+    number: int
+    target: tuple[Identity, ...]
+    workers: tuple[WorkerPlan, ...]
+    """Planned, where one guardian has them all."""
+
+
+class LimitOrder(Message):
+    """Each worker of the first role is to be held to this; 0 for no limit."""
+
+    FILE = "limits.json"
+
+    cpu_milli: int
+    memory_mib: int
+
+
+class GoOrder(Message):
+    """Every node is ready: the workers begin."""
+
+    FILE = "go.json"
+
+    address: str
+    port: int | None
+    """Where workers of torchrun meet, on the node of rank 0."""
+    ran_s: float
+    """How long workers before a resize ran; the time limit counts it."""
+    logs: dict[str, int]
+    """How long the server's logs are that the workers continue."""
+
+
+class Members(Message):
+    """Who takes part among torchrun agents from now on, and where they meet."""
+
+    FILE = "members.json"
+
+    number: int
+    members: tuple[str, ...]
+    store: str
+
+
+# -- what a run tells ---------------------------------------------------------------------------
+
+
+class Reason(Message):
+    """Why a run ended, as in the journal."""
+
+    code: str
+    text: str
+
+
+class Verdict(Message):
+    """How a run ended."""
+
+    FILE = "verdict.json"
+
+    type: str
+    """JobExited or LaunchFailed."""
+    reason: Reason
+    outcome: str | None = None
+    exit_code: int | None = None
+
+    def event(self, job: str, attempt: int, when: float) -> "Event":
+        """The last event of a run that ended so."""
+        return Event(job=job, attempt=attempt, when=when, **vars(self))
+
+
+class Event(Message):
+    """A fact as the journal has it, and when it happened (seconds since 1970); `Ready` and
+    `number` are for the executor alone."""
+
+    FILE = "events.jsonl"
+
+    type: str
+    job: str
+    attempt: int
+    when: float
+    at: float | None = None
+    stage: str | None = None
+    number: int | None = None
+    """Which resize it is about."""
+    port: int | None = None
+    """Of `Ready`: one that is free on the node."""
+    outcome: str | None = None
+    reason: Reason | None = None
+    exit_code: int | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing comes after it."""
+        return self.type in ("JobExited", "LaunchFailed")
+
+
+class ProgressReport(Message):
+    """How far a training is."""
+
+    FILE = "progress.json"
+
+    done: float
+    detail: dict[str, float]
+
+
+class Request(Message):
+    """How many workers the job itself asks for."""
+
+    FILE = "request.json"
+
+    workers: int
+
+
+class Processes(Message):
+    """The processes of a run, workers first, each with its start in ticks since boot: for an
+    executor that has to clean up after a guardian."""
+
+    FILE = "processes.json"
+
+    known: tuple[tuple[int, int], ...]
+
+
+def exited(outcome: str, code: str, text: str, exit_code: int | None = None) -> Verdict:
+    """The run ended."""
+    reason = Reason(code=code, text=text)
+    return Verdict(type="JobExited", reason=reason, outcome=outcome, exit_code=exit_code)
+
+
+def refused(text: str) -> Verdict:
+    """The run never started."""
+    return Verdict(type="LaunchFailed", reason=Reason(code="launch_failed", text=text))
+
+
+# -- what trainings are told and say ------------------------------------------------------------
+
+
+HOLD, STOP_AT, AGREED, STEPPING = "resize.json", "stop-at.json", "agreed.json", "stepping"
+"""Files of `presage.job`: stand still, after which step, all have heard of that, and whether the
+program hears of any of it. Those who stand still say so in `held-RANK`."""
+
+
+class Word(Message):
+    """Word between Presage and `presage.job` or a torchrun agent, in files beside the one for
+    progress. They may be of another version of Presage, so there is none in it."""
+
+    number: int
+    """Which resize it is about."""
+    workers: int | None = None
+    apart: bool = False
+    """Whether the ranks are on several machines."""
+    call: int | None = None
+    """The step after which all stand still."""
+
+
+def say(place: Path, name: str, word: Word) -> None:
+    """Leave word, whole or not at all."""
+    new = place / f"{name}.new"
+    new.write_text(json.dumps(encode(word)))
+    new.replace(place / name)
+
+
+def hear(place: Path, name: str) -> Word | None:
+    """The word that was left under a name; None if there is none that is understood."""
+    try:
+        return loads(Word, (place / name).read_bytes())
+    except (OSError, MessageError):
+        return None
+
+
+# -- on a Ray cluster ---------------------------------------------------------------------------
+
+
+class Placed(Message):
+    """Where the workers of a run are, and whether they may have begun."""
+
+    FILE = "placed.json"
+
+    nodes: dict[str, str]
+    """Ray's ids by name."""
+    serves: dict[str, bool]
+    """By node: whether the workers there only serve the others."""
+    size: int
+    reservation: str
+    grace_s: float
+    go: GoOrder | None = None
+    changing: bool = False
+    """Whether the workers are being stopped so that others can take their place."""
+
+
+class Saved(Message):
+    """Checkpoints that were made on a node: units that changed, and those that went."""
+
+    changed: Listing
+    deleted: tuple[str, ...]
+
+
+class Cursor(Message):
+    """How far the server knows what happens to a run on a node."""
+
+    logs: dict[str, int]
+    events: int = 0
+    progress: ProgressReport | None = None
+    request: tuple[int, int] | None = None
+    words: dict[str, Word] | None = None
+    saved: str | None = None
+    """Digest of what was saved."""
+    drained: bool = False
+
+
+class News(Message):
+    """What happened to a run on a node since a cursor, and the cursor to ask with next."""
+
+    cursor: Cursor
+    events: tuple[Event, ...] = ()
+    logs: dict[str, tuple[int, bytes]] | None = None
+    """By worker, and of the telemetry: from where on, and what."""
+    progress: ProgressReport | None = None
+    request: tuple[int, int] | None = None
+    """A mark that tells this wish from others, and the workers it asks for."""
+    words: dict[str, Word] | None = None
+    saved: str | None = None
+    drained: bool = False
+    """Whether the run is over here and nothing more will come."""
+
+
+class LinkLine(Message):
+    """What the server says to the driver, each about a data directory."""
+
+    serve: str | None = None
+    leave: str | None = None
+    look: str | None = None
+
+
+class DriverLine(Message):
+    """What the driver says to the server; nothing if all is as before."""
+
+    error: str | None = None
+    nodes: tuple[tuple[str, Any], ...] | None = None
+    """Ray's id and the node, as the model's codec writes it."""
+
+
+class HeadNote(Message):
+    """The head of a Ray cluster that was started here."""
+
+    FILE = "ray-head.json"
+
+    pid: int
+    port: int
+    start: int
+    """In ticks since boot."""

@@ -1,0 +1,243 @@
+"""From what a job asks for to what its guardian does: the plan of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from presage.executors.node.containers import find_engine, in_container
+from presage.executors.node.messages import Identity, Plan, WorkerPlan
+from presage.executors.node.runspec import RoleSpec, RunSpec
+from presage.layout import Layout
+from presage.model.cluster import Worker
+from presage.model.errors import RunSpecError
+from presage.model.event import Launch
+from presage.telemetry.nvml import binding_here
+
+__all__ = [
+    "LOG_CAP",
+    "identity",
+    "inherited_environment",
+    "make_plan",
+    "pick_cores",
+    "plan_workers",
+    "secret_path",
+]
+
+LOG_CAP = 256 << 20
+"""Bytes that the log of a worker may have."""
+_MIB = 1 << 20
+_PRIVATE = re.compile(
+    r"^(PRESAGE_|PG)|TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|DATABASE_URL",
+    re.IGNORECASE,
+)
+"""Variables of the server that are none of a job's business."""
+
+
+def inherited_environment(spec: RunSpec, python: str, run: Path) -> dict[str, str]:
+    """What workers get of the server's environment: all but what looks like a credential, with
+    the job's environment first on PATH, else the one that Presage runs in."""
+    kept = {name: value for name, value in os.environ.items() if not _PRIVATE.search(name)}
+    path = [str(Path(python).parent), kept.get("PATH", os.defpath)]
+    if spec.environment:
+        prefix = Path(spec.environment).expanduser()
+        path.insert(0, str(prefix / "bin"))
+        kept["VIRTUAL_ENV"] = str(prefix)
+    kept["PATH"] = os.pathsep.join(path)
+    kept["PRESAGE_RUN"] = str(run)  # by this mark the executor finds what a guardian left behind
+    return kept
+
+
+def make_plan(
+    layout: Layout,
+    spec: RunSpec,
+    launch: Launch,
+    *,
+    cores: Mapping[Worker, Sequence[int]],
+    cgroup: Path | None,
+    log_cap: int = LOG_CAP,
+    gpus: Sequence[str] = (),
+    checkpoints: Path | None = None,
+) -> Plan:
+    """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
+    CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
+    not beside the job."""
+    job, run = launch.job, layout.run(launch.job, launch.attempt)
+    wanted = spec.checkpoint_dir or ""
+    outside = wanted.startswith(("/", "~"))
+    kept = Path(wanted).expanduser() if outside else checkpoints or layout.checkpoints(job)
+    plan = Plan(
+        job=job,
+        attempt=launch.attempt,
+        run=run,
+        wake=layout.wake,
+        work=run / "work",
+        folder=layout.folder(spec.folder) if spec.folder else None,
+        data=dict(spec.data),
+        data_dir=run / "data",
+        progress_dir=run / "progress",
+        results=spec.results,
+        result_dir=layout.results(job),
+        checkpoint_dir=kept,
+        checkpoint_link="" if outside else wanted,
+        log_dir=layout.logs(job, launch.attempt),
+        log_cap=log_cap,
+        telemetry=layout.telemetry(job, launch.attempt),
+        gpus=tuple(gpus),
+        nvml=binding_here() if any(worker.devices for worker in launch.workers) else None,
+        secrets={name: secret_path(layout, ref) for name, ref in spec.secrets.items()},
+        env=dict(spec.env),
+        time_limit_s=spec.time_limit_s,
+        grace_s=spec.grace_s,
+        torchrun=spec.launcher == "torchrun" and not spec.has_agents,
+        agents=spec.has_agents,
+        live=spec.has_agents and not spec.resume,
+        engine=_engine(spec.image) if spec.image else None,
+        image=spec.image,
+        cgroup=cgroup,
+        workers=(),
+    )
+    return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
+
+
+def plan_workers(
+    plan: Plan,
+    spec: RunSpec,
+    workers: Sequence[Worker],
+    cores: Mapping[Worker, Sequence[int]],
+) -> tuple[WorkerPlan, ...]:
+    """The part of a plan that a resize changes: its workers, in the order of their ranks."""
+    ranked = sorted(workers, key=lambda worker: (worker.role, worker.index))
+    return tuple(
+        _worker(plan, spec, worker, rank, len(ranked), cores.get(worker, ()))
+        for rank, worker in enumerate(ranked)
+    )
+
+
+def identity(worker: Worker) -> Identity:
+    """A worker and where it is, for a message."""
+    return worker.role, worker.index, worker.node, worker.devices
+
+
+def pick_cores(cpus: float, load: Counter[int]) -> list[int]:
+    """The cores for a worker that asks for so many CPUs, those with the fewest workers first; none
+    when it does not ask, or asks for all there are."""
+    have = sorted(os.sched_getaffinity(0))
+    count = math.ceil(cpus)
+    if not 0 < count < len(have):
+        return []
+    return sorted(sorted(have, key=lambda core: load[core])[:count])
+
+
+def _role(spec: RunSpec, worker: Worker) -> RoleSpec:
+    if worker.role >= len(spec.roles):
+        raise RunSpecError(f"the job has {len(spec.roles)} roles; role {worker.role} was launched")
+    return spec.roles[worker.role]
+
+
+def _worker(
+    plan: Plan, spec: RunSpec, worker: Worker, rank: int, count: int, cores: Sequence[int]
+) -> WorkerPlan:
+    role = _role(spec, worker)
+    name = f"{role.name}-{worker.index}"
+    progress = plan.progress_dir / f"{name}.json"
+    devices = ",".join(_cuda_name(plan.gpus, device) for device in worker.devices)
+    env = _environment(plan, spec, role.name, rank, count)
+    env |= {"PRESAGE_PROGRESS": str(progress), "CUDA_VISIBLE_DEVICES": devices}
+    container = f"presage-{plan.job}-{plan.attempt}-{name}" if plan.engine else None
+
+    def started(argv: Sequence[str]) -> tuple[str, ...]:
+        command = _agent(plan, role, name, argv) if plan.agents else tuple(argv)
+        if container is None:
+            return command
+        return in_container(plan, role, container, [*env, *plan.secrets], command, devices)
+
+    return WorkerPlan(
+        name=name,
+        identity=identity(worker),
+        argv=started(role.argv),
+        resume=started(spec.resume) if spec.resume else None,
+        agent=plan.agents,
+        env=env,
+        cpus=tuple(cores),
+        memory=role.memory_mib * _MIB,
+        serves=role.name == "ps",
+        log=plan.log_dir / f"{name}.log",
+        progress=progress,
+        container=container,
+        cgroup="presage-" + sha256(f"{plan.run}/{name}".encode()).hexdigest()[:24],
+    )
+
+
+def _environment(plan: Plan, spec: RunSpec, role: str, rank: int, count: int) -> dict[str, str]:
+    """What Presage promises to every worker."""
+    env = {
+        "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver numbers them, and so do we
+        **spec.env,
+        "PRESAGE_JOB_ID": plan.job,
+        "PRESAGE_ATTEMPT": str(plan.attempt),
+        "PRESAGE_RANK": str(rank),
+        "PRESAGE_WORKERS": str(count),
+        "PRESAGE_ROLE": role,
+        "PRESAGE_CHECKPOINT_DIR": str(plan.checkpoint_dir),
+        "PRESAGE_DATA_DIR": str(plan.data_dir),
+        "PRESAGE_RESULT_DIR": str(plan.result_dir),
+    }
+    if spec.checkpoint_every_s is not None:
+        env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
+    if plan.torchrun:
+        env |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
+        env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each worker sees its devices alone
+    if plan.agents:
+        # Without it, workers of a new size meet what those before left in the agents' store.
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return env
+
+
+def _cuda_name(gpus: Sequence[str], device: int) -> str:
+    return gpus[device] if device < len(gpus) else str(device)
+
+
+def _agent(plan: Plan, role: RoleSpec, name: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """The command of a torchrun agent that runs a worker; see `torchrun_agent.py`."""
+    python = argv[0] if re.fullmatch(r"python[\d.]*", Path(argv[0]).name) else "python"
+    place = plan.progress_dir
+    return (
+        python,
+        f"{place}/torchrun_agent.py",
+        f"--nnodes={role.min}:{role.max}",
+        "--nproc-per-node=1",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        "--rdzv-backend=presage",
+        f"--rdzv-endpoint={place}",
+        f"--rdzv-id={plan.job}-{plan.attempt}",
+        f"--rdzv-conf=member={name}",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={place}",
+        "--no-python",
+        *argv,
+    )
+
+
+def _engine(image: str) -> str:
+    engine = find_engine()
+    if engine is None:
+        raise RunSpecError(
+            f"the manifest names image {image}, but this machine has neither podman nor docker; "
+            "install one, or name an environment instead of an image"
+        )
+    return engine
+
+
+def secret_path(layout: Layout, name: str) -> Path:
+    """Where the content of a secret is; raises RunSpecError for what cannot be the name of one."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RunSpecError(f"{name!r} cannot be the name of a secret")
+    return layout.secret(name)

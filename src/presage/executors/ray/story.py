@@ -1,0 +1,64 @@
+"""What the server's side of a run on Ray writes down: events, progress, wishes and samples.
+
+All of it is in files, in the form that guardians of the executor `local` use, so that the same
+reader understands it. What was written by a process that died is not written twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from presage.executors.node.messages import Event
+from presage.executors.node.report import RunLog
+from presage.executors.node.wire import MessageError, loads
+from presage.layout import Layout
+from presage.telemetry.rows import append, rows, spread
+
+__all__ = ["Story"]
+
+Kind = tuple[str, str | None, int | None]
+"""What tells an event of a run from the others: its type, stage and resize."""
+
+
+class Story(RunLog):
+    """What is told of one run."""
+
+    def __init__(self, layout: Layout, job: str, attempt: int) -> None:
+        super().__init__(layout.run(job, attempt), layout.wake, job, attempt)
+        self._telemetry = layout.telemetry(job, attempt)
+        self._told = self._what_was_told()
+        self._sampled = {row.worker: row.at for row in rows(spread(self._telemetry, 64 << 20))}
+
+    @property
+    def over(self) -> bool:
+        """Whether the last event is written."""
+        return any(kind in ("JobExited", "LaunchFailed") for kind, *_ in self._told)
+
+    def tell(self, event: Event) -> None:
+        """Add an event unless there is one of its kind."""
+        if _kind(event) not in self._told:
+            self._told.add(_kind(event))
+            super().tell(event)
+
+    def samples(self, chunk: bytes) -> None:
+        """Add samples to the telemetry of the job, but those that were added before."""
+        new = []
+        for row in rows(chunk.splitlines()):
+            if row.at > self._sampled.get(row.worker, 0.0):
+                self._sampled[row.worker] = row.at
+                new.append(row)
+        append(self._telemetry, *new)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _what_was_told(self) -> set[Kind]:
+        told = set()
+        with suppress(OSError):
+            for line in (self._run / Event.FILE).read_bytes().splitlines():
+                with suppress(MessageError):
+                    told.add(_kind(loads(Event, line)))
+        return told
+
+
+def _kind(event: Event) -> Kind:
+    return event.type, event.stage, event.number
