@@ -54,6 +54,7 @@ FIELDS: dict[Any, SearchStrategy[Any]] = {
     Reason | None: st.none() | reasons,
     SpeedPoint: st.builds(SpeedPoint, st.integers(9, 99), st.integers(1, 9), positive, positive),
     tuple[Worker, ...]: st.lists(workers, max_size=3).map(tuple),
+    tuple[str, ...]: st.lists(names, max_size=2).map(tuple),
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
+from presage.core.ports import lacks
 from presage.model import event as ev
-from presage.model.cluster import Node, Worker
-from presage.model.errors import StaleLease
+from presage.model.cluster import Node, Resources, Worker
+from presage.model.errors import InternalError, StaleLease
 from presage.model.job import JobSpec, Reason, ReasonCode, Role, StopIntent
 from presage.policy.registry import build
 from presage.store.memory import MemoryStore
@@ -127,10 +128,70 @@ def test_each_decision_goes_to_its_method() -> None:
     assert world.log == ["launch a", "stop b", "resize c"]
 
 
-def test_a_world_that_cannot_resize_stops_the_job_to_place_it_again() -> None:
-    world = Listed()
-    act(world, [ev.Resize("c", 1, WORKERS)])
-    assert world.log == ["stop c"]
+ASK = Resources(cpu_milli=2000, gpu_milli=1000)
+ELASTIC = JobSpec("a", (Role("worker", ASK, 1, 3),))
+LOWER = ev.LimitsAdvised("a", 1, Resources(cpu_milli=500), REASON)
+
+
+class Limiting(Resizing):
+    def limit(self, decision: ev.Limit) -> None:
+        self.log.append(f"limit {decision.job}")
+
+
+@pytest.mark.parametrize(
+    ("world", "missing"),
+    [(Listed(), ("Limit", "Resize")), (Resizing(), ("Limit",)), (Limiting(), ())],
+)
+def test_what_an_executor_cannot_do_is_known(world: Listed, missing: tuple[str, ...]) -> None:
+    assert lacks(world) == missing
+
+
+@pytest.mark.parametrize("world", [Listed(), Resizing(), Limiting()], ids=lacks)
+def test_what_an_executor_cannot_do_is_not_decided(world: Listed) -> None:
+    """It grows an elastic job, limits it, and drains a node below one of its workers."""
+    scheduler, store = Engine(build("elastic"), Known(), check_every=1), MemoryStore()
+    rules = ev.RulesChanged("elastic", "known", lacks(world))
+    step(scheduler, world, store, 0.0, [rules, *map(ev.NodeUp, nodes(1, 1))])
+    step(scheduler, world, store, 1.0, [ev.JobSubmitted(ELASTIC), ev.JobSubmitted(job("b"))])
+    step(scheduler, world, store, 2.0, [ev.JobStarted("a", 1), ev.JobStarted("b", 1)])
+    step(scheduler, world, store, 3.0, [ev.JobExited("b", 1, ev.Outcome.SUCCEEDED), LOWER])
+    can_resize = isinstance(world, Resizing)
+    resized = [ev.JobResized("a", 1)] if can_resize else []
+    step(scheduler, world, store, 4.0, [*resized, ev.NodeDraining("n0")])
+    sent = [
+        f"{type(event).__name__.lower()} {event.job}"
+        for _, event in store.read()
+        if isinstance(event, ev.Launch | ev.Stop | ev.Resize | ev.Limit)
+    ]
+    assert world.log == sent
+    assert ("limit a" in sent) == isinstance(world, Limiting)
+    assert sent.count("resize a") == (2 if can_resize else 0)
+    assert sent.count("stop a") == (0 if can_resize else 1)
+
+
+def test_a_decision_that_nobody_can_carry_out_is_not_written_down() -> None:
+    """An executor that did not say what it lacks."""
+    scheduler, store, world = Engine(build("elastic"), Known()), MemoryStore(), Listed()
+    step(scheduler, world, store, 0.0, [ev.NodeUp(nodes(1)[0]), ev.JobSubmitted(ELASTIC)])
+    before = list(store.read())
+    with pytest.raises(InternalError, match="Listed cannot limit"):
+        step(scheduler, world, store, 1.0, [ev.JobStarted("a", 1), LOWER])
+    assert list(store.read()) == before
+    assert world.log == ["launch a"]
+    with pytest.raises(InternalError, match="Listed cannot resize"):
+        act(world, [ev.Resize("a", 1, WORKERS)])
+
+
+def test_a_resize_under_way_ends_with_the_executor_that_could_do_it() -> None:
+    scheduler = Engine(build("elastic"), Known(), check_every=1)
+    scheduler.handle(0.0, [*map(ev.NodeUp, nodes(1, 1)), ev.JobSubmitted(ELASTIC)])
+    scheduler.handle(1.0, [ev.JobSubmitted(job("b")), ev.JobStarted("a", 1)])
+    scheduler.handle(2.0, [ev.ScaleRequested("a", 1)])
+    assert scheduler.state.jobs["a"].resizing is not None
+    (stop,) = scheduler.handle(3.0, [ev.RulesChanged("elastic", "known", ("Resize",))])
+    assert isinstance(stop, ev.Stop)
+    scheduler.handle(4.0, [ev.JobExited("a", 1, ev.Outcome.STOPPED)])
+    assert scheduler.state.jobs["a"].resizing is None
 
 
 def test_folding_goes_on_from_a_state() -> None:

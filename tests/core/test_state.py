@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from presage.core.changes import Reader
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
@@ -344,6 +345,10 @@ def _job(state: State) -> Job:
         lambda s: s.usage.update({"default": 7}),
         lambda s: s.incomplete.update({"gang": _job(s)}),
         lambda s: (s.down.add("n0"), s.draining.add("n0")),
+        lambda s: s.scaling.add("nobody"),
+        lambda s: s.reservations.update({"nobody": ()}),
+        lambda s: s.ended.append(_job(s)),
+        lambda s: s.apply_all(9.0, [GROW, ev.RulesChanged("", "", ("Resize",))]),
         lambda s: s.capacity.take(0, Resources(gpu_milli=1000), (3,)),
         lambda s: s.capacity.take(0, Resources(cpu_milli=1), ()),
         lambda s: s.capacity.take(0, Resources(memory_mib=1), ()),
@@ -401,6 +406,42 @@ def test_a_job_whose_runs_vanish_for_ever_fails_in_the_end() -> None:
         state.apply(float(attempt + 9), exited(ev.Outcome.LOST, attempt))
     assert attempt == 102
     assert state.ended[-1].state is JobState.FAILED
+
+
+def test_a_step_tells_what_became_of_jobs_in_it() -> None:
+    state = told()
+    state.apply_all(9.0, [ev.CancelRequested("gang"), ev.HaltRequested("lone")])
+    state.apply(9.0, ev.ResumeRequested("lone"))  # a decision made in it, say
+    ended, moves = state.ended, state.moves
+    assert [job.id for job in ended] == ["gang"]
+    assert [(job.id, to.value) for job, to, _ in moves] == [
+        ("gang", "cancelled"),
+        ("lone", "halted"),
+        ("lone", "pending"),
+    ]
+    state.apply_all(9.0, [ev.Launch("lone", 1, workers(0)), ev.JobStarted("lone", 1)])
+    assert [(job.id, to.value) for job, to, _ in state.moves] == [("lone", "running")]
+    assert not state.ended
+    assert (len(ended), len(moves)) == (1, 3)  # whoever took them has them
+
+
+def test_readers_are_told_which_jobs_changed_and_when_to_look_at_all() -> None:
+    state, quick, slow = told(), Reader(), Reader()
+
+    def read(reader: Reader) -> list[str] | None:
+        changed = reader.read(state.changes)
+        return None if changed is None else [job.id for job in changed]
+
+    assert (read(quick), read(slow)) == (None, None)
+    state.apply_all(9.0, [ev.HaltRequested("gang"), ev.Launch("lone", 1, workers(0))])
+    assert (read(quick), read(quick)) == (["gang", "lone"], [])
+    state.MOST_CHANGES = 0
+    state.apply_all(9.0, [ev.JobStarted("lone", 1), ev.Progress("lone", 1, 0.5)] * 2)
+    assert read(quick) == ["lone"] * 3
+    state.apply_all(9.0, ())  # too many: the notes are dropped
+    assert (read(quick), read(slow)) == ([], None)
+    state = told()
+    assert read(quick) is None
 
 
 def test_events_of_one_moment_are_taken_in_their_order() -> None:

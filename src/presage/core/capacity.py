@@ -74,6 +74,8 @@ class Capacity:
         self.plain = True
         """No node limits CPU, memory or GPU memory: only GPUs have to be looked at."""
         self.total_milli = 0
+        self.open_milli = 0
+        """Milli-GPUs of the nodes that take new work."""
         self.free_milli = 0
         """Milli-GPUs not held and not promised to anybody, on all nodes."""
         self.released = 0
@@ -111,6 +113,23 @@ class Capacity:
         self._arrays = None
         return i
 
+    def copy(self) -> Capacity:
+        """One of its own, equal to this one; what only saves time is made anew."""
+        copy = Capacity()
+        copy.nodes, copy.index = self.nodes.copy(), self.index.copy()
+        copy.free_cpu, copy.free_memory = self.free_cpu.copy(), self.free_memory.copy()
+        copy.free_gpu = [free.copy() for free in self.free_gpu]
+        copy.free_gpu_memory = [free.copy() for free in self.free_gpu_memory]
+        copy.sharers = [sharers.copy() for sharers in self.sharers]
+        copy.tenants = [tenants.copy() for tenants in self.tenants]
+        copy.whole, copy.by_whole = self.whole.copy(), self.by_whole.copy()
+        copy._bit, copy.open, copy.types = self._bit.copy(), self.open, self.types.copy()
+        copy.labels = {name: values.copy() for name, values in self.labels.items()}
+        copy.plain, copy.released = self.plain, self.released
+        copy.total_milli, copy.open_milli = self.total_milli, self.open_milli
+        copy.free_milli = self.free_milli
+        return copy
+
     def idle(self, i: int) -> bool:
         """Whether nothing is held or promised on a node."""
         node = self.nodes[i]
@@ -130,6 +149,8 @@ class Capacity:
 
     def set_open(self, i: int, is_open: bool) -> None:
         """Say whether a node takes new work."""
+        milli = len(self.nodes[i].devices) * WHOLE_GPU
+        self.open_milli += milli * (int(is_open) - (self.open >> i & 1))
         self.open = self.open | 1 << i if is_open else self.open & ~(1 << i)
         self.released += 1
 

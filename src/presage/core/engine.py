@@ -49,7 +49,6 @@ class Engine:
     def handle(self, now: float, facts: Sequence[ev.Fact]) -> list[ev.Decision]:
         """Take facts into account and decide what follows."""
         state = self.state
-        state.ended.clear()
         state.apply_all(now, facts)
         kinds = set(map(type, facts))
         if kinds <= _QUIET and not any(map(self._can_resize, facts)):
@@ -131,6 +130,8 @@ def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
     job = plan.state.active.get(fact.job)
     if job is None or job.attempt != fact.attempt or job.state is not JobState.RUNNING:
         return
+    if not plan.state.can(ev.Limit):
+        return
     ask = ask_of(job, 0)
     limits = Resources(
         cpu_milli=min(fact.limits.cpu_milli, ask.cpu_milli or fact.limits.cpu_milli),
@@ -138,6 +139,14 @@ def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
     )
     if limits != job.limits:
         plan.limit(job, limits, fact.reason)
+
+
+def _on_rules_changed(plan: Plan, fact: ev.RulesChanged) -> None:
+    """What an earlier executor was to resize, and this one cannot, starts again."""
+    if ev.Resize.__name__ in fact.lacks:
+        for job in list(plan.state.active.values()):
+            if job.resizing is not None and job.state is not JobState.STOPPING:
+                plan.resize(job, job.resizing)
 
 
 def _is_on(job: Job, node: str) -> bool:
@@ -150,4 +159,5 @@ _FOLLOW_UPS: dict[type[Any], Any] = {
     ev.HaltRequested: _on_halt,
     ev.NodeDown: _on_node_down,
     ev.LimitsAdvised: _on_limits_advised,
+    ev.RulesChanged: _on_rules_changed,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from presage.core.workers import ask_of, missing
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.errors import InvariantBroken
+from presage.model.event import Resize
 from presage.model.job import Job, JobState
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def _check_job(state: State, job: Job) -> None:
     )
     _ensure(bool(job.allocation) == holding, f"{name} holds {len(job.allocation)} workers")
     _ensure(job.intent is None or job.state is JobState.STOPPING, f"{name} has a stop intent")
+    resizing = job.resizing is not None and job.state is not JobState.STOPPING
     _ensure(job.resizing is None or holding, f"{name} is being resized")
+    _ensure(not resizing or state.can(Resize), f"{name} is resized by who cannot do that")
     _ensure(
         job.id not in state.reservations or job.state is JobState.PENDING,
         f"{name} has a reservation",
@@ -81,6 +84,10 @@ def _check_indexes(state: State) -> None:
     kept = {queue: milli for queue, milli in state.usage.items() if milli}
     _ensure(kept == {q: m for q, m in usage.items() if m}, f"usage is {usage}, not {kept}")
     _ensure(not state.down & state.draining, "a node is down and draining")
+    _ensure(state.scaling <= state.jobs.keys(), "a job that is not known is to be scaled")
+    _ensure(state.reservations.keys() <= state.pending.keys(), "room is held for nobody")
+    for job in state.ended:
+        _ensure(state.jobs.get(job.id) is not job and job.state.ended, f"{job.id} did not end")
     starting = [job for job in state.active.values() if job.state is JobState.STARTING]
     lacking = {job.id for job in starting if missing(job)}
     _ensure(lacking == state.incomplete.keys(), "wrong index of jobs that lack workers")

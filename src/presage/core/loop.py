@@ -5,13 +5,16 @@ Time is an argument: waiting for the next step (jumping or sleeping) is the call
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from presage.core.engine import Engine
-from presage.core.ports import CanLimit, CanResize, Executor, Store
+from presage.core.ports import Executor, Store
 from presage.core.state import State
+from presage.model.errors import InternalError
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
-from presage.model.job import Reason, ReasonCode, StopIntent
 
 __all__ = ["act", "fold", "step"]
 
@@ -35,33 +38,43 @@ def step(
     if not facts:
         return []
     decisions = engine.handle(now, facts)
+    orders = _orders(executor, decisions) if decisions else ()  # before anything is written down
     store.append(now, facts, decisions, lease=lease)
-    if decisions:
-        act(executor, decisions)
+    for send, decision in orders:
+        send(decision)
     return decisions
 
 
 def act(executor: Executor, decisions: Iterable[Decision]) -> None:
     """Send decisions to the world. Sending one twice does no harm."""
+    for send, decision in _orders(executor, decisions):
+        send(decision)
+
+
+_SENT = {Launch: "launch", Stop: "stop", Resize: "resize", Limit: "limit"}
+"""The method of an executor for each decision that it has something to do for."""
+
+
+def _orders(
+    executor: Executor, decisions: Iterable[Decision]
+) -> list[tuple[Callable[[Any], None], Decision]]:
+    """What to call; raises InternalError for what the executor cannot do."""
+    orders: list[tuple[Callable[[Any], None], Decision]] = []
+    sent = _SENT.get
     for decision in decisions:
-        if isinstance(decision, Launch):
-            executor.launch(decision)
-        elif isinstance(decision, Stop):
-            executor.stop(decision)
-        elif isinstance(decision, Resize):
-            if isinstance(executor, CanResize):
-                executor.resize(decision)
-            else:  # it goes on from its checkpoint when it is placed again
-                why = Reason(ReasonCode.REQUESTED, "stopped to be resized")
-                executor.stop(Stop(decision.job, decision.attempt, StopIntent.REQUEUE, why))
-        elif isinstance(decision, Limit) and isinstance(executor, CanLimit):
-            executor.limit(decision)
+        name = sent(type(decision))
+        if name is not None:
+            send = getattr(executor, name, None)
+            if send is None:
+                raise InternalError(f"{type(executor).__name__} cannot {name}: {decision}")
+            orders.append((send, decision))
+    return orders
 
 
 def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> State:
     """The state that a journal leads to; no policy is asked."""
     state = state if state is not None else State()
-    for now, event in journal:
-        state.apply(now, event)
-    state.ended.clear()
+    for now, events in groupby(journal, itemgetter(0)):
+        state.apply_all(now, map(itemgetter(1), events))
+    state.apply_all(state.now, ())  # what ended then is no news
     return state

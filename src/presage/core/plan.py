@@ -23,11 +23,12 @@ from typing import Any
 from presage.core.state import State
 from presage.model.cluster import Resources, Worker
 from presage.model.event import Decision, Launch, Limit, Reject, Reserve, Resize, Stop, WakeAt
-from presage.model.job import Job, JobState, Reason, StopIntent
+from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 
 __all__ = ["Plan"]
 
 _PENDING = JobState.PENDING
+_TO_RESIZE = Reason(ReasonCode.REQUESTED, "stopped to be resized")
 
 
 class Plan:
@@ -52,8 +53,12 @@ class Plan:
         self._do(Stop(job.id, job.attempt, intent, reason))
 
     def resize(self, job: Job, workers: tuple[Worker, ...]) -> None:
-        """Change a running job to exactly these workers."""
-        self._do(Resize(job.id, job.attempt, workers))
+        """Change a running job to exactly these workers; where the executor cannot, stop it and
+        let it wait: it goes on from its checkpoint."""
+        if self.state.can(Resize):
+            self._do(Resize(job.id, job.attempt, workers))
+        else:
+            self.stop(job, StopIntent.REQUEUE, _TO_RESIZE)
 
     def limit(self, job: Job, limits: Resources, reason: Reason) -> None:
         """Hold a running job's workers to less CPU and memory than they asked for."""

@@ -8,6 +8,7 @@ to be thread-safe towards itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from presage.model.cluster import Node, Worker
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CanLimit",
     "CanResize",
+    "Entry",
     "Executor",
     "KeepsSnapshots",
+    "Knowledge",
     "LearnsSpeeds",
     "Policy",
     "Predictor",
     "SortKey",
     "Store",
+    "lacks",
 ]
 
 SortKey: TypeAlias = tuple[Any, ...]
@@ -105,7 +109,8 @@ class Executor(Protocol):
 
 @runtime_checkable
 class CanResize(Protocol):
-    """An executor that can change a running job's workers; JobResized follows."""
+    """An executor that can change a running job's workers; JobResized follows. Under one that
+    cannot, no job grows, and one that would shrink is stopped and waits again."""
 
     def resize(self, decision: Resize) -> None:
         """Change a run to exactly these workers."""
@@ -119,6 +124,15 @@ class CanLimit(Protocol):
     def limit(self, decision: Limit) -> None:
         """Hold each worker of the first role to these limits; never below what it uses now."""
         ...
+
+
+def lacks(executor: Executor) -> tuple[str, ...]:
+    """The names of decisions that an executor cannot carry out: what `RulesChanged` tells."""
+    return tuple(
+        kind.__name__
+        for kind, ability in ((Limit, CanLimit), (Resize, CanResize))
+        if not isinstance(executor, ability)
+    )
 
 
 class Store(Protocol):
@@ -151,4 +165,37 @@ class KeepsSnapshots(Protocol):
 
     def load_snapshot(self) -> tuple[int, dict[str, Any]] | None:
         """The newest snapshot, and the position from which on to fold the journal."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something to keep under a name, as its newest; of that name, the newest `keep` stay, one at
+    least."""
+
+    name: str
+    body: bytes
+    keep: int = 1
+
+
+class Knowledge(Protocol):
+    """What was learned: entries by name, documents (one entry) as well as logs (many). Any thread
+    may use it. A former leader is fenced off: its writes raise `StaleLease`."""
+
+    @property
+    def epoch(self) -> int:
+        """Another one whenever somebody else may have written: what was read under one is of no
+        use under another."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """The newest entry of a name."""
+        ...
+
+    def tail(self, name: str, most: int) -> list[bytes]:
+        """The newest entries of a name, oldest first."""
+        ...
+
+    def write(self, *entries: Entry) -> None:
+        """Add these, all or none; durable when it returns."""
         ...

@@ -6,6 +6,7 @@ comparison and made anew when a snapshot is read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from presage.model.cluster import Node, Worker
@@ -17,7 +18,7 @@ from presage.model.speed import SpeedBook
 if TYPE_CHECKING:
     from presage.core.state import State
 
-__all__ = ["fill_state", "take_snapshot"]
+__all__ = ["Kept", "read_snapshot", "take_snapshot"]
 
 
 def take_snapshot(state: State) -> dict[str, Any]:
@@ -55,23 +56,44 @@ def take_snapshot(state: State) -> dict[str, Any]:
     }
 
 
-def fill_state(state: State, data: dict[str, Any]) -> None:
-    """Bring a new state to what a snapshot says; raises ValueError for anything else."""
-    state.now = decode(float, data["now"])
-    for row in data["nodes"]:
-        i = state.capacity.add(decode(Node, row["node"]))
-        state.capacity.set_open(i, row["open"])
-    state.down, state.draining = set(data["down"]), set(data["draining"])
-    for row in data["jobs"]:
-        job: Job = decode(Job, row)
-        state.adopt(job)
-    state.active = {job_id: state.active[job_id] for job_id in data["active"]}
-    for job_id, hold in data["reservations"].items():
-        state.hold_for(job_id, decode(tuple[Worker, ...], hold))
-    for roles, count in data["shapes"]:
-        state.shapes[decode(tuple[Role, ...], roles)] = count
-    state.wake_at = data["wake_at"]
-    state.submitted = data["submitted"]
-    state.scaling = set(data["scaling"])
-    state.speeds = decode(SpeedBook, data.get("speeds", {}))  # older ones have neither
-    state.rules = decode(RulesChanged | None, data.get("rules"))
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What a snapshot says, for the state that is made of it."""
+
+    now: float
+    seed: int
+    nodes: list[tuple[Node, bool]]
+    """Each with whether it takes new work."""
+    down: set[str]
+    draining: set[str]
+    jobs: list[Job]
+    active: list[str]
+    reservations: dict[str, tuple[Worker, ...]]
+    wake_at: float | None
+    submitted: int
+    shapes: dict[tuple[Role, ...], int]
+    scaling: set[str]
+    speeds: SpeedBook
+    rules: RulesChanged | None
+
+
+def read_snapshot(data: dict[str, Any]) -> Kept:
+    """What a snapshot says; raises ValueError for anything else."""
+    return Kept(
+        now=decode(float, data["now"]),
+        seed=data["seed"],
+        nodes=[(decode(Node, row["node"]), row["open"]) for row in data["nodes"]],
+        down=set(data["down"]),
+        draining=set(data["draining"]),
+        jobs=[decode(Job, row) for row in data["jobs"]],
+        active=data["active"],
+        reservations={
+            job: decode(tuple[Worker, ...], hold) for job, hold in data["reservations"].items()
+        },
+        wake_at=data["wake_at"],
+        submitted=data["submitted"],
+        shapes={decode(tuple[Role, ...], roles): count for roles, count in data["shapes"]},
+        scaling=set(data["scaling"]),
+        speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
+        rules=decode(RulesChanged | None, data.get("rules")),
+    )

@@ -1,31 +1,41 @@
 """The state of the cluster and its jobs: what a journal folds to.
 
-`State.apply` is the only way to change it, and it takes the same events whether they come from the
-world, from a decision just made, or from a journal read back. `State.check` proves every
-invariant. `State.undo` takes back a decision that has not left the engine (see `core.plan`).
+`State.apply` and `apply_all` are the only ways to change it, and they take the same events whether
+they come from the world, from a decision just made, or from a journal read back. `State.undo`
+takes back a decision that has not left the engine (see `core.plan`). Everybody else only reads.
+`State.check` proves every invariant.
 
-No policy lives here: an event says what happened, never what should.
+No policy lives here: an event says what happened, never what should. What follows a run that
+ended badly is `core.retry`'s to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from presage.core.capacity import Capacity
+from presage.core.changes import Changes
 from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
-from presage.core.snapshot import fill_state, take_snapshot
+from presage.core.retry import judge
+from presage.core.snapshot import read_snapshot, take_snapshot
 from presage.core.workers import ask_of, devices_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
-from presage.model.job import Job, JobState, Reason, ReasonCode, Role, StopIntent
+from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, Role, StopIntent
 from presage.model.speed import SpeedBook
 from presage.model.workload import same_work
 
-__all__ = ["State"]
+__all__ = ["Move", "State"]
+
+Why: TypeAlias = Reason | None
+Move: TypeAlias = tuple[Job, JobState, Why]
+"""A job, the state it entered, and why."""
 
 # Constants: naming a member of an enum looks it up through the class, 20 times as slow in 3.11.
 PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
@@ -35,13 +45,15 @@ PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
     JobState.STOPPING,
     JobState.SUCCEEDED,
 )
-MOST_LOST = 100
-"""A job whose runs vanish more often than this is at fault after all."""
 WENT_WELL = ev.Outcome.SUCCEEDED
+_AS_THEY_ARE: Mapping[str, JobSpec] = MappingProxyType({})
 
 
 class State:
     """Jobs, nodes and who holds what. Ended jobs leave it, so its size follows what is alive."""
+
+    MOST_CHANGES = 4096
+    """Changes of earlier steps that are remembered: to look at all jobs instead must be rare."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -70,12 +82,12 @@ class State:
         """How fast runs of each workload were at the sizes they had."""
         self.rules: ev.RulesChanged | None = None
         """What it is decided by, where somebody said so."""
-        self.queued: list[Job] = []
-        """Jobs that became pending since a policy last looked; it empties the list."""
+        self.changes = Changes()
+        """Which jobs changed, for whoever keeps something about them (`changes.Reader`)."""
         self.ended: list[Job] = []
-        """Jobs that ended since the engine was last called; it empties the list."""
-        self.moves: list[tuple[str, JobState, Reason | None]] | None = None
-        """Moves of jobs in their order, for whoever puts a list here and empties it."""
+        """Jobs that ended in the present step."""
+        self.moves: list[Move] = []
+        """What became of jobs in it, in order; launches and stops are decisions and not here."""
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             ev.JobSubmitted: self._submitted,
             ev.CancelRequested: self._cancel_requested,
@@ -106,15 +118,25 @@ class State:
         }
 
     def apply(self, now: float, event: ev.Event) -> None:
-        """Take one event into account. Facts about unknown jobs or stale attempts change
-        nothing."""
-        self.apply_all(now, (event,))
-
-    def apply_all(self, now: float, events: Iterable[ev.Event]) -> None:
-        """Take events of one moment into account, in their order."""
+        """Take one more event of the present step into account. Facts about unknown jobs or stale
+        attempts change nothing."""
         if now < self.now:
             raise InternalError(f"time went back from {self.now:g} to {now:g} s")
         self.now = now
+        self._handlers[type(event)](now, event)
+
+    def apply_all(self, now: float, events: Iterable[ev.Event]) -> None:
+        """Begin a step: take events of one moment into account, in their order. `ended` and
+        `moves` tell of this step alone."""
+        if now < self.now:
+            raise InternalError(f"time went back from {self.now:g} to {now:g} s")
+        self.now = now
+        if self.moves:  # whoever took these lists in the step before keeps them
+            self.moves = []
+            if self.ended:
+                self.ended = []
+        if len(self.changes.jobs) > self.MOST_CHANGES + 2 * len(self.jobs):
+            self.changes.drop()
         handlers = self._handlers
         for event in events:
             handlers[type(event)](now, event)
@@ -122,6 +144,10 @@ class State:
     def check(self) -> None:
         """Raise InvariantBroken unless every invariant holds. Costs far more than a step."""
         check_state(self)
+
+    def can(self, kind: type[Any]) -> bool:
+        """Whether the executor can carry out this kind of decision, as far as it was said."""
+        return self.rules is None or kind.__name__ not in self.rules.lacks
 
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
@@ -155,16 +181,47 @@ class State:
     @classmethod
     def restore(cls, data: dict[str, Any]) -> State:
         """The state that a snapshot was made of."""
-        state = cls(data["seed"])
-        fill_state(state, data)
+        kept = read_snapshot(data)
+        state = cls(kept.seed)
+        state.now = kept.now
+        for node, is_open in kept.nodes:
+            state.capacity.set_open(state.capacity.add(node), is_open)
+        state.down, state.draining, state.scaling = kept.down, kept.draining, kept.scaling
+        for job in kept.jobs:
+            state._adopt(job)
+        state.active = {job_id: state.active[job_id] for job_id in kept.active}
+        for job_id, hold in kept.reservations.items():
+            state._hold_for(job_id, hold)
+        state.wake_at, state.submitted, state.shapes = kept.wake_at, kept.submitted, kept.shapes
+        state.speeds, state.rules = kept.speeds, kept.rules
         return state
 
-    def adopt(self, job: Job) -> None:
+    def copy(self, instead: Mapping[str, JobSpec] = _AS_THEY_ARE) -> State:
+        """A state of its own, equal to this one, at the beginning of a step. `instead` gives
+        waiting jobs another spec, as if they had asked for that; what was held for them is not."""
+        copy = type(self)(self.seed)
+        copy.now, copy.wake_at = self.now, self.wake_at
+        copy.submitted = self.submitted
+        copy.capacity = self.capacity.copy()
+        copy.down, copy.draining = self.down.copy(), self.draining.copy()
+        jobs = {job_id: Job(*_EVERYTHING(job)) for job_id, job in self.jobs.items()}
+        copy.jobs = jobs
+        copy.pending = {job_id: jobs[job_id] for job_id in self.pending}
+        copy.active = {job_id: jobs[job_id] for job_id in self.active}
+        copy.incomplete = {job_id: jobs[job_id] for job_id in self.incomplete}
+        copy.reservations = self.reservations.copy()
+        copy.usage, copy.scaling = self.usage.copy(), self.scaling.copy()
+        copy.shapes, copy.speeds, copy.rules = self.shapes.copy(), self.speeds.copy(), self.rules
+        for job_id, spec in instead.items():
+            copy._drop_reservation(job_id)
+            copy.pending[job_id].spec = spec
+        return copy
+
+    def _adopt(self, job: Job) -> None:
         """Take in a job as a snapshot has it, with everything it holds."""
         self.jobs[job.id] = job
         if job.state is PENDING:
             self.pending[job.id] = job
-            self.queued.append(job)
         elif job.allocation:
             self.active[job.id] = job
             had = set(job.allocation)
@@ -173,12 +230,6 @@ class State:
             self._hold(job, tuple(w for w in job.resizing or () if w not in had))
             if job.state is STARTING and missing(job):
                 self.incomplete[job.id] = job
-
-    def hold_for(self, job_id: str, workers: tuple[Worker, ...]) -> None:
-        """Take the room that is reserved for a job."""
-        self.reservations[job_id] = workers
-        for worker in workers:
-            self._take(self.jobs[job_id], worker)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -193,7 +244,7 @@ class State:
         shapes, roles = self.shapes, spec.roles
         shapes[roles] = shapes.get(roles, 0) + 1
         self.jobs[job_id] = self.pending[job_id] = job
-        self.queued.append(job)
+        self.changes.note(job)
 
     def _cancel_requested(self, now: float, e: ev.CancelRequested) -> None:
         job = self.jobs.get(e.job)
@@ -237,70 +288,47 @@ class State:
         kept = set(target)
         self._give(job, tuple(worker for worker in job.allocation if worker not in kept))
         job.allocation = target
+        self.changes.note(job)
 
     def _exited(self, now: float, e: ev.JobExited) -> None:
         job = self._run(e)
         if job is None:
             return
-        outcome, intent = e.outcome, job.intent
-        self._vacate(now, job)
-        reason = e.reason or job.reason
-        if outcome is WENT_WELL:
-            self._end(now, job, SUCCEEDED, reason)
-        elif intent is StopIntent.CANCEL:
-            self._end(now, job, JobState.CANCELLED, job.reason)
-        elif intent is StopIntent.HALT:
-            self._move(now, job, JobState.HALTED, job.reason)
-        elif outcome is ev.Outcome.STOPPED:
-            self._queue(now, job, reason)
-        elif outcome is ev.Outcome.LOST and job.lost < MOST_LOST:
-            job.lost += 1
-            self._queue(now, job, reason)
+        if e.outcome is WENT_WELL:
+            self._vacate(now, job)
+            self._end(now, job, SUCCEEDED, e.reason or job.reason)
         else:
-            self._failed(now, job, outcome, reason)
-
-    def _failed(self, now: float, job: Job, outcome: ev.Outcome, reason: Reason | None) -> None:
-        if outcome is ev.Outcome.OUT_OF_MEMORY:
-            job.out_of_memory += 1
-            job.spec = replace(job.spec, shareable=False)
-            if self._may_have_more(job):
-                self._queue(now, job, reason)
-                return
-        job.failures += 1
-        too_long = reason is not None and reason.code is ReasonCode.TIME_LIMIT
-        if job.failures <= job.spec.max_retries and not too_long:
-            self._queue(now, job, reason)
-        else:
-            self._end(now, job, JobState.FAILED, reason)
-
-    def _may_have_more(self, job: Job) -> bool:
-        """Give a job that ran out of memory more of it, if it may have more."""
-        spec = job.spec
-        if spec.oom is None or job.out_of_memory > spec.oom.times:
-            return False
-        roles = tuple(replace(r, resources=spec.oom.raised(r.resources)) for r in spec.roles)
-        if roles == spec.roles and job.out_of_memory > 1:
-            return False  # once, since it no longer shares its device; after that, nothing changed
-        job.spec = replace(spec, roles=roles)
-        return True
+            self._over(now, job, e.outcome, e.reason or job.reason, job.reason)
 
     def _launch_failed(self, now: float, e: ev.LaunchFailed) -> None:
         job = self._run(e)
-        if job is None:
-            return
+        if job is not None:
+            self._over(now, job, ev.Outcome.FAILED, e.reason, e.reason)
+
+    def _over(self, now: float, job: Job, outcome: ev.Outcome, reason: Why, stopped: Why) -> None:
+        """A run did not end well; what it was told to stop for goes before why it ended."""
         intent = job.intent
         self._vacate(now, job)
         if intent is StopIntent.CANCEL:
-            self._end(now, job, JobState.CANCELLED, e.reason)
+            self._end(now, job, JobState.CANCELLED, stopped)
         elif intent is StopIntent.HALT:
-            self._move(now, job, JobState.HALTED, e.reason)
+            self._move(now, job, JobState.HALTED, stopped)
+        elif outcome is ev.Outcome.STOPPED:
+            self._queue(now, job, reason)
         else:
-            self._failed(now, job, ev.Outcome.FAILED, e.reason)
+            verdict = judge(job, outcome, reason)
+            job.spec, job.failures = verdict.spec, verdict.failures
+            job.lost, job.out_of_memory = verdict.lost, verdict.out_of_memory
+            if verdict.again:
+                self._queue(now, job, reason)
+            else:
+                self._end(now, job, JobState.FAILED, reason)
 
     def _progress(self, now: float, e: ev.Progress) -> None:
         if (job := self._run(e)) is not None:
             job.progress = e.done
             job.progress_s = job.ran(now)
+            self.changes.note(job)
 
     def _stage_changed(self, now: float, e: ev.StageChanged) -> None:
         if (job := self._run(e)) is not None:
@@ -357,7 +385,7 @@ class State:
             if any(worker.node == name for worker in hold)
         ]:
             self._drop_reservation(job_id)
-            self.queued.append(self.jobs[job_id])
+            self.changes.note(self.jobs[job_id])
 
     def _woke(self, now: float, e: ev.Woke) -> None:
         if self.wake_at is not None and self.wake_at <= now:
@@ -377,6 +405,7 @@ class State:
             self.active[e.job] = job
         else:
             job.allocation += e.workers
+            self.changes.note(job)
         self._hold(job, e.workers)
         if missing(job):
             self.incomplete[e.job] = job
@@ -400,6 +429,7 @@ class State:
         had = set(job.allocation)
         self._settle(now, job)
         job.resizing = e.workers
+        self.changes.note(job)
         self._hold(job, tuple(worker for worker in e.workers if worker not in had))
 
     def _limit(self, now: float, e: ev.Limit) -> None:
@@ -408,9 +438,8 @@ class State:
     def _reserve(self, now: float, e: ev.Reserve) -> None:
         self._drop_reservation(e.job)
         if e.workers:
-            self.hold_for(e.job, e.workers)
-        else:
-            self.queued.append(self.jobs[e.job])
+            self._hold_for(e.job, e.workers)
+        self.changes.note(self.jobs[e.job])
 
     def _wake_at(self, now: float, e: ev.WakeAt) -> None:
         self.wake_at = e.at
@@ -426,7 +455,7 @@ class State:
             return self.wake_at
         job = self.jobs[decision.job]
         held = self.reservations.get(decision.job)
-        return held, tuple([getattr(job, name) for name in _RESTORED])
+        return held, _BEFORE(job)
 
     def undo(self, decision: ev.Decision, memo: Any) -> None:
         """Take back the latest decision, given the memo made before it was applied."""
@@ -435,7 +464,7 @@ class State:
             return
         if isinstance(decision, ev.Reject):
             raise InternalError("a rejection cannot be taken back")
-        job, (held, fields) = self.jobs[decision.job], memo
+        job, (held, before) = self.jobs[decision.job], memo
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
         elif isinstance(decision, ev.Resize):
@@ -443,9 +472,10 @@ class State:
             self._give(job, tuple(worker for worker in decision.workers if worker not in had))
         self._drop_reservation(job.id)
         if held is not None:
-            self.hold_for(job.id, held)
-        for name, value in zip(_RESTORED, fields, strict=True):
+            self._hold_for(job.id, held)
+        for name, value in zip(_RESTORED, before, strict=True):
             setattr(job, name, value)
+        self.changes.note(job)
         if job.state is PENDING:
             self.active.pop(job.id, None)
             self.pending[job.id] = job
@@ -461,23 +491,23 @@ class State:
         job = self.active.get(e.job)
         return job if job is not None and job.attempt == e.attempt else None
 
-    def _move(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
+    def _move(self, now: float, job: Job, to: JobState, reason: Why) -> None:
         """Change the state of a job; its service and the indexes are the caller's business."""
         if to not in ALLOWED[job.state]:
             ensure(job, to)
         job.state = to
         job.since = now
         job.reason = reason
-        if self.moves is not None:
-            self.moves.append((job.spec.id, to, reason))
+        self.changes.note(job)
+        if to is not STARTING and to is not STOPPING:
+            self.moves.append((job, to, reason))
 
-    def _queue(self, now: float, job: Job, reason: Reason | None) -> None:
+    def _queue(self, now: float, job: Job, reason: Why) -> None:
         """A job that holds nothing waits again."""
         self._move(now, job, PENDING, reason)
         self.pending[job.id] = job
-        self.queued.append(job)
 
-    def _end(self, now: float, job: Job, to: JobState, reason: Reason | None) -> None:
+    def _end(self, now: float, job: Job, to: JobState, reason: Why) -> None:
         job_id = job.spec.id
         if self.reservations:
             self._drop_reservation(job_id)
@@ -536,37 +566,27 @@ class State:
         job.held_milli -= milli
         self.usage[job.spec.queue] -= milli
 
-    def _take(self, job: Job, worker: Worker) -> int:
-        ask = ask_of(job, worker.role)
-        capacity = self.capacity
-        capacity.take(capacity.index[worker.node], ask, worker.devices)
-        return ask.gpu_milli
-
-    def _lift(self, job: Job, workers: tuple[Worker, ...]) -> None:
+    def _hold_for(self, job_id: str, workers: tuple[Worker, ...]) -> None:
+        """Take the room that is reserved for a job."""
+        capacity, job = self.capacity, self.jobs[job_id]
+        self.reservations[job_id] = workers
         for worker in workers:
-            self.capacity.give(
-                self.capacity.index[worker.node], ask_of(job, worker.role), worker.devices
-            )
+            ask = ask_of(job, worker.role)
+            capacity.take(capacity.index[worker.node], ask, worker.devices)
 
     def _drop_reservation(self, job_id: str) -> None:
         hold = self.reservations.pop(job_id, None)
         if hold is not None:
-            self._lift(self.jobs[job_id], hold)
+            capacity, job = self.capacity, self.jobs[job_id]
+            for worker in hold:
+                ask = ask_of(job, worker.role)
+                capacity.give(capacity.index[worker.node], ask, worker.devices)
 
 
-_RESTORED = (
-    "state",
-    "attempt",
-    "allocation",
-    "resizing",
-    "limits",
-    "intent",
-    "reason",
-    "since",
-    "ran_s",
-    "gpu_s",
-    "mark",
-)
+_EVERYTHING = attrgetter(*(field.name for field in fields(Job)))
+_RESTORED: tuple[str, ...] = ("state", "attempt", "allocation", "resizing", "limits", "intent")
+_RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark")
+_BEFORE = attrgetter(*_RESTORED)
 
 
 def _asked(text: str) -> Reason:

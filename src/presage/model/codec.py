@@ -6,11 +6,15 @@ nothing read from disk or network runs code.
 
 A type is looked at once: what comes of it is a function, kept for the next value of that type. A
 start reads tens of thousands of values, and a busy server writes thousands a second.
+
+A field may be left out where it holds what `LEFT_OUT` says. That is written down apart from the
+defaults of the code: these may change, and a journal must not change its meaning by it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import marshal
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -18,14 +22,44 @@ from operator import attrgetter
 from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["decode", "encode"]
+__all__ = ["LEFT_OUT", "decode", "encode"]
 
 Coder: TypeAlias = Callable[[Any], Any]
 _PLAIN = frozenset({bool, float, int, str, type(None)})
 
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
+    "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s")),
+    "Job": {
+        **{"state": "pending", "attempt": 0, "allocation": [], "held_milli": 0, "stage": ""},
+        **dict.fromkeys(("resizing", "intent", "wants", "reason", "phase", "limits", "estimates")),
+        **dict.fromkeys(("failures", "lost", "out_of_memory"), 0),
+        **dict.fromkeys(("progress", "progress_s", "ran_s", "gpu_s", "mark"), 0.0),
+    },
+    "JobExited": {"reason": None, "exit_code": None},
+    "JobSpec": {
+        **{"owner": "", "queue": "default", "priority": 0, "placement": None, "model": None},
+        **{"preemptible": True, "checkpointable": True, "shareable": True, "max_retries": 0},
+        **{"max_lost": 100, "oom": None, "time_limit_s": None, "labels": {}, "entrypoint": []},
+    },
+    "JobStarted": {"at": None},
+    "JobSubmitted": {"estimates": None},
+    "Node": {"devices": [], "cpu_milli": 1 << 50, "memory_mib": 1 << 50, "labels": {}},
+    "OomRetry": {"times": 3, "factor": 1.5, "ceiling_mib": 0},
+    "Progress": {"detail": {}},
+    "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
+    "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": []},
+    "RulesChanged": {"lacks": []},
+    "SpeedBook": {"count": 0, "points": {}},
+    "Worker": {"devices": []},
+}
+"""What a field means that is not there, of each type in journals and snapshots, as JSON: part of
+every journal that was written, so nothing here ever changes. A new field is added with what the
+journals of before mean. Other types are read with the defaults of their code."""
+
 
 def encode(value: Any) -> Any:
-    """A value as JSON types; fields that hold their default are left out."""
+    """A value as JSON types, without the fields that may be left out."""
     kind: Any = type(value)
     return _encoder(kind)(value)
 
@@ -69,6 +103,14 @@ _NO_DEFAULT = object()
 
 
 def _fields(kind: Any) -> dict[str, Any]:
+    """What each field means when it is left out; `_NO_DEFAULT` where it must be there."""
+    defaults = _own_defaults(kind)
+    fixed = LEFT_OUT.get(kind.__name__, {})
+    return defaults | {name: _decoder(_hints(kind)[name])(fixed[name]) for name in fixed}
+
+
+def _own_defaults(kind: Any) -> dict[str, Any]:
+    """The defaults that the code of a type has."""
     defaults: dict[str, Any] = {}
     for item in dataclasses.fields(kind):
         if not item.init:
@@ -80,6 +122,9 @@ def _fields(kind: Any) -> dict[str, Any]:
         else:
             defaults[item.name] = _NO_DEFAULT
     return defaults
+
+
+_hints = cache(get_type_hints)
 
 
 # -- and back -------------------------------------------------------------------------------------
@@ -129,16 +174,46 @@ def _mapping_decoder(kind: Any, decode_item: Coder) -> Coder:
 
 def _dataclass_decoder(kind: Any) -> Coder:
     fields = _LazyFields(kind)
+    exact = fields.exact.get
+    own, fixed = _own_defaults(kind), _fields(kind)
+    moved = {name: LEFT_OUT[kind.__name__][name] for name in own if own[name] != fixed[name]}
 
     def decode_fields(data: Any) -> Any:
         if not isinstance(data, dict):
             raise _unexpected(kind, data)
+        if moved:  # the code has another default by now
+            data = moved | data
         try:
-            return kind(**{name: fields[name](item) for name, item in data.items()})
+            return kind(
+                **{
+                    name: item if type(item) is exact(name) else fields[name](item)
+                    for name, item in data.items()
+                }
+            )
         except TypeError as error:
             raise ValueError(f"{kind.__name__}: {error}") from None
 
-    return decode_fields
+    return _shared(decode_fields) if kind.__dataclass_params__.frozen else decode_fields
+
+
+def _shared(decode_it: Coder) -> Coder:
+    """Equal values become one: thousands of jobs have the same roles, and frozen values take long
+    to make."""
+    made: dict[bytes, Any] = {}
+
+    def decode_once(data: Any) -> Any:
+        key = marshal.dumps(data)
+        found = made.get(key)
+        if found is None:
+            if len(made) >= _MOST_SHARED:
+                made.clear()
+            found = made[key] = decode_it(data)
+        return found
+
+    return decode_once
+
+
+_MOST_SHARED = 4096
 
 
 class _LazyFields(dict[str, Coder]):
@@ -147,11 +222,15 @@ class _LazyFields(dict[str, Coder]):
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self.kind = kind
+        self.exact: dict[str, type] = {}
+        """The type of each plain field: a value of that type is taken as it is."""
 
     def __missing__(self, name: str) -> Coder:
-        hints = get_type_hints(self.kind)
+        hints = _hints(self.kind)
         if name not in hints:
             raise ValueError(f"{self.kind.__name__} has no field {name!r}")
+        if hints[name] in _PLAIN:
+            self.exact[name] = hints[name]
         self[name] = _decoder(hints[name])
         return self[name]
 

@@ -196,6 +196,8 @@ class RulesChanged:
     """Its configuration, as JSON."""
     predictor: str
     """The version of what foresees."""
+    lacks: tuple[str, ...] = ()
+    """Decisions that the executor cannot carry out, by name; nothing of that kind is decided."""
 
 
 @value

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import ceil
 
-from presage.model.cluster import UNLIMITED, WHOLE_GPU, Resources, Worker
+from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.estimate import Estimates
 from presage.model.value import value
 
@@ -156,17 +155,6 @@ class OomRetry:
     ceiling_mib: int = 0
     """The most memory a worker is ever given; 0 means no ceiling."""
 
-    def raised(self, ask: Resources) -> Resources:
-        """What a worker asks for next time; the same when the ceiling is reached."""
-
-        def more(mib: int) -> int:
-            most = self.ceiling_mib or UNLIMITED
-            return max(mib, min(ceil(mib * self.factor), most)) if mib else 0
-
-        return Resources(
-            ask.cpu_milli, more(ask.memory_mib), ask.gpu_milli, more(ask.gpu_memory_mib)
-        )
-
 
 @value
 class JobSpec:
@@ -184,6 +172,9 @@ class JobSpec:
     """Whether it may share a device with another job."""
     max_retries: int = 0
     """How often it is started again after it failed by itself."""
+    max_lost: int = 100
+    """How often it is started again after a run vanished through no fault of its own; a job whose
+    runs vanish more often is at fault after all."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None

@@ -1,0 +1,293 @@
+"""What the HTTP API answers with, as values: the server documents them, the client returns them.
+
+Times are seconds since 1970. A field with a default may be left out of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from presage.model.estimate import Estimates
+from presage.model.job import Reason
+
+__all__ = [
+    "Accepted",
+    "Audit",
+    "DryRun",
+    "Eta",
+    "Explanation",
+    "ExportedTrace",
+    "Foreseen",
+    "Help",
+    "HistoryEntry",
+    "JobStatus",
+    "JobSummary",
+    "NewUser",
+    "NodeStatus",
+    "QueueStatus",
+    "Scaled",
+    "Status",
+    "StatusChange",
+    "Submitted",
+    "UserInfo",
+    "Waiting",
+    "WhatIf",
+]
+
+
+class Status(StrEnum):
+    """Where a job is, as users see it."""
+
+    QUEUED = "QUEUED"
+    """It waits for its turn and for room."""
+    DOWNLOADING = "DOWNLOADING"
+    """It has its devices and is being started: folder, data, containers."""
+    PROCESSING = "PROCESSING"
+    """Its workers run."""
+    STORING = "STORING"
+    """They ended well, and its results are being stored."""
+    COMPLETED = "COMPLETED"
+    """It ended well."""
+    FAILED = "FAILED"
+    """It ended badly; the reason says how."""
+    HALTED = "HALTED"
+    """It was stopped with a checkpoint and can be resumed."""
+    CANCELLED = "CANCELLED"
+    """Somebody ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eta:
+    """In how many seconds from now a job starts: the most likely middle, and an interval that
+    holds in four of five cases. Null lies beyond what can be foreseen."""
+
+    p10: float | None
+    p50: float | None
+    p90: float | None
+    age_s: float
+    """How long ago this was estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen(Estimates):
+    """What was foreseen of a job when it was submitted."""
+
+    text: str = ""
+    """All of it for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job is on disk, or a request about one."""
+
+    id: str
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Accepted):
+    """A new job is on disk."""
+
+    eta_s: Eta | None
+    """When it starts; null when that is not known yet, which is usual in this moment: ask for the
+    job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Accepted):
+    """The request is on disk; the job changes its size when there is room."""
+
+    workers: int
+    """How many were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job in a list."""
+
+    id: str
+    name: str
+    owner: str
+    queue: str
+    status: Status
+    stage: str
+    reason: Reason
+    attempt: int
+    workers: int
+    nodes: tuple[str, ...]
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    progress: Mapping[str, Any] | None
+    """What the job last reported: `done` from 0 to 1, `at`, and numbers of its own."""
+    eta_s: Eta | None
+    """When it starts; null when it does not wait or nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """A job entered a status."""
+
+    at: float
+    status: Status
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus(JobSummary):
+    """Everything about one job."""
+
+    estimates: Foreseen | None
+    """What was foreseen when it was submitted; null when nothing was."""
+    history: tuple[HistoryEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChange:
+    """News: a job entered a status."""
+
+    job: str
+    at: float
+    status: Status
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that waits."""
+
+    id: str
+    reason: Reason
+    ahead: int
+    """Jobs of its queue that were submitted before it and still wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """A change, and when the job would start with it."""
+
+    change: str
+    eta_s: Eta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job is where it is."""
+
+    id: str
+    status: Status
+    reason: Reason
+    ahead: int | None
+    """Jobs of its queue that were submitted before it and still wait."""
+    ahead_jobs: tuple[str, ...]
+    """The first of them that you may know of."""
+    eta_s: Eta | None
+    helps: tuple[Help, ...] | None
+    """Changes with which it would start notably earlier, the best first; null when that was not
+    worked out in time."""
+    estimates: Foreseen | None
+    """What was foreseen when it was submitted; null when nothing was."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What would become of a job if it was submitted now. Nothing is kept."""
+
+    name: str
+    queue: str
+    starts_now: bool
+    nodes: tuple[str, ...]
+    """Where it would start, in the most likely case; empty when that cannot be foreseen."""
+    eta_s: Eta | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node and what is free on it; null is not counted."""
+
+    name: str
+    state: str
+    gpus: int
+    gpu_types: tuple[str, ...]
+    free_gpus: float
+    cpus: float | None
+    free_cpus: float | None
+    memory_mib: int | None
+    free_memory_mib: int | None
+    jobs: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """A queue: what it may have and what it has."""
+
+    name: str
+    quota_gpus: float | None
+    limit_gpus: float | None
+    weight: float
+    used_gpus: float
+    pending: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserInfo:
+    """Somebody who may use this server."""
+
+    name: str
+    role: str
+    team: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewUser:
+    """A user who was just made, or got a new token: it is shown this once."""
+
+    name: str
+    role: str
+    team: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The journal's facts, decided again by the policy that the server had at each time."""
+
+    same: bool
+    """Whether every decision came out as recorded."""
+    decisions: int
+    """Decisions that did, up to the first that did not."""
+    first_difference_at: float | None
+    """When the first other decision was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What happened, and what would have happened."""
+
+    since: float
+    until: float
+    recorded: Mapping[str, float | None]
+    """The figures of what really happened."""
+    policies: Mapping[str, Mapping[str, float | None]]
+    """The same jobs simulated under each policy, with the run times they turned out to have."""
+    audit: Audit
+    notes: tuple[str, ...]
+    """What was left out or assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTrace:
+    """The journal as something to simulate."""
+
+    jobs: Mapping[str, list[Any]]
+    """A native trace, by column."""
+    nodes: tuple[Mapping[str, Any], ...]
+    """The nodes, as a cluster file has them."""
+    notes: tuple[str, ...]
