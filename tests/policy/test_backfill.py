@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +12,10 @@ from presage.model import event as ev
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job
-from presage.policy.backfill import Ends
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
+from presage.policy.runs import Runs
+from presage.policy.walks.easy import Shadow, end, soonest
 from presage.sim.clusters import read_cluster
 from presage.sim.run import simulate
 from presage.sim.traces import Trace
@@ -130,45 +130,62 @@ KINDS = ("submit", "submit", "confirm", "confirm", "progress", "fail", "end", "c
         min_size=1,
         max_size=40,
     ),
-    st.integers(0, 4),
+    st.integers(0, 2),
 )
 def test_ends_that_were_kept_are_those_that_are_true_now(
-    steps: list[tuple[str, int, int]], seen: int
+    steps: list[tuple[str, int, int]], when: int
 ) -> None:
-    cluster, kept = Cluster(), Ends()
+    cluster, kept = Cluster(), Runs(end)
     for number, step in enumerate(steps):
         cluster.step(*step)
-        plan, expected = Plan(cluster.engine.state), cluster.ends()
-        if number % 3 == seen % 3:  # passes look at the first ends only, and not all of them look
-            found = kept.soonest(plan, cluster.predict)
-            wanted = None if number == len(steps) - 1 else seen
-            told = [(end, seq) for end, seq, _, _ in islice(found, wanted)]
-            assert told == expected[:wanted]
-    last = [(end, seq) for end, seq, *_ in kept.soonest(plan, cluster.predict)]
-    assert last == expected
+        if number % 3 == when:  # not all passes look
+            assert ends(kept, cluster, cluster.predict) == cluster.ends()
+    assert ends(kept, cluster, cluster.predict) == cluster.ends()
+
+
+def ends(runs: Runs, scenario: Scenario, predict: Known) -> list[tuple[float, int]]:
+    plan = Plan(scenario.engine.state)
+    return [(at, seq) for at, seq, _ in soonest(runs.look(plan, predict), plan.now)]
 
 
 def test_a_job_that_begins_anew_no_longer_ends_as_its_progress_said() -> None:
-    s, kept, predict = Scenario(nodes(1), EASY), Ends(), Changing({"a": 100.0})
-
-    def end() -> float:
-        ((at, _, _, _),) = kept.soonest(Plan(s.engine.state), predict)
-        return at
-
+    s, kept, predict = Scenario(nodes(1), EASY), Runs(end), Changing({"a": 100.0})
     s.submit(job("a", max_retries=1))
     s.go(ev.Progress("a", 1, 0.25), at=50.0)
-    assert end() == 200.0
+    assert ends(kept, s, predict) == [(200.0, 0)]
     s.go(ev.JobExited("a", 1, ev.Outcome.FAILED), at=60.0)  # it starts again at once
-    assert end() == 200.0
+    assert ends(kept, s, predict) == [(200.0, 0)]
     s.go(ev.Progress("a", 2, 0.0), at=70.0)
-    assert end() == 100.0
+    assert ends(kept, s, predict) == [(100.0, 0)]
 
 
 def test_runs_that_are_over_are_forgotten() -> None:
-    s, kept = Scenario(nodes(1), EASY), Ends()
+    s, kept = Scenario(nodes(1), EASY), Runs(end)
     for k in range(500):
         s.submit(job(f"j{k}"), at=float(k))
-        assert len(list(kept.soonest(Plan(s.engine.state), Known()))) == 1
+        assert len(ends(kept, s, Known())) == 1
         s.end(f"j{k}")
-    assert len(kept._attempts) < 200
-    assert len(kept._steady) < 200
+    assert len(kept._known) + len(kept.line) + len(kept._due) < 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.sampled_from([0, 0, 1, 16, 100])),
+        min_size=5,
+        max_size=40,
+    ),
+    st.sampled_from([(3, 1), (1, 4), (3, 3), (4, 2)]),
+)
+def test_the_cluster_of_later_that_was_kept_is_the_one_that_is_foreseen_now(
+    steps: list[tuple[str, int, int]], size: tuple[int, int]
+) -> None:
+    cluster, rules = Cluster(), build(EASY).rules
+    head, kept = Job(job("head", *size), 99, 0.0, 0.0), Shadow(rules)
+    for number, step in enumerate(steps):
+        cluster.step(*step)
+        if number % 2:
+            plan, fresh = Plan(cluster.engine.state), Shadow(rules)
+            told = kept.find(head, plan, cluster.predict)
+            assert told == fresh.find(head, plan, cluster.predict)
+            assert kept.capacity.free_gpu == fresh.capacity.free_gpu
+            assert kept.capacity.free_milli == fresh.capacity.free_milli

@@ -17,7 +17,7 @@ from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, JobState, Reason
 from presage.policy.elastic import least_workers
 
-__all__ = ["Backlog", "Group", "waits"]
+__all__ = ["Backlog", "Group", "Groups", "waits"]
 
 _PENDING = JobState.PENDING
 _MOST_KNOWN = 10_000
@@ -61,6 +61,11 @@ class Group:
         self.checked = 0
         """For how many nodes that was found out."""
 
+    @property
+    def one_role(self) -> bool:
+        """Whether all workers are alike: then no choice of nodes keeps out what would fit."""
+        return self.kind is not None
+
     def at_most(self, other: Group) -> bool:
         """Whether a job of this group needs no more of anything than one of the other."""
         return (
@@ -70,17 +75,14 @@ class Group:
         )
 
 
-class Backlog:
-    """The waiting jobs by group."""
+class Groups:
+    """Which group a job belongs to."""
 
     def __init__(self) -> None:
-        self.groups: dict[Any, Group] = {}
-        """Groups that have waiting jobs."""
         self._known: dict[Any, Group] = {}
-        """Those and the ones that had some."""
 
-    def group(self, job: Job) -> Group:
-        """The group that a job belongs to."""
+    def of(self, job: Job) -> Group:
+        """Its group."""
         spec = job.spec
         kind = (
             spec.queue,
@@ -91,23 +93,28 @@ class Backlog:
         group = self._known.get(kind)
         if group is None:
             if len(self._known) >= _MOST_KNOWN:
-                self._known = dict(self.groups)
+                self._known = {key: one for key, one in self._known.items() if one.heap}
             group = self._known[kind] = Group(kind, job)
         return group
 
-    def push(self, key: SortKey, job: Job, group: Group | None = None) -> None:
+
+class Backlog:
+    """The waiting jobs by group."""
+
+    def __init__(self) -> None:
+        self.groups: dict[Any, Group] = {}
+        """Groups that have waiting jobs."""
+
+    def push(self, key: SortKey, job: Job, group: Group) -> None:
         """Add a job that began to wait."""
-        group = group or self.group(job)
-        heap = group.heap
-        if not heap:
+        if not group.heap:
             self.groups[group.key] = group
-        heappush(heap, (key, job))
+        heappush(group.heap, (key, job))
 
     def pop(self, group: Group) -> None:
         """Take the first job of a group off; a group without jobs is forgotten."""
-        heap = group.heap
-        heappop(heap)
-        if not heap:
+        heappop(group.heap)
+        if not group.heap:
             del self.groups[group.key]
 
 

@@ -11,25 +11,28 @@ is the only source of knowledge.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain, islice
+from math import inf
 
-from presage.core.capacity import Capacity, bits
+from presage.core.capacity import bits
+from presage.core.changes import Reader
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
-from presage.core.workers import ask_of, least_milli
+from presage.core.workers import ask_of
 from presage.model.cluster import Worker
-from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
-from presage.policy.backlog import waits
+from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.policy.elastic import least_workers
 from presage.policy.placer import Placer
-from presage.policy.queues import Queues
 
-__all__ = ["Sharing", "SharingRules", "utilization"]
+__all__ = ["SharingRules", "View", "movable", "shares", "utilization"]
 
-PlacerOf = Callable[[Job], Placer]
+_Spot = tuple[int, int]
+"""A GPU: the index of its node, and its number there."""
+_RUNNING = JobState.RUNNING
+_SPARE = 1000
 _COULD = "could take it"
 _ROUNDING_S = 1e-3
 """A clock that was asked for 60 s may say 59.999999."""
@@ -82,156 +85,108 @@ class SharingRules:
         return not self.profile_s or job.ran(now) >= self.profile_s - _ROUNDING_S
 
 
-class Sharing:
-    """The waiting jobs of a pipeline in which jobs share GPUs, and the walk over them.
+class View:
+    """Who is on which GPU, and what it would cost to join them.
 
-    What it keeps between two walks is a cache: who waits, in order, and for each the walk in which
-    it last found no place. Places appear only where somebody left since.
+    Kept between passes: `look` brings it up to date. It is only a cache: a fresh one says the
+    same.
     """
 
-    def __init__(self, rules: SharingRules, *, greedy: bool) -> None:
+    def __init__(self, rules: SharingRules) -> None:
         self.rules = rules
-        self._greedy = greedy
-        self._line: list[_Waiting] = []
-        self._freed = _Freed()
-        self._spread_at = -1
-
-    def reset(self) -> None:
-        """Forget everything: the state is another one."""
-        self._line, self._freed, self._spread_at = [], _Freed(), -1
-
-    def push(self, key: SortKey, job: Job, now: float) -> None:
-        """Add a job that began to wait."""
-        ready = not _shares(job) or self.rules.profiled(job, now)
-        insort(self._line, _Waiting((ready, key), job))
-
-    def walk(self, plan: Plan, predict: Predictor, queues: Queues, placer: PlacerOf) -> None:
-        """Start every waiting job that finds a place; a strict walk ends at the first that does
-        not."""
-        state = plan.state
-        self._line = [entry for entry in self._line if waits(entry.job, state)]
-        if not self._line:
-            if self.rules.move_gain_s and not state.reservations:
-                self._spread(plan, predict)
-            return
-        walk = self._freed.look(state.capacity)
-        view = View(self.rules, plan, predict)
-        if not self._line[0].key[0]:
-            view.set_aside(self.rules.profile_gpus)
-        for entry in self._turns(view) if self.rules.puts_long_first else self._line:
-            job = entry.job
-            if not waits(job, state):
-                continue  # it was halted and resumed while it waited, and is there twice
-            if queues.bounded and queues.admit(job, plan, least_milli(job)):
-                continue
-            nodes = ~0 if self.rules.profile_s else self._freed.since(entry.tried)
-            found = view.find(job, placer(job), nodes) if nodes else None
-            if found is not None:
-                plan.place(job, found)
-                view.add(job)
-                continue
-            entry.tried = walk
-            if not self._greedy:
-                break
-        if self.rules.profile_s:
-            self._move_profiled(plan, view)
-        self._freed.keep(state.capacity)
-
-    def find(
-        self, job: Job, plan: Plan, predict: Predictor, placer: Placer
-    ) -> tuple[Worker, ...] | None:
-        """Where a job could start now."""
-        return View(self.rules, plan, predict).find(job, placer)
-
-    def shares(self, job: Job) -> bool:
-        """Whether a job asks for shares of GPUs."""
-        return _shares(job)
-
-    def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
-        """Why a job that asks for shares finds no place."""
-        return View(self.rules, plan, predict).explain(job)
-
-    def _turns(self, view: View) -> list[_Waiting]:
-        """Those that would end last if they waited for their turn, longest first; then the
-        others."""
-        waiting = [entry.job for entry in self._line]
-        enough = view.busy_s(waiting) / self.rules.long_first
-        lefts = {job.id: view.left_of(job) for job in waiting}
-        late = [entry for entry in self._line if lefts[entry.job.id] >= enough]
-        late.sort(key=lambda entry: -lefts[entry.job.id])
-        return late + [entry for entry in self._line if lefts[entry.job.id] < enough]
-
-    def _spread(self, plan: Plan, predict: Predictor) -> None:
-        """Move jobs that slow each other down to GPUs that are idle."""
-        capacity = plan.state.capacity
-        if self._spread_at == capacity.released:
-            return  # nothing became idle since
-        self._spread_at = capacity.released
-        idle = {i: capacity.whole[i] for i in bits(capacity.open) if capacity.whole[i]}
-        active = plan.state.active.values()
-        if not idle or any(job.state is not JobState.RUNNING for job in active):
-            return
-        view = View(self.rules, plan, predict)
-        gains = [(view.gain(job), -job.seq, job) for job in active]
-        gains = [entry for entry in gains if entry[0] >= self.rules.move_gain_s]
-        for _, _, job in sorted(gains, reverse=True):
-            count = len(job.allocation)
-            home = next((i for i, free in idle.items() if free >= count), None)
-            if home is not None and view.gain(job) >= self.rules.move_gain_s:
-                idle[home] -= count
-                view.leaves(job)
-                reason = Reason(ReasonCode.PREEMPTED, "it moves to idle GPUs, where it is faster")
-                plan.stop(job, StopIntent.REQUEUE, reason)
-
-    def _move_profiled(self, plan: Plan, view: View) -> None:
-        """Let jobs that were profiled share, so that the next can be profiled on their GPUs."""
-        waiting = sum(waits(entry.job, plan.state) and not entry.key[0] for entry in self._line)
-        stay: set[Job] = set()
-        for job in list(plan.state.active.values()) if waiting else ():
-            if not self.rules.profiled(job, plan.now):
-                plan.wake_at(plan.now + self.rules.profile_s - job.ran(plan.now))
-                continue
-            if not (waiting and _shares(job) and _movable(job)) or job in stay:
-                continue
-            hosts = () if self.rules.profile_gpus else view.hosts(job)
-            if hosts or view.profiling(job):
-                stay.update(hosts)
-                view.leaves(job)
-                reason = Reason(ReasonCode.PREEMPTED, "it was profiled and can share now")
-                plan.stop(job, StopIntent.REQUEUE, reason)
-                waiting -= 1
-
-
-class View:
-    """Who is on which GPU in a plan, and what it would cost to join them."""
-
-    def __init__(self, rules: SharingRules, plan: Plan, predict: Predictor) -> None:
-        self.rules = rules
-        self.plan = plan
-        self._predict = predict
-        self._capacity = plan.state.capacity
-        self._on: dict[tuple[int, int], tuple[Job, ...]] = {}
-        self._left: dict[str, float] = {}
-        self._aside: set[tuple[int, int]] = set()
+        self.unsettled: set[Job] = set()
+        """Jobs that hold GPUs and do not run."""
+        self._reader = Reader()
+        self._version: tuple[Predictor, str] | None = None
+        self._torn = True
+        """Whether the order of jobs on a GPU is another one than that of their starts."""
+        self._on: dict[_Spot, tuple[Job, ...]] = {}
+        self._spots: dict[Job, tuple[_Spot, ...]] = {}
+        self._crews: dict[tuple[Job, ...], _Crew] = {}
+        self._left: dict[Job, float] = {}
+        self._aside: set[_Spot] = set()
         self._idle_aside = False
-        for job in plan.state.active.values():
-            self.add(job)
-        for job_id, hold in plan.state.reservations.items():
-            self._put(plan.state.jobs[job_id], hold)
+        self._stale: dict[Job, None] = {}
+        """Jobs whose gain by a move has to be worked out."""
+        self._later: list[tuple[float, int, Job]] = []
+        """A heap: when the others may gain enough."""
+        self._until: dict[Job, float] = {}
+
+    def look(self, plan: Plan, predict: Predictor) -> View:
+        """Bring it up to date with a plan."""
+        self.plan, self._predict = plan, predict
+        self._capacity, state = plan.state.capacity, plan.state
+        self._left, self._aside, self._idle_aside = {}, set(), False
+        changed = self._reader.read(state.changes)
+        version = predict, predict.version
+        if version != self._version or len(self._crews) > _SPARE + 4 * len(state.active):
+            self._version, self._crews = version, {}
+            self._stale = dict.fromkeys(self._spots)
+        if changed is not None and not self._torn and not state.reservations:
+            for job in dict.fromkeys(changed):
+                self._update(job)
+            if not self._torn:
+                return self
+        self._torn = bool(state.reservations)
+        self._on, self._spots, self._stale, self.unsettled = {}, {}, {}, set()
+        for job in state.active.values():
+            self._update(job)
+        for job_id, hold in state.reservations.items():
+            self._put(state.jobs[job_id], self._spots_of(hold))
+        return self
+
+    def _update(self, job: Job) -> None:
+        """Put a job where it is, or take it away."""
+        active = self.plan.state.active.get(job.spec.id) is job
+        had, has = self._spots.get(job, ()), self._spots_of(_held(job)) if active else ()
+        self.unsettled.discard(job)
+        if active and job.state is not _RUNNING:
+            self.unsettled.add(job)
+        if not had:
+            self._put(job, has)
+        elif not has:
+            self._take(job)
+        elif has != had:
+            self._torn = True
+        for spot in has or had:
+            self._stale.update(dict.fromkeys(self._on.get(spot, ())))
+
+    def _spots_of(self, workers: Sequence[Worker]) -> tuple[_Spot, ...]:
+        index = self._capacity.index
+        return tuple([(index[w.node], d) for w in workers for d in w.devices])
+
+    def _put(self, job: Job, spots: tuple[_Spot, ...]) -> None:
+        if spots:
+            self._spots[job] = spots
+        for spot in spots:
+            self._on[spot] = (*self._on.get(spot, ()), job)
+
+    def _take(self, job: Job) -> None:
+        self._until.pop(job, None)
+        for spot in dict.fromkeys(self._spots.pop(job)):
+            rest = tuple([one for one in self._on[spot] if one is not job])
+            if rest:
+                self._on[spot] = rest
+            else:
+                del self._on[spot]
 
     def add(self, job: Job) -> None:
         """A job is on its GPUs from now on."""
-        self._put(job, job.allocation)
-        if job.resizing is not None:
-            had = set(job.allocation)
-            self._put(job, [worker for worker in job.resizing if worker not in had])
+        self._update(job)
+
+    def leaves(self, job: Job) -> None:
+        """A job gives its GPUs back: its neighbours have them for themselves soon, and nothing
+        else happens in this pass. Until it is gone, it is there."""
+        self._torn = True
+        for spot in self._spots_of(job.allocation):
+            self._on[spot] = tuple([one for one in self._on[spot] if one is not job])
 
     def find(self, job: Job, placer: Placer, nodes: int = ~0) -> tuple[Worker, ...] | None:
         """The workers of a job where they cost the least, or None.
 
         `nodes` are those where it may fit; a job that needs several of them looks at all.
         """
-        if not _shares(job):
+        if not shares(job):
             return placer.find(job, self.plan, least_workers(job))
         capacity, wanted = self._capacity, least_workers(job)
         open_nodes = capacity.accepts(job.spec.roles[0].gpu_types)
@@ -239,7 +194,7 @@ class View:
         if not largest:
             return None
         if len(wanted) <= largest:
-            places = self._places(job, open_nodes & nodes, len(wanted))
+            places = self._places(job, open_nodes & nodes, len(wanted), cheapest=True)
             best = min(places, default=None)
             spots = [] if best is None else best.spots
         else:
@@ -253,7 +208,7 @@ class View:
 
     def hosts(self, job: Job) -> tuple[Job, ...]:
         """The jobs with whom one that has its GPU alone would share another instead, if any."""
-        if not _shares(job) or len(job.allocation) != 1:
+        if not shares(job) or len(job.allocation) != 1:
             return ()
         worker = job.allocation[0]
         here = self._capacity.index[worker.node], worker.devices[0]
@@ -266,26 +221,56 @@ class View:
         joined = (self._on.get(place.spots[0], ()) for place in places)
         return next((tenants for tenants in joined if tenants and tenants != (job,)), ())
 
+    def gains(self) -> list[tuple[float, int, Job]]:
+        """Jobs that gain enough by a move to idle GPUs: how much, and their sequence backwards.
+
+        How long jobs still need changes by no more than a second in a second. So a job that does
+        not gain enough is looked at again when it could, or when those beside it are others.
+        """
+        now, enough, found = self.plan.now, self.rules.move_gain_s, []
+        while self._later and self._later[0][0] <= now:
+            at, _, job = heappop(self._later)
+            if self._until.get(job) == at:
+                self._stale[job] = None
+        stale, self._stale = self._stale, {}
+        for job in stale:
+            if job not in self._spots:
+                continue
+            gain, pace = self._gain(job)
+            if gain >= enough:
+                found.append((gain, -job.seq, job))
+            short = enough - gain - _ROUNDING_S
+            if short <= 0:
+                self._stale[job] = None
+            elif pace:
+                at = self._until[job] = now + short / pace
+                heappush(self._later, (at, job.seq, job))
+        return found
+
     def gain(self, job: Job) -> float:
         """Seconds that all jobs together save when a job moves from shared GPUs to idle ones."""
-        if not _shares(job) or not _movable(job) or not job.spec.checkpointable:
-            return 0.0
+        return self._gain(job)[0]
+
+    def _gain(self, job: Job) -> tuple[float, float]:
+        """That, and how much it may rise in a second."""
+        if not shares(job) or not movable(job) or not job.spec.checkpointable:
+            return 0.0, 0.0
         index = self._capacity.index
-        beside = {self._on[index[w.node], w.devices[0]] for w in job.allocation}
-        slowest, others_s = 1.0, 0.0
+        beside = dict.fromkeys(self._on[index[w.node], w.devices[0]] for w in job.allocation)
+        slowest, others_s, pace = 1.0, 0.0, 0.0
         for everyone in beside:
-            price = self._price(job, tuple(one for one in everyone if one is not job))
+            price = self._price(job, tuple([one for one in everyone if one is not job]))
             slowest, others_s = max(slowest, price.own), others_s + price.others_s
-        idle = self.rules.idle_worth * len(job.allocation)
-        return (slowest - 1 - idle) * self.left_of(job) + others_s
+            pace += price.pace
+        rate = slowest - 1 - self.rules.idle_worth * len(job.allocation)
+        return rate * self.left_of(job) + others_s, abs(rate) + pace
 
     def left_of(self, job: Job) -> float:
         """Seconds a job still needs. One that outran its estimate goes on for as long again."""
-        left = self._left.get(job.id)
+        left = self._left.get(job)
         if left is None:
             ran = job.ran(self.plan.now)
-            left = max(self._predict.runtime(job).p50 - ran, ran, 1.0)
-            self._left[job.id] = left
+            left = self._left[job] = max(self._predict.runtime(job).p50 - ran, ran, 1.0)
         return left
 
     def busy_s(self, waiting: Iterable[Job]) -> float:
@@ -320,13 +305,6 @@ class View:
             if enough and capacity.accepts(types) >> i & 1:
                 return True
         return None
-
-    def leaves(self, job: Job) -> None:
-        """A job gives its GPUs back; its neighbours have them for themselves soon."""
-        index = self._capacity.index
-        for worker in job.allocation:
-            spot = index[worker.node], worker.devices[0]
-            self._on[spot] = tuple(one for one in self._on[spot] if one is not job)
 
     def explain(self, job: Job) -> Reason:
         """What keeps a job off each GPU, counted."""
@@ -366,8 +344,11 @@ class View:
             spots += last.spots
         return spots
 
-    def _places(self, job: Job, nodes: int, count: int) -> Iterable[_Place]:
-        """For each node that has room for so many workers, the cheapest GPUs of it."""
+    def _places(
+        self, job: Job, nodes: int, count: int, cheapest: bool = False
+    ) -> Iterable[_Place]:
+        """For each node that has room for so many workers, the cheapest GPUs of it. For one worker
+        those may be left out that cannot be the cheapest of all."""
         capacity, ask, left = self._capacity, ask_of(job, 0), self.left_of(job)
         cpu, memory = count * ask.cpu_milli, count * ask.memory_mib
         profiled = self.rules.profiled(job, self.plan.now)
@@ -376,13 +357,14 @@ class View:
         idle: _Price | None = _Price(1.0, self.rules.idle_worth * left)
         if self._idle_aside and profiled:
             idle = None
+        best = inf
         known: dict[tuple[int, tuple[Job, ...]], _Price | None] = {}
         for i in bits(nodes):
             if capacity.free_cpu[i] < cpu or capacity.free_memory[i] < memory:
                 continue
-            free, free_memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
+            free_memory, devices = capacity.free_gpu_memory[i], capacity.nodes[i].devices
             options: list[tuple[float, int, _Price, tuple[Job, ...]]] = []
-            for d, milli in enumerate(free):
+            for d, milli in enumerate(capacity.free_gpu[i]):
                 if milli < ask.gpu_milli or free_memory[d] < ask.gpu_memory_mib:
                     continue
                 if aside is not None and ((i, d) in self._aside) != aside:
@@ -390,18 +372,19 @@ class View:
                 tenants = self._on.get((i, d), ())
                 price = idle
                 if tenants:
-                    key = capacity.nodes[i].devices[d].memory_mib, tenants
+                    key = devices[d].memory_mib, tenants
                     if key not in known:
                         refused = self._refusal(job, tenants, key[0])
-                        known[key] = None if refused else self._price(job, tenants)
+                        known[key] = None if refused else self._price(job, tenants, best)
                     price = known[key]
-                    if price is not None and price.strain > 1:
-                        continue
-                if price is not None:
+                if price is not None and price.strain <= 1:
                     options.append(((price.own - 1) * left + price.others_s, d, price, tenants))
             if len(options) >= count:
                 options.sort(key=_by_cost)
-                yield self._place(i, options[:count], left)
+                place = self._place(i, options[:count], left)
+                if cheapest and count == 1:
+                    best = min(best, place.key[0])
+                yield place
 
     def _place(
         self, i: int, chosen: list[tuple[float, int, _Price, tuple[Job, ...]]], left: float
@@ -416,54 +399,45 @@ class View:
 
     # -- what sharing does ----------------------------------------------------------------------
 
-    def _price(self, job: Job, tenants: tuple[Job, ...]) -> _Price:
-        """What it costs to be with these jobs on a GPU."""
-        bound = self.rules.bound
-        own = self._slowdown(job, tenants)
-        together_s, others_s, strain = own * self.left_of(job), 0.0, own / bound(job)
-        for tenant in tenants:
-            rest = tuple([other for other in tenants if other is not tenant])
-            slowdown = self._slowdown(tenant, (*rest, job))
-            strain = max(strain, slowdown / bound(tenant))
-            added = slowdown - self._slowdown(tenant, rest)
+    def _price(self, job: Job, tenants: tuple[Job, ...], most_s: float | None = None) -> _Price:
+        """What it costs to be with these jobs on a GPU. Where somebody asks who would not pay more
+        than so many seconds, others need not be looked at if it would slow the job down too
+        much."""
+        bound, slowdown, left = self.rules.bound, self._predict.slowdown, self.left_of(job)
+        own = slowdown(job, tenants).p50 if tenants else 1.0
+        together_s, others_s, strain, pace = own * left, 0.0, own / bound(job), 0.0
+        if most_s is not None and (strain > 1 or (own - 1) * left > most_s + _ROUNDING_S):
+            return _Price(own, inf, strain)
+        for tenant, without, rest in self._crew(tenants).each:
+            beside = slowdown(tenant, (*rest, job)).p50
+            strain = max(strain, beside / bound(tenant))
+            added = beside - without
             others_s += added * min(together_s, self.left_of(tenant))
-        return _Price(own, others_s, strain)
+            pace += abs(added) * max(own, 1.0)
+        return _Price(own, others_s, strain, pace)
+
+    def _crew(self, tenants: tuple[Job, ...]) -> _Crew:
+        """What is known of jobs that are on a GPU together."""
+        crew = self._crews.get(tenants)
+        if crew is None:
+            memory, slowdown, each = self._predict.memory, self._predict.slowdown, []
+            for tenant in tenants:
+                rest = tuple([other for other in tenants if other is not tenant])
+                each.append((tenant, slowdown(tenant, rest).p50 if rest else 1.0, rest))
+            total = sum([memory(one).p90 for one in tenants])
+            crew = self._crews[tenants] = _Crew(total, tuple(each))
+        return crew
 
     def _refusal(self, job: Job, tenants: tuple[Job, ...], memory_mib: int) -> str | None:
         """Why a job may not join others on a GPU, whatever it costs."""
-        rules, memory = self.rules, self._predict.memory
+        rules, now = self.rules, self.plan.now
         if len(tenants) >= rules.most:
             return f"hold {rules.most} jobs already"
-        everyone = (*tenants, job)
-        if rules.profile_s and not all(rules.profiled(one, self.plan.now) for one in everyone):
+        if rules.profile_s and not all(rules.profiled(one, now) for one in (*tenants, job)):
             return "would share before all were profiled"
-        if sum([memory(one).p90 for one in everyone]) > memory_mib:
+        if self._crew(tenants).memory_mib + self._predict.memory(job).p90 > memory_mib:
             return "lack memory for what is foreseen"
         return None
-
-    def _slowdown(self, job: Job, others: tuple[Job, ...]) -> float:
-        return self._predict.slowdown(job, others).p50 if others else 1.0
-
-    def _put(self, job: Job, workers: Sequence[Worker]) -> None:
-        index, on = self._capacity.index, self._on
-        for worker in workers:
-            i = index[worker.node]
-            for d in worker.devices:
-                on[i, d] = (*on.get((i, d), ()), job)
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A job in the queue."""
-
-    key: tuple[bool, SortKey]
-    """Whether it has not to be profiled first, and its place in the order."""
-    job: Job
-    tried: int = -1
-    """The walk in which it last found no place."""
-
-    def __lt__(self, other: _Waiting) -> bool:
-        return self.key < other.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +451,18 @@ class _Price:
     strain: float = 0.0
     """The slowdown of the job that comes closest to its bound, relative to that; above 1 nobody
     may join."""
+    pace: float = 0.0
+    """How much `others_s` may change in a second."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Crew:
+    """Jobs that are on a GPU together."""
+
+    memory_mib: float
+    """The p90 of what they need, summed up."""
+    each: tuple[tuple[Job, float, tuple[Job, ...]], ...]
+    """Each with its slowdown, and the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -496,49 +482,22 @@ class _Place:
         return self.key < other.key
 
 
-class _Freed:
-    """On which nodes something was freed, by the walk that noticed it."""
-
-    def __init__(self) -> None:
-        self._walk = 0
-        self._open = 0
-        self._free: list[tuple[int, int, list[int]]] = []
-        self._at: list[int] = []
-        """For each node, the walk before which something was freed there last."""
-        self._known: dict[int, int] = {}
-
-    def look(self, capacity: Capacity) -> int:
-        """Compare with what was kept; returns the number of this walk."""
-        self._walk = walk = self._walk + 1
-        self._known = {-1: ~0}
-        opened = capacity.open & ~self._open
-        self._at += [walk] * (len(capacity.nodes) - len(self._at))
-        for i, (cpu, memory, before) in enumerate(self._free):
-            more = capacity.free_cpu[i] > cpu or capacity.free_memory[i] > memory
-            if more or opened >> i & 1 or any(map(int.__gt__, capacity.free_gpu[i], before)):
-                self._at[i] = walk
-        return walk
-
-    def since(self, walk: int) -> int:
-        """Mask of the nodes on which something was freed after a walk; all of them for -1."""
-        if walk not in self._known:
-            self._known[walk] = sum(1 << i for i, at in enumerate(self._at) if at > walk)
-        return self._known[walk]
-
-    def keep(self, capacity: Capacity) -> None:
-        """Remember what is free now."""
-        self._open = capacity.open
-        free = zip(capacity.free_cpu, capacity.free_memory, capacity.free_gpu, strict=True)
-        self._free = [(cpu, memory, gpu.copy()) for cpu, memory, gpu in free]
-
-
-def _shares(job: Job) -> bool:
+def shares(job: Job) -> bool:
     """Whether all workers of a job ask for shares of a GPU."""
     return len(job.spec.roles) == 1 and ask_of(job, 0).shared
 
 
-def _movable(job: Job) -> bool:
+def movable(job: Job) -> bool:
+    """Whether a job can be moved to other GPUs now."""
     return job.state is JobState.RUNNING and job.spec.preemptible
+
+
+def _held(job: Job) -> tuple[Worker, ...]:
+    """The workers of a job, those that it grows by last."""
+    if job.resizing is None:
+        return job.allocation
+    had = set(job.allocation)
+    return (*job.allocation, *(worker for worker in job.resizing if worker not in had))
 
 
 def _by_cost(option: tuple[float, int, _Price, tuple[Job, ...]]) -> tuple[float, int]:

@@ -17,6 +17,7 @@ from presage.core.ports import Predictor
 from presage.core.state import State
 from presage.core.workers import ask_of, new_workers, shrunk
 from presage.model.cluster import WHOLE_GPU, Worker
+from presage.model.event import Resize
 from presage.model.job import Job, JobState, Role
 from presage.policy.placer import Placer, Wanted
 from presage.policy.queues import Queues
@@ -125,7 +126,9 @@ def obey_scale_requests(
 
 
 def resizable(plan: Plan) -> list[Job]:
-    """Elastic jobs that run and are not being resized."""
+    """Elastic jobs that run and are not being resized; none where the executor cannot do it."""
+    if not plan.state.can(Resize):
+        return []
     return [
         job
         for job in plan.state.active.values()

@@ -8,19 +8,22 @@ when it enters the queue. What does change while jobs wait, such as the usage of
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol, runtime_checkable
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.model.cluster import WHOLE_GPU
-from presage.model.job import Job
+from presage.model.job import Job, JobState
 from presage.policy.queues import Queues, promised
 
 __all__ = [
     "FairShare",
     "HasBand",
     "HasRounds",
+    "HasStanding",
     "Order",
+    "Srtf",
     "Tiresias",
     "fifo",
     "priority",
@@ -28,6 +31,9 @@ __all__ = [
     "sjf",
     "srtf",
 ]
+
+
+_RUNNING = JobState.RUNNING
 
 
 class Order(Protocol):
@@ -48,13 +54,29 @@ class HasBand(Protocol):
 
 
 @runtime_checkable
-class HasRounds(Protocol):
+class HasStanding(Protocol):
+    """An order in which the keys of running jobs change in a way that can be foreseen, so that
+    they need not be asked for again in every pass."""
+
+    def standing(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
+        """A number that stands for the key of a job that holds devices, and until when it does
+        unless something about the job changes. Jobs of the same number are in fifo order."""
+        ...
+
+    def differ(self, lower: float, higher: float, now: float) -> bool:
+        """Whether two standings are apart by more than rounding: then the keys are, too."""
+        ...
+
+
+@runtime_checkable
+class HasRounds(HasStanding, Protocol):
     """An order that decides only at whole multiples of `round_s`."""
 
     round_s: float
 
     def next_change(self, job: Job, now: float) -> float | None:
-        """When the key of a running job will change by itself; None for never."""
+        """When the key of a running job will change by itself; None for never. A job's standing
+        holds no longer."""
         ...
 
 
@@ -73,14 +95,31 @@ def sjf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
     return (predict.runtime(job).p50, job.seq)
 
 
-def srtf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
-    """Shortest remaining time first."""
-    return (max(0.0, predict.runtime(job).p50 - job.ran(plan.now)), job.seq)
-
-
 def qssf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
     """Quasi-shortest service first: estimated duration × GPUs."""
     return (predict.runtime(job).p50 * job.spec.min_gpu_milli, job.seq)
+
+
+class Srtf:
+    """Shortest remaining time first. All that run come nearer to their ends at the same pace: so
+    they stand by when those are."""
+
+    def __call__(self, job: Job, plan: Plan, predict: Predictor) -> SortKey:
+        """Seconds it still needs."""
+        return (max(0.0, predict.runtime(job).p50 - job.ran(plan.now)), job.seq)
+
+    def standing(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
+        """When it will end."""
+        running = job.state is _RUNNING
+        left = predict.runtime(job).p50 - job.ran_s
+        return (job.mark + left, inf) if running else (now + left, now)
+
+    def differ(self, lower: float, higher: float, now: float) -> bool:
+        """Jobs that should have ended are alike."""
+        return higher - max(lower, now) > 1e-5 + 1e-12 * abs(higher)
+
+
+srtf = Srtf()
 
 
 class Tiresias:
@@ -100,6 +139,17 @@ class Tiresias:
         if left < 0 or not job.held_milli:
             return None
         return now + left * WHOLE_GPU / job.held_milli
+
+    def standing(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
+        """Its level. It is looked at again a little early, since numbers are rounded."""
+        change = self.next_change(job, now)
+        until = inf if change is None else change - 1e-3
+        level = float(job.attained(now) > self.threshold_gpu_s)
+        return level, until if job.state is _RUNNING else min(until, now)
+
+    def differ(self, lower: float, higher: float, now: float) -> bool:
+        """Fifo inside a level is exact."""
+        return True
 
 
 class FairShare:

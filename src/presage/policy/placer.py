@@ -52,13 +52,20 @@ class Placer:
         self._devices = next(pickers, _least_room)
 
     def find(
-        self, job: Job, plan: Plan, wanted: Wanted, within: int | None = None
+        self,
+        job: Job,
+        plan: Plan,
+        wanted: Wanted,
+        within: int | None = None,
+        capacity: Capacity | None = None,
     ) -> tuple[Worker, ...] | None:
-        """Workers for all of `wanted` on the free capacity of the plan, or None."""
+        """Workers for all of `wanted` on the free capacity of the plan, or on another; or None.
+
+        `within` is a mask of the nodes to look at."""
+        capacity = capacity or plan.state.capacity
         if len(wanted) != 1:
-            return self._find_many(job, plan, wanted, within)
+            return self._find_many(job, plan, wanted, within, capacity)
         r, index = wanted[0]
-        capacity = plan.state.capacity
         ask = ask_of(job, r)
         if ask.gpu_milli > capacity.free_milli:
             return None
@@ -73,32 +80,30 @@ class Placer:
         return (Worker(r, index, capacity.nodes[i].name, self._devices(request, i)),)
 
     def _find_many(
-        self, job: Job, plan: Plan, wanted: Wanted, within: int | None
+        self, job: Job, plan: Plan, wanted: Wanted, within: int | None, capacity: Capacity
     ) -> tuple[Worker, ...] | None:
-        capacity = plan.state.capacity
-        milli = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
-        if milli > capacity.free_milli:
-            return None
         nodes = capacity.open if within is None else capacity.open & within
-        request = self._request(job, plan, wanted)
-        if not self._has_slots(request, wanted, nodes):
+        if not self._has_slots(job, wanted, nodes, capacity):
             return None
+        request = self._request(job, plan, wanted, capacity)
         for domain in self._domains(request, nodes) if self._domains else (nodes,):
             found = self._find_all(request, wanted, domain)
             if found is not None:
                 return found
-        return self._last_resort.find(job, plan, wanted, within) if self._last_resort else None
+        if self._last_resort is None:
+            return None
+        return self._last_resort.find(job, plan, wanted, within, capacity)
 
-    def _has_slots(self, request: Request, wanted: Wanted, nodes: int) -> bool:
+    def _has_slots(self, job: Job, wanted: Wanted, nodes: int, capacity: Capacity) -> bool:
         """Whether each role on its own would find places enough: cheap, and most fail here."""
-        counts = Counter(r for r, _ in wanted)
-        for r, count in counts.items():
-            request.ask = ask_of(request.job, r)
-            request.types = request.job.spec.roles[r].gpu_types
-            open_nodes = nodes & request.capacity.accepts(request.types)
-            if slots(request, open_nodes, count) < count:
-                return False
-        return True
+        roles = job.spec.roles
+        counts = {0: len(wanted)} if len(roles) == 1 else Counter(r for r, _ in wanted)
+        milli = sum(count * ask_of(job, r).gpu_milli for r, count in counts.items())
+        return milli <= capacity.free_milli and all(
+            slots(capacity, ask_of(job, r), nodes & capacity.accepts(roles[r].gpu_types), count)
+            >= count
+            for r, count in counts.items()
+        )
 
     def _find_all(
         self, request: Request, wanted: Wanted, domain: int
@@ -133,7 +138,7 @@ class Placer:
         total[~good] = -np.inf
         return int(total.argmax())
 
-    def _request(self, job: Job, plan: Plan, wanted: Wanted) -> Request:
+    def _request(self, job: Job, plan: Plan, wanted: Wanted, capacity: Capacity) -> Request:
         asks = [ask_of(job, r) for r, _ in wanted]
         whole = Resources(
             sum(ask.cpu_milli for ask in asks),
@@ -141,7 +146,6 @@ class Placer:
             sum(ask.gpu_milli for ask in asks),
             max(ask.gpu_memory_mib for ask in asks),
         )
-        capacity: Capacity = plan.state.capacity
         return Request(job, plan, capacity, asks[0], (), self.most, len(asks), whole)
 
 

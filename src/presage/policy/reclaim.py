@@ -30,11 +30,15 @@ __all__ = [
     "ByQuota",
     "Loss",
     "Reclaim",
+    "can_stop",
     "candidates",
     "evacuate",
     "lend",
     "make_room",
 ]
+
+
+_STOPPING = JobState.STOPPING
 
 
 class Reclaim(Protocol):
@@ -101,11 +105,12 @@ class ByQuota:
 
 def candidates(plan: Plan) -> list[Job]:
     """Jobs that hold devices and can be told to stop."""
-    return [
-        job
-        for job in plan.state.active.values()
-        if job.state is not JobState.STOPPING and job.resizing is None and job.spec.preemptible
-    ]
+    return [job for job in plan.state.active.values() if can_stop(job)]
+
+
+def can_stop(job: Job) -> bool:
+    """Whether a job that holds devices can be told to stop."""
+    return job.state is not _STOPPING and job.resizing is None and job.spec.preemptible
 
 
 Loss = Callable[[Job, int], float]

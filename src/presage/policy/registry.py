@@ -8,7 +8,7 @@ from typing import get_args
 from presage.model.errors import ConfigError
 from presage.model.job import Placement
 from presage.policy import colocate, openb, order
-from presage.policy.colocate import Sharing, SharingRules
+from presage.policy.colocate import SharingRules
 from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
 from presage.policy.elastic import ByGain
 from presage.policy.order import FairShare, Order, Tiresias
@@ -131,11 +131,11 @@ def _order(config: PolicyConfig, queues: Queues) -> Order:
     return _ORDERS[config.order]
 
 
-def _sharing(config: PolicyConfig) -> Sharing | None:
+def _sharing(config: PolicyConfig) -> SharingRules | None:
     if not config.colocate:
         return None
     bounds = {name: queue.max_slowdown for name, queue in config.queues.items()}
-    rules = SharingRules(
+    return SharingRules(
         most=config.max_jobs_per_gpu or SharingRules().most,
         max_slowdown=config.max_slowdown,
         bounds={name: bound for name, bound in bounds.items() if bound is not None},
@@ -144,7 +144,6 @@ def _sharing(config: PolicyConfig) -> Sharing | None:
         profile_gpus=config.profile_gpus,
         move_gain_s=config.move_gain_s,
     )
-    return Sharing(rules, greedy=config.mode == "greedy")
 
 
 def _reclaim(config: PolicyConfig, chosen: Order, queues: Queues) -> Reclaim | None:

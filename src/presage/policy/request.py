@@ -100,12 +100,11 @@ def feasible(request: Request, nodes: int) -> Bools:
     return good
 
 
-def slots(request: Request, nodes: int, enough: int) -> int:
-    """How many workers like this one would find a place on the nodes of a mask, together.
+def slots(capacity: Capacity, ask: Resources, nodes: int, enough: int) -> int:
+    """How many workers that ask for this would find a place on the nodes of a mask, together.
 
     An upper bound where devices are shared; counting stops at `enough` where that is cheaper.
     """
-    capacity, ask = request.capacity, request.ask
     each = ask.gpu_milli // WHOLE_GPU
     if capacity.plain and each and not ask.gpu_memory_mib:
         found = 0

@@ -1,0 +1,107 @@
+"""The walk in which jobs may pass others: greedy, limits of queues, queues that take turns.
+
+Jobs that every rule treats alike wait in one group; where the first does not fit, none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from typing import Any
+
+from presage.core.plan import Plan
+from presage.core.ports import Predictor, SortKey
+from presage.model.job import Job
+from presage.policy.backlog import Backlog, Group, waits
+from presage.policy.order import HasBand
+from presage.policy.start import HELD_BACK, NO_ROOM, Starter
+from presage.policy.walks.line import Placing
+
+__all__ = ["Grouped", "Head", "Turns"]
+
+Head = tuple[SortKey, SortKey, int, Group]
+"""The first job of a group: the band of its queue, its key, and the number of the group."""
+
+
+class Grouped(Placing):
+    """What the walks have in common that keep groups of jobs apart."""
+
+    def __init__(self, starter: Starter) -> None:
+        super().__init__(starter)
+        self.backlog = Backlog()
+
+    def reset(self) -> None:
+        """Nobody waits."""
+        self.backlog = Backlog()
+
+    def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
+        """Add a job."""
+        self.backlog.push(key, job, group)
+
+    def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
+        """All that are there."""
+        for group in self.backlog.groups.values():
+            yield from ((job, key) for key, job in group.heap if waits(job, plan.state))
+
+
+class Turns(Grouped):
+    """In order, but for those who are held back and, if greedy, those who do not fit."""
+
+    def __init__(self, starter: Starter) -> None:
+        super().__init__(starter)
+        order = starter.rules.order
+        self._band = order.band if isinstance(order, HasBand) else None
+
+    def walk(self, plan: Plan, predict: Predictor) -> None:
+        """Start jobs, the first of each group in turn."""
+        self.start_some(plan, predict)
+
+    def start_some(self, plan: Plan, predict: Predictor) -> list[Head]:
+        """The walk; who is left when one blocks the others, the blocked one first."""
+        state, starter, greedy = plan.state, self.starter, self.rules.greedy
+        heads = self._heads(plan)
+        failed: list[Group] = []
+        while heads:
+            band, _, _, group = heads[0]
+            if self._band is not None and (now := self._band(group.queue, plan)) != band:
+                heapreplace(heads, (now, *heads[0][1:]))
+                continue
+            if not group.heap or not waits(group.heap[0][1], state):
+                self.advance(heads)
+                continue
+            job = group.heap[0][1]
+            if not starter.makes_room and any(small.at_most(group) for small in failed):
+                heappop(heads)
+                continue
+            kept = starter.start(job, group, plan, predict)
+            if kept is None:
+                self.advance(heads)
+            elif kept is HELD_BACK or greedy:
+                heappop(heads)
+                if kept is NO_ROOM:
+                    failed = [small for small in failed if not group.at_most(small)] + [group]
+            else:
+                if not waits(job, state):  # some of its workers were launched
+                    self.advance(heads)
+                break
+        return heads
+
+    def advance(self, heads: list[Head]) -> None:
+        """The first job of the leading group is done with: go on to its next."""
+        band, _, number, group = heads[0]
+        if group.heap:
+            self.backlog.pop(group)
+        if group.heap:
+            heapreplace(heads, (band, group.heap[0][0], number, group))
+        else:
+            heappop(heads)
+
+    def _heads(self, plan: Plan) -> list[Head]:
+        """The first job of every group as a heap."""
+        groups, band = self.backlog.groups.values(), self._band
+        heads: list[Any] = [
+            (() if band is None else band(group.queue, plan), group.heap[0][0], k, group)
+            for k, group in enumerate(groups)
+        ]
+        heapify(heads)
+        return heads
