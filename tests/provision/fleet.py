@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from presage.observe.telemetry.series import Series
 from presage.provision.usage import Floats, Ints
+from presage.telemetry.series import Series
 
 
 def series(

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from presage.model.errors import ProvisionError
 from presage.provision.recommend import kubernetes_patch, manifest_fragment, recommend
 from presage.provision.rightsize import POLICIES, Outcome, rightsize
-from presage.provision.usage import ProvisionError
 from tests.provision.fleet import TwoPhases, fleet, series
 
 KEYS = {"alloc_over_use", "fulfilment_pct", "oom", "throttled", "resizes", "margin"}

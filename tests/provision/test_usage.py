@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from presage.provision.usage import ProvisionError, Usage, Value
+from presage.model.errors import ProvisionError
+from presage.provision.usage import Usage, Value
 from tests.provision.fleet import series
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -20,32 +21,41 @@ from typing import Any, TypeVar
 import httpx
 
 from presage.client import Client
-from presage.executors._processes import all_pids, environment
+from presage.executors.node.processes import all_pids, environment
 from tests.server import zygote
 
-__all__ = ["Done", "Server", "Zygote", "eventually", "free_port"]
+__all__ = ["PATIENCE_S", "Done", "Server", "Zygote", "eventually", "free_port", "gone"]
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+PATIENCE_S = 180.0
+"""Far longer than anything here takes: a test fails because something does not happen, never
+because a busy machine takes long."""
 _T = TypeVar("_T")
 
 
-def eventually(ask: Callable[[], _T], timeout_s: float = 20.0, pause_s: float = 0.02) -> _T:
+def eventually(ask: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
     """The first answer that is true; AssertionError with the last one when time is up."""
-    end = time.monotonic() + timeout_s
+    end, pause_s = time.monotonic() + timeout_s, 0.01
     while True:
         found = ask()
         if found:
             return found
-        assert time.monotonic() < end, f"not within {timeout_s} s: {found!r}"
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {found!r}"
         time.sleep(pause_s)
+        pause_s = min(0.1, 1.2 * pause_s)
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens at, and that is nobody's end of a connection: below the range of
+    those, and another one each time."""
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+_ports = iter(random.SystemRandom().sample(range(15_000, 32_000), 1000))
 
 
 @dataclass(frozen=True)
@@ -99,11 +109,10 @@ class Zygote:
         *argv: str,
         env: Mapping[str, str] = {},
         cwd: Path | None = None,
-        timeout_s: float = 60.0,
     ) -> Done:
         """Run a command to its end."""
         pid, out = self.start(*argv, env=env, cwd=cwd)
-        assert gone(pid, timeout_s), f"presage {' '.join(argv)} hangs: {out.read_text()}"
+        assert gone(pid), f"presage {' '.join(argv)} hangs: {out.read_text()}"
         code = int(Path(f"{out}.code").read_text())
         return Done(code, out.read_text(), Path(f"{out}.err").read_text())
 
@@ -111,7 +120,7 @@ class Zygote:
         """End it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -128,14 +137,14 @@ def _clean_environment() -> dict[str, str]:
     return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def gone(pid: int, timeout_s: float) -> bool:
-    """Wait until a process ended."""
+def gone(pid: int) -> bool:
+    """Wait until a process ended; whether it did."""
     try:
         file = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([file], [], [], timeout_s)[0])
+        return bool(select.select([file], [], [], PATIENCE_S)[0])
     finally:
         os.close(file)
 
@@ -160,7 +169,11 @@ class Server:
         self._zygote, self._env = zygote, dict(env)
         self._options = ("--nodes", nodes, *options) if nodes else options
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=30.0)
+        self.http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=PATIENCE_S, verify=False
+        )
+        self.stranger = httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False)
+        """Asks without a token. Shared, since each client of httpx takes 50 ms to make."""
         self._out: Path | None = None
 
     # -- its life -------------------------------------------------------------------------------
@@ -173,23 +186,23 @@ class Server:
             self.wait_ready()
         return self
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self) -> None:
         """Until it decides, or knows who does."""
         try:
-            eventually(self.is_ready, timeout_s)
+            eventually(self.is_ready)
         except AssertionError:
             raise AssertionError(f"no server: {self.log()}") from None
 
     def is_ready(self) -> bool:
         """Whether it says so."""
         with suppress(httpx.TransportError):
-            return self.http.get("/readyz", timeout=2.0).status_code == 200
+            return self.http.get("/readyz").status_code == 200
         return False
 
     def leads(self) -> bool:
         """Whether it decides."""
         with suppress(httpx.TransportError):
-            return bool(self.http.get("/healthz", timeout=2.0).json()["leading"])
+            return bool(self.http.get("/healthz").json()["leading"])
         return False
 
     def kill(self) -> None:
@@ -210,6 +223,7 @@ class Server:
         """End it and everything that it runs."""
         self.kill()
         self.http.close()
+        self.stranger.close()
         mark = f"PRESAGE_RUN={self.data}/".encode()
         for pid in all_pids():
             if mark in environment(pid):
@@ -220,7 +234,7 @@ class Server:
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            if not gone(self.pid, 20):
+            if not gone(self.pid):
                 os.kill(self.pid, signal.SIGKILL)
                 raise AssertionError(f"the server ignores {number.name}: {self.log()}")
             self.pid = 0
@@ -257,7 +271,7 @@ class Server:
         """`stop`, `halt` or `resume`."""
         return self.http.post(f"/api/v1/jobs/{job_id}/{what}")
 
-    def wait(self, job_id: str, *statuses: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def wait(self, job_id: str, *statuses: str) -> dict[str, Any]:
         """Until a job has one of these statuses; without any, until it is over."""
         wanted = statuses or ENDED
         latest: dict[str, Any] = {}
@@ -267,7 +281,7 @@ class Server:
             return latest["status"] in wanted
 
         try:
-            eventually(reached, timeout_s)
+            eventually(reached)
         except AssertionError:
             raise AssertionError(f"not {wanted}: {latest}\n{self.log()}") from None
         return latest

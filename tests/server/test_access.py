@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -37,16 +36,15 @@ def guarded(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def tokens(guarded: Server) -> dict[str, str]:
     """A token of each person."""
     with guarded.client() as client:
-        return {name: client.add_user(name, *about)["token"] for name, about in PEOPLE.items()}
+        return {name: client.add_user(name, *about).token for name, about in PEOPLE.items()}
 
 
 def ask(guarded: Server, token: str, method: str, path: str, **rest: object) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = guarded.url + path
-    return httpx.request(method, url, headers=headers, timeout=30.0, **rest)  # type: ignore[arg-type]
+    return guarded.stranger.request(method, path, headers=headers, **rest)  # type: ignore[arg-type]
 
 
-MANIFEST = {"name": "mine", "command": "sleep 60"}
+MANIFEST = {"name": "mine", "command": "sleep 600"}
 ELASTIC = {**MANIFEST, "workers": "1..2", "grace": "1s"}
 EVERYBODY = set(PEOPLE)
 TABLE: list[tuple[str, str, set[str]]] = [
@@ -140,11 +138,11 @@ def calm(guarded: Server) -> Iterator[None]:
 def test_without_a_known_token_nothing_is_told(guarded: Server, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
     for path in ("/api/v1/jobs", "/api/v1/nodes", "/api/v1/me", "/metrics", "/api/v1/events"):
-        answer = httpx.get(guarded.url + path, headers=headers)
+        answer = guarded.stranger.get(path, headers=headers)
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["code"] == "unauthorized"
-    assert httpx.get(guarded.url + "/healthz").status_code == 200
+    assert guarded.stranger.get("/healthz").status_code == 200
 
 
 def test_a_user_sees_the_teams_jobs_and_no_others(guarded: Server, tokens: dict[str, str]) -> None:
@@ -190,9 +188,9 @@ def test_who_is_ahead_is_named_to_those_who_may_know(
 
 def test_a_new_token_ends_the_old_one_and_a_removed_user_is_out(guarded: Server) -> None:
     with guarded.client() as client:
-        first = client.add_user("tom", "viewer")["token"]
+        first = client.add_user("tom", "viewer").token
         assert ask(guarded, first, "GET", "/api/v1/me").json()["name"] == "tom"
-        second = client.add_user("tom", "operator")["token"]
+        second = client.add_user("tom", "operator").token
         assert ask(guarded, first, "GET", "/api/v1/me").status_code == 401
         assert ask(guarded, second, "GET", "/api/v1/me").json()["role"] == "operator"
         client.remove_user("tom")
@@ -231,7 +229,5 @@ def test_a_used_address_is_told_in_one_line(
     guarded: Server, zygote: Zygote, tmp_path: Path
 ) -> None:
     argv = ("serve", "--port", str(guarded.port), "--data", str(tmp_path))
-    started = time.monotonic()
     done = zygote.run(*argv)
     assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
-    assert time.monotonic() - started < 10

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,7 +50,7 @@ def test_a_page_of_jobs_leads_to_the_next(server: Server) -> None:
     second = server.http.get("/api/v1/jobs", params={"limit": 2, "after": first["next"]}).json()
     assert [job["id"] for job in second["jobs"]] == [made[2], made[1]]
     with server.client() as client:
-        assert [job["id"] for job in client.jobs(limit=5)] == made[::-1]
+        assert [job.id for job in client.jobs(limit=5)] == made[::-1]
         assert len(list(client.jobs())) >= 5
 
 
@@ -79,7 +78,7 @@ def test_the_manifest_comes_back(server: Server) -> None:
 
 
 def test_the_audit_log_says_who_did_what(server: Server) -> None:
-    job = server.submit("sleep 60", name="audited")
+    job = server.submit("sleep 600", name="audited")
     server.tell(job, "stop")
     found = server.http.get("/api/v1/audit", params={"job": job}).json()["entries"]
     assert [(item["who"], item["what"], item["job"]) for item in found] == [
@@ -149,7 +148,7 @@ def test_what_is_over_cannot_be_changed(server: Server) -> None:
     for what in ("stop", "halt", "resume"):
         answer = server.tell(job, what)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
-    running = server.submit("sleep 60")
+    running = server.submit("sleep 600")
     assert server.tell(running, "resume").status_code == 409
     server.tell(running, "stop")
     server.wait(running)
@@ -302,8 +301,6 @@ def test_a_webhook_that_was_down_hears_of_it_later(
     server.wait(job)
     server.kill()
     hook.refuse = False
-    time.sleep(0.1)
-    assert hook.statuses(job) == []
     server.start()
     eventually(lambda: hook.statuses(job) == WHOLE)
 

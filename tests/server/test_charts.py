@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from presage.server.history import FIELDS, History, spread_lines
+from presage.control.history import FIELDS
 from tests.server.kit import Server, Zygote, eventually
 
 ROOT_TOKEN = "presage_root-of-the-charts"
 PROGRESS = """python -c "
 import time
 from presage import job
-for step in range(1, 101):
-    job.progress(step=step, steps=100, metrics={'loss': 1 / step})
+for step in range(1, 10_000):  # until it is stopped
+    job.progress(step=step, steps=10_000, metrics={'loss': 1 / step})
     time.sleep(0.1)
 " """
 
@@ -34,15 +32,13 @@ def guarded(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def _ask(server: Server, token: str, path: str, **query: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.get(f"{server.url}/api/v1{path}", headers=headers, params=query)
+    return server.stranger.get(f"/api/v1{path}", headers=headers, params=query)
 
 
 def test_charts_show_what_one_may_see(guarded: Server) -> None:
     with guarded.client() as client:
         people = {"ada": "red", "bob": "red", "eve": "blue"}
-        tokens = {
-            name: client.add_user(name, "user", team)["token"] for name, team in people.items()
-        }
+        tokens = {name: client.add_user(name, "user", team).token for name, team in people.items()}
     body = {
         "name": "mine",
         "command": PROGRESS,
@@ -50,7 +46,7 @@ def test_charts_show_what_one_may_see(guarded: Server) -> None:
         "resources": {"gpus": 0.5, "cpus": 1},
     }
     headers = {"Authorization": f"Bearer {tokens['ada']}"}
-    answer = httpx.post(f"{guarded.url}/api/v1/jobs", json=body, headers=headers)
+    answer = guarded.stranger.post("/api/v1/jobs", json=body, headers=headers)
     job = answer.json()["id"]
     guarded.wait(job, "PROCESSING")
 
@@ -68,7 +64,7 @@ def test_charts_show_what_one_may_see(guarded: Server) -> None:
 
     for what in ("telemetry", "progress", "log-files"):
         assert _ask(guarded, tokens["eve"], f"/jobs/{job}/{what}").status_code == 404
-        assert httpx.get(f"{guarded.url}/api/v1/jobs/{job}/{what}").status_code == 401
+        assert guarded.stranger.get(f"/api/v1/jobs/{job}/{what}").status_code == 401
         assert _ask(guarded, tokens["bob"], f"/jobs/{job}/{what}").status_code == 200
 
     def measured() -> Any:
@@ -79,6 +75,13 @@ def test_charts_show_what_one_may_see(guarded: Server) -> None:
     assert [item["worker"] for item in series] == ["worker-0", "worker-1"]
     assert max(series[0]["rss_mib"]) > 1
     assert series[0]["at"] == sorted(series[0]["at"])
+    for token, told in ((ROOT_TOKEN, 2), (tokens["eve"], 0)):
+        metrics = guarded.stranger.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+        lines = [line for line in metrics.text.splitlines() if job in line]
+        for name in ("cpu_cores", "memory_bytes"):
+            assert (
+                sum(line.startswith(f"presage_worker_{name}{{job_id=") for line in lines) == told
+            )
     files = _ask(guarded, ROOT_TOKEN, f"/jobs/{job}/log-files").json()["files"]
     assert [(item["attempt"], item["worker"]) for item in files] == [
         (1, "worker-0"),
@@ -105,47 +108,15 @@ def test_charts_show_what_one_may_see(guarded: Server) -> None:
 
 
 def test_what_waits_says_why(guarded: Server) -> None:
-    first = guarded.submit("sleep 60", workers=2, resources={"gpus": 4})
-    second = guarded.submit("sleep 60", resources={"gpus": 4})
-    third = guarded.submit("sleep 60", resources={"gpus": 4})
+    first = guarded.submit("sleep 600", workers=2, resources={"gpus": 4})
+    second = guarded.submit("sleep 600", resources={"gpus": 4})
+    third = guarded.submit("sleep 600", resources={"gpus": 4})
     query = {"job": [first, second, third, "none"]}
     found = _ask(guarded, ROOT_TOKEN, "/waiting", **query).json()["waiting"]
     assert [(item["id"], item["ahead"]) for item in found] == [(second, 0), (third, 1)]
     assert all(item["reason"]["text"] for item in found)
     assert _ask(guarded, ROOT_TOKEN, "/waiting").status_code == 422
     with guarded.client() as client:
-        stranger = client.add_user("mallory", "user", "green")["token"]
+        stranger = client.add_user("mallory", "user", "green").token
     assert _ask(guarded, stranger, "/waiting", **query).json() == {"waiting": []}
     guarded.stop_everything()
-
-
-def test_a_history_survives_and_thins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100 * 86_400.0
-    monkeypatch.setattr("presage.server.history.time.time", lambda: now)
-    path = tmp_path / "history.jsonl"
-    history = History(path)
-    times = [now - 90 * 86_400, *(now - 10 * 86_400 + np.arange(60) * 10), now - 20, now - 10]
-    for k, at in enumerate(times):
-        history.add({name: float(k) for name in FIELDS} | {"at": float(at)})
-    with path.open("a") as file:
-        file.write('[1, 2\n{"at": 1}\n')  # what a full disk leaves
-    again = History(path)
-    found = again.since(0.0, 1000)
-    assert found["at"][-2:] == [now - 20, now - 10]
-    assert (
-        len(found["at"]) == 4
-    )  # two means of five minutes, and what is fresh; the oldest is gone
-    assert found["gpus"][:2] == [15.5, 45.5]
-    assert len(again.since(now - 30, 1000)["at"]) == 2
-    assert len(history.since(0.0, 5)["at"]) <= 6
-
-
-def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "long.jsonl"
-    path.write_text("".join(json.dumps({"at": k, "x": "y" * 100}) + "\n" for k in range(20_000)))
-    found = [line["at"] for line in spread_lines(path, most=1 << 16, pieces=64)]
-    assert found == sorted(found)
-    assert 64 <= len(found) < 1000
-    assert found[0] < 100
-    assert found[-1] == 19_999
-    assert list(spread_lines(tmp_path / "none")) == []

@@ -53,12 +53,12 @@ def test_wait_tells_failure_by_its_exit_code(server: Server) -> None:
     done = server.presage("wait", failed)
     assert done.code == 1
     assert "exit code 7" in done.out
-    running = server.submit("sleep 60")
+    running = server.submit("sleep 600")
     assert server.presage("wait", running, "--timeout", "0.2").code == 1
 
 
 def test_stop_halt_and_resume(server: Server) -> None:
-    job = server.submit("trap 'exit 143' TERM; sleep 60 & wait")
+    job = server.submit("trap 'exit 143' TERM; sleep 600 & wait")
     server.wait(job, "PROCESSING")
     assert server.presage("halt", job, "--json").json["id"] == job
     server.wait(job, "HALTED")
@@ -115,7 +115,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(server: Server, argv: list[str], 
 
 
 def test_no_server_is_said_in_one_line(zygote: Zygote) -> None:
-    done = zygote.run("ps", env={"PRESAGE_URL": "http://127.0.0.1:9"})
+    done = zygote.run("ps", "--no-wait", env={"PRESAGE_URL": "http://127.0.0.1:9"})
     assert done.code == 3
     assert "presage serve" in done.err
     assert done.err.count("\n") == 1

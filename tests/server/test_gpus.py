@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from presage.foresee.champions import Champions
+from presage.layout import Layout
+from presage.store import open_store
 from tests import gpu_driver
 from tests.server.kit import Server, Zygote, eventually, running
 
@@ -24,9 +26,23 @@ def machine(
     zygote.close()
 
 
-def _run(server: Server, mib: int, busy_pct: int, seconds: float = 3.5, **manifest: Any) -> str:
+def _run(server: Server, mib: int, busy_pct: int, **manifest: Any) -> str:
+    """A job that has a GPU for as long as its gate is shut."""
     say = gpu_driver.SAY.format(mib=mib, busy_pct=busy_pct)
-    return server.submit(f"{say}; sleep {seconds}", resources={"gpus": 1}, **manifest)
+    wait = f"while [ ! -e {server.data}/$PRESAGE_JOB_ID.gate ]; do sleep 0.05; done"
+    return server.submit(f"{say}; {wait}", resources={"gpus": 1}, **manifest)
+
+
+def _measured(server: Server, job: str) -> None:
+    """Let a job end when enough was seen of it to learn from."""
+
+    def seen() -> bool:
+        series = server.http.get(f"/api/v1/jobs/{job}/telemetry").json()["series"]
+        return bool(series) and len(series[0]["at"]) >= 4
+
+    eventually(seen)
+    (server.data / f"{job}.gate").touch()
+    server.wait(job)
 
 
 def test_the_driver_says_which_gpus_there_are(machine: Server) -> None:
@@ -35,16 +51,24 @@ def test_the_driver_says_which_gpus_there_are(machine: Server) -> None:
     assert len(node["devices"]) == 2
 
 
-def test_a_run_alone_teaches_what_it_used_of_its_gpu(machine: Server) -> None:
-    other = _run(machine, 100, 40, seconds=60)  # on the other GPU
+@pytest.fixture
+def champions(machine: Server) -> Iterator[Champions]:
+    store = open_store(f"sqlite:///{Layout(machine.data).database}")
+    yield Champions(store.knowledge)
+    store.close()
+
+
+def test_a_run_alone_teaches_what_it_used_of_its_gpu(
+    machine: Server, champions: Champions
+) -> None:
+    other = _run(machine, 100, 40)  # on the other GPU
     job = _run(machine, 5000, 75, model={"ref": "zoo:resnet50", "batch": 32})
-    machine.wait(job)
+    _measured(machine, job)
     eventually(lambda: _latest(machine)["gpus_busy"] == 0.4)
     machine.tell(other, "stop")
     (series,) = machine.http.get(f"/api/v1/jobs/{job}/telemetry").json()["series"]
     assert max(series["gpu_util_pct"]) == 75
     assert max(series["gpu_memory_mib"]) == 5000
-    champions = Champions(machine.data / "models")
     on_gpu, beside = eventually(lambda: _runs(champions, "memory", 2))
     assert (on_gpu.device, on_gpu.actual) == ("a100-40g", 5000)
     assert on_gpu.foreseen is not None  # from the model's graph, to learn a factor from
@@ -54,12 +78,13 @@ def test_a_run_alone_teaches_what_it_used_of_its_gpu(machine: Server) -> None:
     assert (busy.device, busy.actual) == ("a100-40g", 0.75)
 
 
-def test_with_somebody_else_on_the_gpu_nothing_is_learned(machine: Server) -> None:
-    champions = Champions(machine.data / "models")
+def test_with_somebody_else_on_the_gpu_nothing_is_learned(
+    machine: Server, champions: Champions
+) -> None:
     before = len(champions.runs("utilization"))
     (machine.data.parent / "gpus").write_text("0 1 900 20\n1 1 900 20\n")  # process 1 is on both
     runs = len(champions.runs("memory"))
-    machine.wait(_run(machine, 5000, 75))
+    _measured(machine, _run(machine, 5000, 75))
     assert eventually(lambda: champions.runs("memory")[runs:])[0].device == "host"
     assert len(champions.runs("utilization")) == before
 

@@ -13,7 +13,6 @@ import signal
 import sqlite3
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,9 +22,10 @@ from typing import Any
 import httpx
 import pytest
 
-from presage.executors._processes import all_pids, environment
+from presage.client import to_json
+from presage.executors.node.processes import all_pids, environment
 from presage.testing.stores import PostgresCluster
-from tests.server.kit import ENDED, Server, eventually
+from tests.server.kit import ENDED, PATIENCE_S, Server, eventually
 
 WORKER = """
 me=$WITNESS/$PRESAGE_JOB_ID.$PRESAGE_RANK
@@ -87,7 +87,7 @@ class Users(threading.Thread):
         self.stopped = threading.Event()
         self._server, self._witness = server, witness
         self._random = random.Random(seed)
-        self._http = httpx.Client(base_url=server.url, timeout=20)
+        self._http = httpx.Client(base_url=server.url, timeout=PATIENCE_S)
 
     def run(self) -> None:
         number = 0
@@ -109,8 +109,18 @@ class Users(threading.Thread):
                 known = self._random.choice(list(self.accepted))
                 what = self._random.choice(["halt", "halt", "resume", "stop"])
                 self._try(f"/api/v1/jobs/{known}/{what}")
-            time.sleep(0.03)
+            self.pause(0.03)
         self._http.close()
+
+    def pause(self, seconds: float) -> None:
+        """Let some time pass; less when all is over."""
+        self.stopped.wait(seconds)
+
+    def get_on(self, more: int) -> None:
+        """Wait until so many more jobs were accepted: however slow the machine is, something is
+        lost if the server forgets."""
+        wanted = len(self.accepted) + more
+        eventually(lambda: len(self.accepted) >= wanted)
 
     def _insist(self, path: str, **rest: Any) -> dict[str, Any] | None:
         """Ask until there is an answer: the same request each time."""
@@ -121,7 +131,7 @@ class Users(threading.Thread):
                 return body
             if self.stopped.is_set():
                 return None
-            time.sleep(0.02)
+            self.pause(0.02)
 
     def _try(self, path: str, **rest: Any) -> httpx.Response | None:
         with suppress(httpx.TransportError):
@@ -132,10 +142,10 @@ class Users(threading.Thread):
         return None
 
 
-def settle(server: Server, witness: Witness, users: Users, timeout_s: float = 60.0) -> None:
+def settle(server: Server, witness: Witness, users: Users) -> None:
     """Let everything end, and look whether all is as promised."""
     users.stopped.set()
-    users.join(30)
+    users.join(PATIENCE_S)
     assert not users.is_alive()
     server.wait_ready()
 
@@ -146,9 +156,9 @@ def settle(server: Server, witness: Witness, users: Users, timeout_s: float = 60
                 server.tell(job["id"], "resume")
         return not alive
 
-    eventually(over, timeout_s, 0.2)
+    eventually(over)
     with server.client() as client:
-        jobs = {job["id"]: job for job in client.jobs()}
+        jobs = {job.id: to_json(job.summary) for job in client.jobs()}
     missing = users.accepted.keys() - jobs.keys()
     assert not missing, f"accepted and lost: {missing}"
     names = Counter(job["name"] for job in jobs.values())
@@ -172,11 +182,11 @@ def _kill_rounds(server: Server, home: Path, rounds: int, seed: int) -> int:
     users.start()
     try:
         for _ in range(rounds):
-            time.sleep(chance.uniform(0.02, 0.5))
+            users.pause(chance.uniform(0.0, 0.5))
             server.kill()
             server.start(ready=False)
             if chance.random() < 0.7:
-                server.wait_ready()
+                users.get_on(chance.randint(1, 5))
         server.wait_ready()
     finally:
         users.stopped.set()
@@ -215,12 +225,9 @@ def test_the_other_server_takes_over(serve: Callable[..., Server], tmp_path: Pat
     for job in running:
         first.wait(job, "PROCESSING")
     first.kill()
-    killed = time.monotonic()
     eventually(second.leads)
     after = second.submit(**witness.manifest("after", 0.1))
     second.wait(after, "PROCESSING", "COMPLETED")
-    took = time.monotonic() - killed
-    assert took < 10
     jobs = {job: second.wait(job) for job in [*running, after]}
     assert {job["status"] for job in jobs.values()} == {"COMPLETED"}
     assert {job["attempt"] for job in jobs.values()} == {1}
@@ -239,12 +246,12 @@ def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_pat
     second.start()
     os.kill(first.pid, signal.SIGSTOP)
     try:
-        eventually(second.leads, 10)
+        eventually(second.leads)
         job = second.submit(**witness.manifest("new", 0.5))
         second.wait(job, "PROCESSING")
     finally:
         os.kill(first.pid, signal.SIGCONT)
-    eventually(lambda: not first.leads(), 10)
+    eventually(lambda: not first.leads())
     late = first.http.post("/api/v1/jobs", json=witness.manifest("late", 0.1))
     assert late.status_code == 503
     assert second.leads()
@@ -263,12 +270,12 @@ def test_postgres_restarted_under_load_loses_nothing(
     users.start()
     try:
         for how in ("fast", "immediate"):
-            time.sleep(1.0)
+            users.get_on(5)
             postgres.stop(how=how)
-            time.sleep(0.5)
+            users.pause(0.5)
             postgres.start()
-            eventually(server.leads, 20)
-        time.sleep(0.5)
+            eventually(server.leads)
+        users.get_on(5)
     finally:
         users.stopped.set()
     settle(server, witness, users)
@@ -323,7 +330,7 @@ def test_a_full_disk_is_a_clear_error_and_no_damage(
     fill.unlink()
     eventually(server.leads)
     accepted.append(server.submit(**witness.manifest("after", 0.1)))
-    jobs = {job: server.wait(job, timeout_s=60) for job in accepted}
+    jobs = {job: server.wait(job) for job in accepted}
     assert {job["status"] for job in jobs.values()} == {"COMPLETED"}
     witness.check(jobs)
     server.stop()

@@ -62,16 +62,16 @@ def test_free_devices_go_to_the_job_that_its_own_reports_say_scales(
         return server.job(scales)["workers"], server.job(flat)["workers"]
 
     flat = train("flat")  # alone: it starts with all it may have
-    eventually(lambda: measured(flat) == {3}, 30.0, 0.2)
+    eventually(lambda: measured(flat) == {3})
     scales = train("scales")
     other = server.submit("sleep 600", resources={"gpus": 2})
     server.wait(other, "PROCESSING")
     assert sizes() == (1, 1)
-    eventually(lambda: measured(flat) == {1, 3}, 30.0, 0.2)
+    eventually(lambda: measured(flat) == {1, 3})
     server.kill()  # what was learned is on the disk
     server.start()
     server.tell(other, "stop")
-    eventually(lambda: sizes() == (3, 1), 30.0, 0.2)
+    eventually(lambda: sizes() == (3, 1))
     told = server.presage("what-if", "--policy", "elastic", "--json")
     assert told.code == 0, told.err
     assert told.json["audit"]["same"]

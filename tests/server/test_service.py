@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from presage.core.state import State
-from presage.executors._ray_place import gpus_asked
+from presage.executors.node.runspec import RunSpec
+from presage.layout import Layout
 from presage.manifest import parse_manifest, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
-from presage.server.service import Service
+from presage.server.executors import write_job_file
 from presage.store.records import JobRow
 
 ON_ONE = (Worker(0, 0, "n", (0,)),)
@@ -30,17 +28,12 @@ def test_a_job_that_ran_out_of_memory_is_handed_over_with_whole_gpus(
     state = State()
     state.apply(0.0, ev.NodeUp(Node("n", (Device(),))))
     state.apply(0.0, ev.JobSubmitted(to_spec(manifest, "t", "me")))
-    service: Any = SimpleNamespace(
-        store=SimpleNamespace(jobs=SimpleNamespace(get={"t": row}.get)),
-        live=SimpleNamespace(spec=lambda job: state.jobs[job].spec),
-        settings=SimpleNamespace(data=tmp_path),
-    )
+    layout = Layout(tmp_path)
 
     def handed_over() -> float:
         """GPUs that a worker asks Ray for."""
-        Service.write_job_file(service, "t")
-        body = json.loads((tmp_path / "jobs" / "t" / "job.json").read_text())
-        return gpus_asked(body["manifest"])["worker"]
+        write_job_file(layout, row, state.jobs["t"].spec)
+        return RunSpec.load(layout.job_file("t")).roles[0].gpus
 
     state.apply(1.0, ev.Launch("t", 1, ON_ONE))
     assert handed_over() == state.active["t"].held_milli / 1000 == 0.5

@@ -46,8 +46,6 @@ def _be(wanted: dict[str, Any]) -> NoReturn:
 
 
 def main() -> None:
-    import alembic.command
-    import alembic.config
     import httptools
     import psycopg
     import uvicorn.lifespan.on
@@ -57,8 +55,9 @@ def main() -> None:
 
     import presage.cli.main
     import presage.server.app
+    import presage.web.pages
 
-    assert all((alembic, httptools, psycopg, uvicorn, uvloop, presage))
+    assert all((httptools, psycopg, uvicorn, uvloop, presage))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     print("ready", flush=True)
     for line in sys.stdin:

@@ -16,7 +16,7 @@ from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.model.speed import SpeedPoint
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
-from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
+from presage.sim.ahead import Forecast, Start, TimeBox, run_ahead
 from presage.sim.history import History
 from tests.scenario import Scenario, job, nodes
 
@@ -171,7 +171,7 @@ def test_a_copy_is_what_a_snapshot_restores() -> None:
     state.apply(4.0, ev.HaltRequested("more"))
     state.apply(4.0, ev.SpeedMeasured("wide", 1, SpeedPoint(2, 1, 9.0, 9.0)))
     assert state.speeds.count == 1
-    copy = copy_state(state)
+    copy = state.copy()
     assert copy.snapshot() == state.snapshot() == State.restore(state.snapshot()).snapshot()
     copy.check()
     scenario.go(ev.NodeDown("n0"), at=9.0)

@@ -14,21 +14,14 @@ from presage.core.engine import Engine
 from presage.core.ports import Policy
 from presage.model import event as ev
 from presage.model.cluster import Node, Resources
+from presage.model.errors import JournalError
 from presage.model.job import JobSpec, Reason, ReasonCode, Role
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
 from presage.sim.traces import Trace, read_trace
-from presage.sim.whatif import (
-    JournalError,
-    Step,
-    export_trace,
-    fairness,
-    figures,
-    replay,
-    what_if,
-)
+from presage.sim.whatif import Step, export_trace, fairness, figures, replay, what_if
 from presage.sim.world import Outage
 from presage.store.memory import MemoryStore
 from tests.scenario import Known, job, nodes
@@ -52,7 +45,7 @@ def journal_of(trace: Trace, policy: str) -> tuple[MemoryStore, SimResult, Known
 
 
 def same_figures(one: SimResult, other: SimResult) -> None:
-    mine, theirs = one.summary(), other.summary()
+    mine, theirs = one.summary, other.summary
     for name in mine.keys() - {"cpu_s"}:
         assert mine[name] == pytest.approx(theirs[name]), name
 
@@ -113,9 +106,9 @@ def test_figures_agree_with_a_simulation_of_the_exported_file(
     same_figures(results[recorded], as_it_was)
     same_figures(export.recorded, as_it_was)
     assert fairness(export.recorded, export.trace) == pytest.approx(fairness(as_it_was, trace))
-    assert results["sjf"].summary()["avg_jct_s"] != results["fifo"].summary()["avg_jct_s"]
+    assert results["sjf"].summary["avg_jct_s"] != results["fifo"].summary["avg_jct_s"]
     told = figures(results["sjf"], export.trace)
-    assert told.keys() == results["sjf"].summary().keys() | {"fairness"}
+    assert told.keys() == results["sjf"].summary.keys() | {"fairness"}
 
 
 class Journal:

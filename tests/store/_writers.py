@@ -19,10 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from presage.model import event as ev
+from presage.model.errors import StoreUnavailable
 from presage.model.job import JobSpec, Role
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow, Message
-from presage.store.sql import SqlStore, StoreUnavailable
+from presage.store.sql import SqlStore
 
 JOBS = 3
 """Jobs in a step; each leaves a fact, a row, two transitions and a message."""

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from presage.core.ports import Knowledge
 from presage.store import open_store
-from presage.store.memory import MemoryStore
-from presage.testing.stores import DurableStoreSuite, Opener, PostgresCluster, StoreSuite
+from presage.store.memory import MemoryKnowledge, MemoryStore
+from presage.store.sql import SqlStore
+from presage.testing.stores import (
+    DurableStoreSuite,
+    KnowledgeSuite,
+    Opener,
+    PostgresCluster,
+    StoreSuite,
+)
 
 
 class TestMemory(StoreSuite):
@@ -30,3 +38,17 @@ class TestPostgres(DurableStoreSuite):
     def opener(self, postgres: PostgresCluster) -> Opener:
         url = postgres.new_database()
         return lambda: open_store(url)
+
+
+class TestMemoryKnowledge(KnowledgeSuite):
+    @pytest.fixture
+    def knowledge(self) -> Knowledge:
+        return MemoryKnowledge()
+
+
+class TestSqlKnowledge(KnowledgeSuite):
+    """In SQLite and in PostgreSQL."""
+
+    @pytest.fixture
+    def knowledge(self, store: SqlStore) -> Knowledge:
+        return store.knowledge

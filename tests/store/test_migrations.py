@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, inspect
 
 from presage.model import event as ev
 from presage.model.errors import UserError
@@ -31,18 +33,60 @@ def test_the_tables_are_what_the_revisions_lead_to(store: SqlStore) -> None:
 
 
 def test_the_newest_revision_is_known() -> None:
+    assert ScriptDirectory.from_config(_config()).get_current_head() == NEWEST
+
+
+def test_a_new_database_is_what_the_revisions_lead_to(tmp_path: Path) -> None:
+    """Tables are made at once where there are none; whoever went through every revision has the
+    same, rows and indexes included."""
+    found = []
+    for name in ("revisions.db", "new.db"):
+        url = f"sqlite:///{tmp_path / name}"
+        if name == "revisions.db":
+            config = _config()
+            with create_engine(url).begin() as connection:
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        store = open_store(url)
+        with store._database.read() as connection:
+            context = MigrationContext.configure(connection)
+            assert compare_metadata(context, metadata) == []
+            tables = inspect(connection)
+            indexes = {table: tables.get_indexes(table) for table in tables.get_table_names()}
+            rows = {
+                table: [tuple(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table}")]
+                for table in tables.get_table_names()
+            }
+            columns = {
+                table: {
+                    (c["name"], str(c["type"]), c["nullable"]) for c in tables.get_columns(table)
+                }
+                for table in rows
+            }
+        store.close()
+        found.append((indexes, rows, columns))
+    assert found[0] == found[1]
+    assert found[0][1]["head"]
+    assert found[0][1]["alembic_version"] == [(NEWEST,)]
+
+
+def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    assert ScriptDirectory.from_config(config).get_current_head() == NEWEST
+    return config
 
 
-def test_a_database_of_revision_1_is_brought_up_to_date(tmp_path: Path) -> None:
-    """The file is a dump of a database that the first revision made, with a journal in it."""
-    path = tmp_path / "presage.db"
+def _revision_1(path: Path) -> None:
+    """A database as the first revision made it, with a journal in it."""
     old = sqlite3.connect(path)
     old.executescript(REVISION_1.read_text(encoding="utf-8"))
     assert not old.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchall()
     old.close()
+
+
+def test_a_database_of_revision_1_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "presage.db"
+    _revision_1(path)
     store = open_store(f"sqlite:///{path}")
     submitted = ev.JobSubmitted(JobSpec("a", (Role(),), owner="ann"))
     assert list(store.read_steps()) == [
@@ -76,8 +120,22 @@ def test_a_migration_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "presage.db"
+    _revision_1(path)
+    with sqlite3.connect(path) as before:
+        dump = list(before.iterdump())
     with monkeypatch.context() as patch:
         patch.setattr("alembic.op.create_index", _explode)
+        with pytest.raises(RuntimeError):
+            open_store(f"sqlite:///{path}")
+    assert list(before.iterdump()) == dump
+    before.close()
+    open_store(f"sqlite:///{path}").close()
+
+
+def test_tables_are_made_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "presage.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("presage.store.tables.insert", _explode)
         with pytest.raises(RuntimeError):
             open_store(f"sqlite:///{path}")
     empty = sqlite3.connect(path)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from presage.model import event as ev
-from presage.model.errors import UserError
+from presage.model.errors import StoreUnavailable, UserError
 from presage.store import open_store
 from presage.store.records import JobRow
-from presage.store.sql import SqlStore, StoreUnavailable
+from presage.store.sql import SqlStore
 from presage.testing.stores import PostgresCluster
 
 pytestmark = pytest.mark.engine

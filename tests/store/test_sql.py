@@ -20,12 +20,12 @@ from sqlalchemy import Connection
 from presage.core.loop import fold
 from presage.core.state import State
 from presage.model import event as ev
-from presage.model.errors import InternalError, StaleLease, UserError
+from presage.model.errors import InternalError, StaleLease, StoreUnavailable, UserError
 from presage.model.job import JobSpec, Role
 from presage.store import open_store
 from presage.store.database import Database
 from presage.store.records import AuditEntry, JobChange, JobRow, Message
-from presage.store.sql import SqlStore, StoreUnavailable
+from presage.store.sql import SqlStore
 from presage.store.tables import metadata
 
 MANIFEST = {"name": "hello", "command": "python train.py", "secrets": {"HF_TOKEN": "hf"}}

@@ -2,7 +2,8 @@
 
 A `Sizer` follows runs of one kind. With a phase model, a run gets what its phase was measured to
 use, and that of every phase it may well enter before the horizon: it has the room before the
-change comes. Without a phase it gets what it used of late. More is given at once; less only when
+change comes. Without a phase it gets the CPU it used of late, and the memory that earlier runs
+held at most; all it asked for where there are none. More is given at once; less only when
 less was enough for a while, and never below the memory in use. A run that meets its CPU limit gets
 all it asked for, since nobody knows then how much it wants.
 
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from presage.model.cluster import Resources
-from presage.observe.telemetry.series import Series, resources_of
 from presage.provision.policies import PhaseTable
 from presage.provision.usage import Floats, Ints, Value
+from presage.telemetry.series import Series, resources_of
 
 __all__ = ["FEATURES", "Advice", "LivePhases", "Sizer", "SizingRules", "series_of"]
 
@@ -122,6 +123,7 @@ class Sizer:
         self._stepper = model.stepper() if model is not None else None
         if model is not None:
             self._cpu, self._memory = _tables(model, self.rules.quantile)
+            self._peak_mib = float(np.nanmax(self._memory))
             self._horizon_s = max(self.rules.horizon_s, 2 * model.every)
 
     def __contains__(self, run: str) -> bool:
@@ -189,8 +191,9 @@ class Sizer:
         expected = self._expected(run, mine)
         if not expected:
             cores = max(sample[0] for sample in mine.recent)
-            memory = max(sample[1] for sample in mine.recent)
-            return int(1000 * cores * grown) + 1, int(memory * grown) + 1, "what it used of late"
+            # What it will hold later nobody knows: only earlier runs can tell that less will do.
+            most = self._peak_mib * grown if self._model is not None else mine.ask.memory_mib
+            return int(1000 * cores * grown) + 1, int(most) + 1, "what it used of late"
         rules = self.rules
         soon = [phase for phase, share in expected.items() if share >= rules.likely]
         cores = float(np.nanmax(self._cpu[soon]))

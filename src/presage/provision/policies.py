@@ -23,9 +23,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from presage.observe.telemetry.series import Series
 from presage.provision.allocate import Wish
 from presage.provision.usage import MEMORY, Floats, Ints, Usage, Value
+from presage.telemetry.series import Series
 
 __all__ = [
     "Outlook",

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from presage.observe.telemetry.series import Series
+from presage.model.errors import ProvisionError
 from presage.provision.policies import Phases
 from presage.provision.rightsize import Outcome, Sized, rightsize
-from presage.provision.usage import MEMORY, ProvisionError
+from presage.provision.usage import MEMORY
+from presage.telemetry.series import Series
 
 __all__ = ["Recommendation", "kubernetes_patch", "manifest_fragment", "recommend"]
 

@@ -1,34 +1,27 @@
 """Right-sizing as one HTML page: the policies side by side, allocation against use, and what more
 or less allocation would have meant.
 
-The page stays small: a few pods of each resource are drawn, long ones thinned. Every text that
-comes from telemetry is escaped. Nothing here writes files.
+The page stays small: a few pods of each resource are drawn, long ones thinned. Nothing here writes
+files.
 """
 
 from __future__ import annotations
 
-from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.page import (
-    COLOURS,
-    choice,
-    counted,
-    duration_text,
-    page,
-    readable_unit,
-    section,
-    short,
-)
+from presage.page import COLOURS, counted, duration_text, figure, readable_unit, render, short
 from presage.provision.allocate import score
 from presage.provision.rightsize import Outcome, Sized
 from presage.provision.usage import MEMORY, Floats
 
-__all__ = ["gap_closed", "rightsize_page"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["draw_tradeoff", "gap_closed", "rightsize_page"]
 
 Chart = dict[str, Any]
 Ints = npt.NDArray[np.int64]
@@ -45,7 +38,7 @@ _CLOCK = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 def rightsize_page(title: str, outcome: Outcome) -> str:
     """The page as HTML."""
     policies = list(outcome.sized)
-    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(policies)}
+    colours = _colours(outcome)
     resources = list(next(iter(outcome.sized.values())))
     pods = {name: _worth_seeing(outcome.sized[policies[0]][name]) for name in resources}
     figures = {
@@ -57,29 +50,24 @@ def rightsize_page(title: str, outcome: Outcome) -> str:
             "tradeoff": [_tradeoff(outcome, name, colours) for name in resources],
         },
     }
-    body = [
-        section(
-            "Policies side by side",
-            "Allocation ÷ use is summed over samples, without the first window of each pod. "
-            "<em>Met</em> is the share of samples that used no more than they were given, "
-            "<em>worst pods</em> what 1 % of the pods do not reach.",
-            f'<div class="scroll">{_table(outcome, resources)}</div>',
-        ),
-        section(
-            "Allocation against use",
-            "Some of the longest pods. Click a name in the legend to hide it; drag to zoom, "
-            "double-click to zoom out.",
-            choice("traces", "Pod", pods),
-        ),
-        section(
-            "The trade-off",
-            "What every policy would have met if all its allocations had been larger or smaller "
-            "by the same factor; memory is never taken below its use at the time. Further left "
-            "and up is better. The dots are the allocations as they were.",
-            choice("tradeoff", "Resource", {"": resources}),
-        ),
-    ]
-    return page(title, _facts(outcome, resources), "".join(body), figures)
+    return render(
+        "rightsize.html",
+        title=title,
+        facts=_facts(outcome, resources),
+        rows=_rows(outcome, resources),
+        pods=pods,
+        figures=figures,
+    )
+
+
+def draw_tradeoff(outcome: Outcome, resource: str) -> Figure:
+    """How allocation buys service, as a figure."""
+    chart = _tradeoff(outcome, resource, _colours(outcome))
+    return figure(chart, f"Allocation and service: {resource}")
+
+
+def _colours(outcome: Outcome) -> dict[str, str]:
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(outcome.sized)}
 
 
 def gap_closed(outcome: Outcome, resource: str) -> str | None:
@@ -115,12 +103,8 @@ def _facts(outcome: Outcome, resources: list[str]) -> dict[str, str]:
     return facts
 
 
-def _table(outcome: Outcome, resources: list[str]) -> str:
-    heads = (
-        *("", "allocation ÷ use", "met", "worst pods", "out of memory"),
-        *("throttled", "resizes", "margin"),
-    )
-    rows = []
+def _rows(outcome: Outcome, resources: list[str]) -> list[tuple[str, tuple[str, ...]]]:
+    rows: list[tuple[str, tuple[str, ...]]] = []
     for name in resources:
         for policy, by_resource in outcome.sized.items():
             one = by_resource[name].score
@@ -133,10 +117,8 @@ def _table(outcome: Outcome, resources: list[str]) -> str:
                 "" if is_memory else f"{one.throttled:,}",
                 *(f"{one.resizes:,}", f"{one.margin:+.1%}"),
             )
-            body = "".join(f"<td>{cell}</td>" for cell in cells)
-            rows.append(f'<tr><th scope="row">{escape(name)}, {policy}</th>{body}</tr>')
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            rows.append((f"{name}, {policy}", cells))
+    return rows
 
 
 def _worth_seeing(sized: Sized) -> list[str]:

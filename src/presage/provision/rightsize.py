@@ -9,17 +9,24 @@ from. Resources that the training does not have are left out as soon as it is ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.observe.telemetry.series import Series
+from presage.model.errors import ProvisionError
+from presage.page import html_table
 from presage.provision import policies as known
 from presage.provision.allocate import Rules, Score, Wish, allocate, margin_for, score
 from presage.provision.forecast import Forecaster
 from presage.provision.policies import Outlook, Phases, PhaseTable
-from presage.provision.usage import Floats, ProvisionError, Usage, Value, resources_in
+from presage.provision.usage import Floats, Usage, Value, resources_in
+from presage.telemetry.series import Series
+
+if TYPE_CHECKING:
+    import polars as pl
+    from plotly.graph_objects import Figure
 
 __all__ = ["POLICIES", "Outcome", "Sized", "Trace", "rightsize"]
 
@@ -60,7 +67,7 @@ class Sized:
         return Trace(self.usage.times[start:end], self.usage.use[start:end], given)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
     """What `rightsize` found: policy -> resource -> how it went."""
 
@@ -70,6 +77,41 @@ class Outcome:
     target_pct: float | None
     outlooks: Mapping[str, Outlook]
     """Resource -> the phases before each window, where a model was given."""
+
+    def to_polars(self) -> pl.DataFrame:
+        """A row for each resource and policy, with the fields of `Score`."""
+        import polars as pl
+
+        return pl.DataFrame(
+            [
+                {"resource": resource, "policy": policy, **asdict(by_resource[resource].score)}
+                for resource in next(iter(self.sized.values()))
+                for policy, by_resource in self.sized.items()
+            ],
+            infer_schema_length=None,
+        )
+
+    def plot(self, resource: str | None = None) -> Figure:
+        """Allocation against the share of samples that had enough; of the first resource unless
+        one is named."""
+        from presage.provision.report import draw_tradeoff
+
+        names = list(next(iter(self.sized.values())))
+        if resource is not None and resource not in names:
+            raise ProvisionError(f"{resource!r} was not sized; there are {', '.join(names)}")
+        return draw_tradeoff(self, resource or names[0])
+
+    def __repr__(self) -> str:
+        return repr(self.to_polars())
+
+    def _repr_html_(self) -> str:
+        frame = self.to_polars()
+        rows = [
+            (row[0], [row[1], *("–" if value is None else f"{value:,.4g}" for value in row[2:])])
+            for row in frame.iter_rows()
+        ]
+        title = f"Right-sizing every {self.window_s:g} s"
+        return html_table(title, [name.replace("_", " ") for name in frame.columns], rows)
 
     def to_json(self) -> dict[str, dict[str, dict[str, float | int | None]]]:
         """What `presage rightsize --json` prints."""

@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from presage.model.errors import UserError
-from presage.observe.telemetry.series import RESOURCES, Series
+from presage.model.errors import ProvisionError
+from presage.telemetry.series import RESOURCES, Series
 
-__all__ = ["MEMORY", "Floats", "Ints", "ProvisionError", "Usage", "Value", "resources_in"]
+__all__ = ["MEMORY", "Floats", "Ints", "Usage", "Value", "resources_in"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,12 +29,6 @@ MEMORY = ("memory", "gpu_memory")
 
 _ROUNDING = 1e-9
 """A sample this part of a window early still begins it; times are floats."""
-
-
-class ProvisionError(UserError):
-    """A question about sizes that has no answer; the message says what to change."""
-
-    code = "bad_provision"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from fastapi import FastAPI
 
-from presage import __version__
+from presage import __version__, web
 from presage.server import problems
 from presage.server.guard import Guard
-from presage.server.history import History, record
 from presage.server.routes import (
+    ahead,
     charts,
     cluster,
     events,
     folders,
-    foresight,
     health,
     jobs,
     logs,
@@ -28,13 +30,6 @@ from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.server.webhooks import deliver
 
-try:
-    from presage import web
-except ModuleNotFoundError as missing:
-    if (missing.name or "").partition(".")[0] != "nicegui":
-        raise
-    web = None  # type: ignore[assignment]  # presage[dashboard] is not installed
-
 __all__ = ["create_app"]
 
 _ABOUT = """
@@ -43,43 +38,51 @@ request carries `Authorization: Bearer TOKEN`; on loopback without users, none i
 """
 
 
+class _Api(FastAPI):
+    """Describes errors as well."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of the API, made when it is first asked for."""
+        if self.openapi_schema is None:
+            problems.describe(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
 def create_app(settings: Settings) -> FastAPI:
     """The application of one server. It opens the database now, and decides while it runs."""
     service = Service(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.loop = asyncio.get_running_loop()
-        service.live.start()
-        for part in service.beside:
-            part.start()
-        tasks = [
-            asyncio.create_task(deliver(service)),
-            asyncio.create_task(record(service, app.state.history)),
-        ]
+        service.start(asyncio.get_running_loop())
+        tasks = [asyncio.create_task(deliver(service))]
+        if dashboard is not None:
+            tasks.append(asyncio.create_task(_show(service, dashboard)))
         yield
         for task in tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        if dashboard is not None:
+            await dashboard.close()
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(
+    app = _Api(
         title="Presage",
         version=__version__,
         description=_ABOUT.strip(),
         lifespan=lifespan,
         docs_url="/docs",
         redoc_url=None,
-        responses=problems.RESPONSES,
     )
     app.state.service = service
-    app.state.history = History(settings.data / "history.jsonl")
     problems.install(app)
-    app.include_router(jobs.submissions)
-    for routes in (
+    # As they are: to include a router is to make each of its routes once more.
+    app.router.routes += jobs.submissions.routes
+    for part in (
         jobs,
-        foresight,
+        ahead,
         scale,
         logs,
         events,
@@ -89,13 +92,21 @@ def create_app(settings: Settings) -> FastAPI:
         folders,
         health,
     ):
-        app.include_router(routes.router)
+        app.router.routes += part.router.routes
 
     def most(path: str) -> int:
         upload = path.startswith("/api/v1/folders/")
         return settings.most_folder if upload else settings.most_body
 
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
-    if web is not None:
-        web.mount(app)
+    dashboard = web.Dashboard(app) if web.installed() else None
     return app
+
+
+async def _show(service: Service, dashboard: web.Dashboard) -> None:
+    """Load the dashboard as soon as this server decides, or another has for a while."""
+    until = time.monotonic() + 2 * service.settings.lease_s
+    while not service.live.leading.is_set() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    await dashboard.load()
+    gc.freeze()  # what is imported stays: do not look through it again and again

@@ -12,16 +12,14 @@ import time
 from enum import StrEnum
 from threading import Lock
 
-from presage.model.errors import PresageError, UserError
+from presage.model.errors import Denied, Unauthorized, UserError
 from presage.store.access import Users
 from presage.store.records import JobRow, Token, User
 
 __all__ = [
     "ANYBODY",
     "Accounts",
-    "Denied",
     "Role",
-    "Unauthorized",
     "at_least",
     "digest_of",
     "may_change",
@@ -41,18 +39,6 @@ class Role(StrEnum):
     """Sees and changes every job; drains nodes."""
     ADMIN = "admin"
     """Makes and removes users, reads the audit log."""
-
-
-class Unauthorized(PresageError):
-    """No token, or one that is not known (any more)."""
-
-    code = "unauthorized"
-
-
-class Denied(PresageError):
-    """The token is fine, but the role does not allow this."""
-
-    code = "forbidden"
 
 
 ANYBODY = User("local", Role.ADMIN, "", 0.0)

@@ -2,60 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from presage.core.ports import CanLimit
-from presage.executors.local import LocalExecutor
-from presage.executors.ray import RayExecutor
-from presage.model import event as ev
-from presage.model.cluster import Node
-from presage.server.live import LiveExecutor
-from presage.server.plans import ElasticPlans
+from presage.control.kernel import LiveExecutor
+from presage.control.plans import ElasticPlans
+from presage.executors.local.executor import LocalExecutor
+from presage.executors.node.messages import JobFile
+from presage.executors.node.wire import write
+from presage.executors.ray.executor import RayExecutor
+from presage.layout import Layout
+from presage.model.job import JobSpec
+from presage.store.records import JobRow
 
 if TYPE_CHECKING:
     from presage.server.service import Service
 
-__all__ = ["make_executor"]
+__all__ = ["make_executor", "write_job_file"]
 
 
 def make_executor(service: Service) -> LiveExecutor:
-    """A new executor, of the kind that the settings name."""
-    settings = service.settings
-    inner: LocalExecutor | RayExecutor
+    """A new executor, of the kind that the settings name. Before a launch it finds what it needs
+    of the job, and plans of manifests are heard."""
+    settings, store = service.settings, service.store
+
+    def prepare(job: str) -> None:
+        if (row := store.jobs.get(job)) is not None:
+            write_job_file(service.layout, row, service.live.spec(job))
+
+    executor: LocalExecutor | RayExecutor
     if settings.ray is not None:
-        inner = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
+        executor = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
     else:
-        inner = LocalExecutor(settings.data, settings.nodes)
-    return _Prepared(inner, service)
+        executor = LocalExecutor(settings.data, settings.nodes)
+    executor.prepare = prepare
+    executor.follow_up = ElasticPlans(store.jobs.get).requests
+    return executor
 
 
-class _Prepared:
-    """An executor for a server: before a launch, what it needs of a job is put where it looks, and
-    plans of manifests are heard."""
-
-    def __init__(self, inner: LocalExecutor | RayExecutor, service: Service) -> None:
-        self._inner = inner
-        self._service = service
-        self._plans = ElasticPlans(service.store.jobs.get)
-        self.stop = inner.stop
-        self.resize = inner.resize
-        if isinstance(inner, CanLimit):
-            self.limit = inner.limit
-        self.wait = inner.wait
-        self.wake = inner.wake
-        self.close = inner.close
-
-    def nodes(self) -> Sequence[Node]:
-        """The nodes that exist now."""
-        return self._inner.nodes()
-
-    def launch(self, decision: ev.Launch) -> None:
-        """Write the job's file from its row, then start it."""
-        self._service.write_job_file(decision.job)
-        self._inner.launch(decision)
-
-    def poll(self, now: float) -> list[ev.Fact]:
-        """What happened, and what plans of manifests ask for because of it."""
-        facts = self._inner.poll(now)
-        return facts + self._plans.requests(facts)
+def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
+    """What an executor must know of a job. Not as it was submitted: one that ran out of memory
+    may use more, and no longer shares its devices."""
+    home = layout.job(row.id)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    job = JobFile(
+        manifest={**(row.manifest or {}), "share": spec.shareable},
+        folder=row.folder,
+        owner=row.owner,
+        memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
+    )
+    write(home, job)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
+from presage.control.board import STATUSES
+from presage.control.measured import Measured
 from presage.core.engine import Engine
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import PresageError
-from presage.server.board import STATUSES
 from presage.server.service import Service
+from presage.telemetry.rows import Row
 
 __all__ = ["exposition"]
 
+_MIB = 1 << 20
+_STALE_S = 30.0
 
-async def exposition(service: Service) -> str:
-    """Everything, as it is now."""
+
+async def exposition(service: Service, *, workers: bool) -> str:
+    """Everything, as it is now; with `workers` also what each worker of a job uses."""
     live = service.live
     page = _Page()
     counts = await asyncio.to_thread(service.store.jobs.count_by_status)
@@ -39,17 +45,19 @@ async def exposition(service: Service) -> str:
             "Time of a turn of the deciding loop, of the latest 1,000",
             [({"quantile": str(q)}, value) for q, value in spots.items()],
         )
-    _foresight(service, page)
+    _starts(service, page)
     _learning(service, page)
     try:
         await _cluster(service, page)
+        if workers:
+            await _workers(service, page)
     except PresageError:
         page.note("this server does not decide, so it does not know the cluster")
     return page.text()
 
 
-def _foresight(service: Service, page: _Page) -> None:
-    known = service.foresight
+def _starts(service: Service, page: _Page) -> None:
+    known = service.starts
     page.add("presage_forecasts_total", "counter", "Forecasts since the start", known.made)
     page.add("presage_forecast_cpu_seconds_total", "counter", "CPU time of them", known.cpu_s)
     page.add("presage_forecast_samples", "gauge", "Runs of the latest forecast", known.samples())
@@ -100,6 +108,38 @@ async def _cluster(service: Service, page: _Page) -> None:
     page.add("presage_nodes", "gauge", "Nodes by state", nodes)
     queues = [({"queue": queue}, gpus) for queue, gpus in sorted(found["queues"].items())]
     page.add("presage_queue_gpus", "gauge", "GPUs held by each queue", queues)
+
+
+async def _workers(service: Service, page: _Page) -> None:
+    """What workers use by their telemetry; `presage rightsize --prometheus` knows these names."""
+
+    def question(engine: Engine) -> list[tuple[str, int, int]]:
+        jobs = engine.state.active.values()
+        return [(job.id, job.attempt, len(job.allocation)) for job in jobs]
+
+    runs, since = await service.ask(question), time.time() - _STALE_S
+    measured = Measured(service.layout)
+
+    def read() -> list[tuple[dict[str, str], Row]]:
+        return [
+            ({"job_id": job, "worker": row.worker}, row)
+            for job, attempt, workers in runs
+            for row in measured.latest(job, attempt, workers, since)
+        ]
+
+    found = await asyncio.to_thread(read)
+    for name, about, field, unit in (
+        ("cpu_cores", "Cores that a worker keeps busy", "cpu_cores", 1),
+        ("memory_bytes", "Memory that the processes of a worker hold", "rss_mib", _MIB),
+        ("gpu_util_pct", "How busy the GPUs of a worker are", "gpu_util_pct", 1),
+        ("gpu_memory_bytes", "Memory that a worker holds on GPUs", "gpu_total_mib", _MIB),
+    ):
+        rows = [
+            (labels, value * unit)
+            for labels, row in found
+            if (value := getattr(row, field)) is not None
+        ]
+        page.add(f"presage_worker_{name}", "gauge", about, rows)
 
 
 class _Page:

@@ -10,84 +10,73 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from presage.manifest import ManifestError
-from presage.model.errors import PresageError, UserError
-from presage.server.auth import Denied, Unauthorized
-from presage.server.live import NotLeading
+from presage.model.errors import (
+    BadRequest,
+    Conflict,
+    Denied,
+    InternalError,
+    ManifestError,
+    NoSpace,
+    NotFound,
+    NotLeading,
+    PresageError,
+    StoreUnavailable,
+    TooLarge,
+    Unauthorized,
+    UserError,
+)
 from presage.server.views import Problem
-from presage.store.database import StoreUnavailable
 
-__all__ = [
-    "RESPONSES",
-    "BadRequest",
-    "Conflict",
-    "NoSpace",
-    "NotFound",
-    "TooLarge",
-    "install",
-    "problem",
-]
+__all__ = ["describe", "install", "problem", "status_of"]
 
 log = logging.getLogger("presage.server")
 
-
-class NotFound(PresageError):
-    """There is no such thing, or none that this user may know of."""
-
-    code = "not_found"
-
-
-class BadRequest(PresageError):
-    """A part of the request is not what it must be."""
-
-    code = "bad_request"
-
-
-class Conflict(PresageError):
-    """It cannot be done in the state that things are in."""
-
-    code = "conflict"
-
-
-class TooLarge(PresageError):
-    """More was sent than is taken."""
-
-    code = "too_large"
-
-
-class NoSpace(PresageError):
-    """There is no room on the disk of the server."""
-
-    code = "no_space"
-
-
-_CODES: tuple[tuple[type[PresageError], int], ...] = (
-    (Unauthorized, 401),
-    (Denied, 403),
-    (NotFound, 404),
-    (Conflict, 409),
-    (TooLarge, 413),
-    (BadRequest, 422),
-    (ManifestError, 422),
-    (UserError, 400),
-    (NotLeading, 503),
-    (StoreUnavailable, 503),
-    (NoSpace, 507),
-)
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request makes no sense"},
-    401: {"model": Problem, "description": "No token, or not a known one"},
-    403: {"model": Problem, "description": "The role does not allow it"},
-    404: {"model": Problem, "description": "No such thing"},
-    405: {"model": Problem, "description": "No such method here"},
-    409: {"model": Problem, "description": "Not possible in the present state"},
-    413: {"model": Problem, "description": "Too much was sent"},
-    415: {"model": Problem, "description": "Neither JSON nor YAML"},
-    422: {"model": Problem, "description": "The input is not valid"},
-    503: {"model": Problem, "description": "Not possible at the moment; ask again"},
-    507: {"model": Problem, "description": "No room on the disk of the server"},
+_STATUS: dict[type[PresageError], int] = {
+    UserError: 400,
+    Unauthorized: 401,
+    Denied: 403,
+    NotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
+    BadRequest: 422,
+    ManifestError: 422,
+    InternalError: 500,
+    NotLeading: 503,
+    StoreUnavailable: 503,
+    NoSpace: 507,
 }
+"""The answer to an error and to its subclasses that are not here; to any other it is 500."""
+
+_ANSWERS = {
+    400: "The request makes no sense",
+    401: "No token, or not a known one",
+    403: "The role does not allow it",
+    404: "No such thing",
+    405: "No such method here",
+    409: "Not possible in the present state",
+    413: "Too much was sent",
+    415: "Neither JSON nor YAML",
+    422: "The input is not valid",
+    503: "Not possible at the moment; ask again",
+    507: "No room on the disk of the server",
+}
+
+
+def describe(schema: dict[str, Any]) -> None:
+    """Add the errors that every route may answer with to an OpenAPI description. FastAPI can do it
+    too, but then builds the model of an error for each code of each route whenever it starts."""
+    parts = schema["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        parts.pop(unused, None)
+    shape = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts.update(shape.pop("$defs"), Problem=shape)
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    answers = {
+        str(code): {"content": content, "description": text} for code, text in _ANSWERS.items()
+    }
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].update(answers)
 
 
 def problem(status: int, code: str, text: str) -> JSONResponse:
@@ -99,14 +88,19 @@ def problem(status: int, code: str, text: str) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
+def status_of(kind: type[PresageError]) -> int | None:
+    """What a class of errors is answered with; None for those that no request should meet."""
+    return next((_STATUS[base] for base in kind.__mro__ if base in _STATUS), None)
+
+
 def install(app: FastAPI) -> None:
     """Have every error answered in the same shape."""
 
     @app.exception_handler(PresageError)
     async def said(request: Request, error: PresageError) -> JSONResponse:
-        for kind, status in _CODES:
-            if isinstance(error, kind):
-                return problem(status, error.code, str(error))
+        status = status_of(type(error)) or 500
+        if status != 500:
+            return problem(status, error.code, str(error))
         log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(500, error.code, "Presage broke one of its own rules; see the server's log")
 

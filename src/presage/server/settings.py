@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from presage.executors.ray import RayLink
+from presage.executors.ray.executor import RayLink
+from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy.config import PolicyConfig, QueueConfig
@@ -60,9 +61,14 @@ class Settings:
     """Token of the admin that is made when there are no users yet."""
 
     @property
+    def layout(self) -> Layout:
+        """Where everything is in the data directory."""
+        return Layout(self.data)
+
+    @property
     def database(self) -> str:
         """The URL of the database."""
-        return self.db or f"sqlite:///{self.data / 'presage.db'}"
+        return self.db or f"sqlite:///{self.layout.database}"
 
     @property
     def url(self) -> str:
@@ -73,9 +79,7 @@ class Settings:
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""
         try:
-            self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in ("folders", "jobs", "runs", "secrets"):
-                (self.data / name).mkdir(exist_ok=True, mode=0o700)
+            self.layout.prepare()
         except OSError as error:
             raise UserError(
                 f"--data {self.data} cannot be used: {error.strerror or error}"

@@ -1,4 +1,5 @@
-"""What the HTTP API answers with, as models: the shapes that OpenAPI and `--json` promise."""
+"""What the HTTP API answers with: rows of the store in the shape of `presage.model.answers`, and
+the lists and problems around them."""
 
 from __future__ import annotations
 
@@ -7,26 +8,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from presage.model.answers import JobSummary, NodeStatus, QueueStatus, UserInfo
 from presage.store.records import AuditEntry, JobRow, Transition, User
 
 __all__ = [
-    "Accepted",
     "AuditList",
-    "DryRun",
-    "Eta",
-    "Explanation",
     "JobList",
-    "JobStatus",
-    "JobSummary",
-    "NewUser",
     "NodeList",
-    "NodeView",
     "Problem",
     "QueueList",
-    "QueueView",
-    "Submitted",
     "UserList",
-    "UserView",
     "estimates_view",
     "status_view",
     "summary_view",
@@ -51,101 +42,6 @@ class Problem(_View):
     error: ProblemBody
 
 
-class ReasonView(_View):
-    """Why something is as it is."""
-
-    code: str
-    text: str
-
-
-class HistoryView(_View):
-    """A job entered a status."""
-
-    at: float
-    status: str
-    reason: ReasonView
-
-
-class Eta(_View):
-    """In how many seconds from now a job starts: the most likely middle, and an interval that
-    holds in four of five cases. Null lies beyond what can be foreseen."""
-
-    p10: float | None
-    p50: float | None
-    p90: float | None
-    age_s: float
-    """How long ago this was estimated."""
-
-
-class Accepted(_View):
-    """A job is on disk, or a request about one."""
-
-    id: str
-    status: str
-
-
-class Submitted(Accepted):
-    """A new job is on disk."""
-
-    eta_s: Eta | None
-    """When it starts; null when that is not known yet, which is usual in this moment: ask for the
-    job."""
-
-
-class EstimateView(_View):
-    """A number that was foreseen."""
-
-    p10: float
-    p50: float
-    p90: float
-    unit: str
-    source: str
-
-
-class EstimatesView(_View):
-    """What was foreseen of a job."""
-
-    version: str
-    """Of the models that were asked."""
-    runtime_s: EstimateView | None = None
-    memory_mib: EstimateView | None = None
-    """GPU memory on each device; of a job without GPUs, its memory."""
-    utilization: EstimateView | None = None
-    step_s: EstimateView | None = None
-    text: str
-    """All of it for people."""
-
-
-class JobSummary(_View):
-    """A job in a list."""
-
-    id: str
-    name: str
-    owner: str
-    queue: str
-    status: str
-    stage: str
-    reason: ReasonView
-    attempt: int
-    workers: int
-    nodes: list[str]
-    submitted_at: float
-    started_at: float | None
-    ended_at: float | None
-    exit_code: int | None
-    progress: dict[str, Any] | None
-    eta_s: Eta | None
-    """When it starts; null when it does not wait or nothing is known."""
-
-
-class JobStatus(JobSummary):
-    """Everything about one job."""
-
-    estimates: EstimatesView | None
-    """What was foreseen when it was submitted; null when nothing was."""
-    history: list[HistoryView]
-
-
 class JobList(_View):
     """A page of jobs, newest first."""
 
@@ -154,104 +50,22 @@ class JobList(_View):
     """Give it as `after` for the next page; null on the last one."""
 
 
-class Explanation(_View):
-    """Why a job is where it is."""
-
-    id: str
-    status: str
-    reason: ReasonView
-    ahead: int | None
-    """Jobs of its queue that were submitted before it and still wait."""
-    ahead_jobs: list[str]
-    """The first of them that you may know of."""
-    eta_s: Eta | None
-    helps: list[Help] | None
-    """Changes with which it would start notably earlier, the best first; null when that was not
-    worked out in time."""
-    estimates: EstimatesView | None
-    """What was foreseen when it was submitted; null when nothing was."""
-
-
-class Help(_View):
-    """A change, and when the job would start with it."""
-
-    change: str
-    eta_s: Eta | None
-
-
-class DryRun(_View):
-    """What would become of a job if it was submitted now. Nothing is kept."""
-
-    name: str
-    queue: str
-    starts_now: bool
-    nodes: list[str]
-    """Where it would start, in the most likely case; empty when that cannot be foreseen."""
-    eta_s: Eta | None
-
-
-class NodeView(_View):
-    """A node and what is free on it."""
-
-    name: str
-    state: str
-    gpus: int
-    gpu_types: list[str]
-    free_gpus: float
-    cpus: float | None
-    free_cpus: float | None
-    memory_mib: int | None
-    free_memory_mib: int | None
-    jobs: list[str]
-    labels: dict[str, str]
-
-
 class NodeList(_View):
     """The nodes of the cluster."""
 
-    nodes: list[NodeView]
-
-
-class QueueView(_View):
-    """A queue: what it may have and what it has."""
-
-    name: str
-    quota_gpus: float | None
-    limit_gpus: float | None
-    weight: float
-    used_gpus: float
-    pending: int
-    running: int
+    nodes: list[NodeStatus]
 
 
 class QueueList(_View):
     """The queues."""
 
-    queues: list[QueueView]
-
-
-class UserView(_View):
-    """Somebody who may use this server."""
-
-    name: str
-    role: str
-    team: str
-    created_at: float
+    queues: list[QueueStatus]
 
 
 class UserList(_View):
     """The users."""
 
-    users: list[UserView]
-
-
-class NewUser(_View):
-    """A user who was just made, or got a new token: it is shown this once."""
-
-    name: str
-    role: str
-    team: str
-    token: str
+    users: list[UserInfo]
 
 
 class AuditView(_View):

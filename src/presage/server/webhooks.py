@@ -9,12 +9,15 @@ import asyncio
 import json
 import logging
 import time
-
-import httpx
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from presage.model.errors import PresageError
 from presage.server.service import Service
 from presage.store.records import Delivery
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["deliver"]
 
@@ -29,14 +32,18 @@ _KEPT_S = 7 * 86_400.0
 async def deliver(service: Service) -> None:
     """Send what is due, for ever; only the server that decides does it."""
     forgot = 0.0
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as client:
+    async with AsyncExitStack() as stack:
+        client: httpx.AsyncClient | None = None
         while True:
-            await service.news(1.0)
+            await service.news.wait(1.0)
             if not service.live.leading.is_set():
                 continue
             try:
                 due = await asyncio.to_thread(service.store.outbox.due, time.time(), 50)
-                await asyncio.gather(*(_send(service, client, item) for item in due))
+                if due and client is None:
+                    client = await stack.enter_async_context(_client())
+                if client is not None:
+                    await asyncio.gather(*(_send(service, client, item) for item in due))
                 if time.monotonic() - forgot > 3600:
                     forgot = time.monotonic()
                     await asyncio.to_thread(service.store.outbox.forget, time.time() - _KEPT_S)
@@ -45,7 +52,15 @@ async def deliver(service: Service) -> None:
                 await asyncio.sleep(1.0)
 
 
+def _client() -> httpx.AsyncClient:
+    import httpx  # a start is quicker without it and without the certificates it reads
+
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False)
+
+
 async def _send(service: Service, client: httpx.AsyncClient, item: Delivery) -> None:
+    import httpx
+
     body = json.dumps({"delivery": item.id, **item.message.body}, allow_nan=False)
     headers = {"Content-Type": "application/json", "Presage-Delivery": str(item.id)}
     try:

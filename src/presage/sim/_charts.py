@@ -1,24 +1,31 @@
-"""The charts of the HTML report as plain Plotly dictionaries, small whatever the run.
+"""The charts of the HTML report, and of notebooks, as plain Plotly dictionaries, small whatever
+the run.
 
 Long series are thinned to a few hundred points: queues by their peak in each slice of time,
-utilization by its mean, distributions by quantiles. Texts that come from users are escaped here.
-Nothing here writes files or knows the page.
+utilization by its mean, distributions by quantiles. Nothing here writes files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from presage.model.cluster import WHOLE_GPU
+from presage.model.errors import UserError
+from presage.page import COLOURS, figure, short
 from presage.sim._compare import time_unit
-from presage.sim.result import SimResult
 
-__all__ = ["GANTT_JOBS", "charts", "gantts"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from presage.sim.result import SimResult
+    from presage.sim.traces import Trace
+
+__all__ = ["GANTT_JOBS", "charts", "demand", "draw", "gantts"]
 
 GANTT_JOBS = 200
 """Runs with more jobs have no Gantt chart: nobody could read it."""
@@ -26,10 +33,6 @@ GANTT_JOBS = 200
 Chart = dict[str, Any]
 Floats = NDArray[np.float64]
 
-_COLOURS = (
-    *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6"),
-    *("#06b6d4", "#ec4899", "#84cc16", "#f97316", "#64748b"),
-)
 _DASHES = ("solid", "dash", "dot")
 _POINTS = 12_000  # of one chart, shared by its policies
 _GANTTS = 12
@@ -41,18 +44,56 @@ _SIZES = (0.0, 0.999, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, float("inf"))
 _SIZE_NAMES = ("CPU only", "part of 1", "1", "2", "3–4", "5–8", "9–16", "17–32", "> 32")
 
 
+_TITLES = {
+    "jct": "Job completion time",
+    "wait": "Wait by job size",
+    "queue": "Queue length",
+    "utilization": "GPU utilization",
+}
+
+
+def draw(results: Sequence[SimResult], what: str) -> Figure:
+    """One chart as a figure: any of the report's, or `gantt` for one small run."""
+    if what in _TITLES:
+        return figure(charts(results)[what], _TITLES[what])
+    if what != "gantt":
+        raise UserError(f"there is no chart {what!r}; there are {', '.join(_TITLES)}, gantt")
+    drawn = gantts(results)
+    if len(drawn) != 1:
+        raise UserError(f"a Gantt chart shows one policy and at most {GANTT_JOBS} jobs")
+    return figure(next(iter(drawn.values())), "Gantt chart")
+
+
+def demand(trace: Trace) -> Figure:
+    """The GPUs that all jobs of a trace would hold, had each started when it was submitted."""
+    gpus = pl.col("gpu_milli") * pl.col("workers").fill_null(1) / WHOLE_GPU
+    jobs = trace.jobs.select("submit_s", end=pl.col("submit_s") + pl.col("duration_s"), gpus=gpus)
+    ends = jobs.select(t="end", by=-pl.col("gpus"))
+    moves = pl.concat([jobs.select(t="submit_s", by="gpus"), ends])
+    moves = moves.group_by("t").agg(pl.col("by").sum()).sort("t")
+    divisor, unit = time_unit(float(moves["t"][-1]))
+    time, held = _peaks(moves["t"].to_numpy(), moves["by"].cum_sum().to_numpy(), 800)
+    line = {"type": "scatter", "mode": "lines", "line": {"shape": "hv", "color": COLOURS[0]}}
+    axes = {
+        "xaxis": {"title": {"text": f"time since the first submission ({unit})"}},
+        "yaxis": {"title": {"text": "GPUs asked for"}, "rangemode": "tozero"},
+    }
+    data = [line | {"x": short(time / divisor), "y": short(held)}]
+    return figure({"data": data, "layout": axes}, f"Demand of {trace.name}")
+
+
 def charts(results: Sequence[SimResult]) -> dict[str, Chart]:
     """The charts by the id of their place in the page."""
     divisor, unit = time_unit(max((result.makespan_s for result in results), default=0.0))
     points = max(50, min(800, _POINTS // max(len(results), 1)))
     clock: Chart = {"title": {"text": f"time since the first submission ({unit})"}}
-    clock["range"] = [0, *_short(np.array([_busy_until(results) / divisor]))]
+    clock["range"] = [0, *short(np.array([_busy_until(results) / divisor]))]
 
     def over_time(draw: Callable[[SimResult, int], list[Chart]], y: Chart) -> Chart:
         data = []
         for index, result in enumerate(results):
             for trace in draw(result, points):
-                trace["x"] = _short(np.asarray(trace["x"]) / divisor)
+                trace["x"] = short(np.asarray(trace["x"]) / divisor)
                 data.append(_styled(trace, result, index))
         return {"data": data, "layout": {"xaxis": dict(clock), "yaxis": y}}
 
@@ -72,7 +113,7 @@ def gantts(results: Sequence[SimResult]) -> dict[str, Chart]:
         return {}
     divisor, unit = time_unit(max(result.makespan_s for result in results))
     return {
-        result.policy: _gantt(result, divisor, unit, _COLOURS[index % len(_COLOURS)])
+        result.policy: _gantt(result, divisor, unit, COLOURS[index % len(COLOURS)])
         for index, result in enumerate(results[:_GANTTS])
     }
 
@@ -90,10 +131,10 @@ def _busy_until(results: Sequence[SimResult]) -> float:
 
 
 def _styled(trace: Chart, result: SimResult, index: int) -> Chart:
-    colour = _COLOURS[index % len(_COLOURS)]
-    line = {"color": colour, "dash": _DASHES[index // len(_COLOURS) % 3], "width": 1.8}
+    colour = COLOURS[index % len(COLOURS)]
+    line = {"color": colour, "dash": _DASHES[index // len(COLOURS) % 3], "width": 1.8}
     trace["line"] = line | trace.get("line", {})
-    name = escape(result.policy[:60])
+    name = result.policy[:60]
     return {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name} | trace
 
 
@@ -107,8 +148,8 @@ def _distribution(results: Sequence[SimResult], points: int) -> Chart:
         share = np.linspace(0, 1, min(points, max(jct.size, 2)))
         x = np.maximum(np.quantile(jct, share), 1.0)
         trace = {
-            "x": _short(x),
-            "y": _short(share),
+            "x": short(x),
+            "y": short(share),
             "hovertemplate": "%{y:.1%} within %{x:,.0f} s",
         }
         data.append(_styled(trace, result, index))
@@ -123,12 +164,17 @@ def _log_time(longest: float) -> Chart:
 
 
 def _queue(result: SimResult, points: int) -> list[Chart]:
-    time, queued = _series(result, "queued")
-    if time.size > points:
-        edges = np.linspace(time[0], time[-1], points + 1)
-        at = np.searchsorted(time, edges, side="right") - 1
-        time, queued = edges[:-1], np.maximum(np.maximum.reduceat(queued, at[:-1]), queued[at[1:]])
-    return [{"x": time, "y": _short(queued), "line": {"shape": "hv"}}]
+    time, queued = _peaks(*_series(result, "queued"), points)
+    return [{"x": time, "y": short(queued), "line": {"shape": "hv"}}]
+
+
+def _peaks(time: Floats, value: Floats, points: int) -> tuple[Floats, Floats]:
+    """A step function by its peak in each of some slices of time."""
+    if time.size <= points:
+        return time, value
+    edges = np.linspace(time[0], time[-1], points + 1)
+    at = np.searchsorted(time, edges, side="right") - 1
+    return edges[:-1], np.maximum(np.maximum.reduceat(value, at[:-1]), value[at[1:]])
 
 
 def _utilization(result: SimResult, points: int) -> list[Chart]:
@@ -139,7 +185,7 @@ def _utilization(result: SimResult, points: int) -> list[Chart]:
     line = {"shape": "hv", "dash": "dot", "width": 1.2}
     return [
         used,
-        held | {"line": line, "name": f"{escape(result.policy[:60])}: held, not started"},
+        held | {"line": line, "name": f"{result.policy[:60]}: held, not started"},
     ]
 
 
@@ -152,7 +198,7 @@ def _mean_share(result: SimResult, column: str, points: int) -> Chart:
         edges = np.linspace(time[0], time[-1], points + 1)
         width = max(edges[1] - edges[0], 1e-9)
         time, value = edges[:-1], np.diff(np.interp(edges, time, area)) / width
-    return {"x": time, "y": _short(value), "line": {"shape": "hv"}}
+    return {"x": time, "y": short(value), "line": {"shape": "hv"}}
 
 
 def _series(result: SimResult, column: str) -> tuple[Floats, Floats]:
@@ -178,10 +224,10 @@ def _wait_by_size(results: Sequence[SimResult]) -> Chart:
         longest = max(longest, float(high.max(initial=0.0)))
         data.append(
             {
-                **{"type": "box", "name": escape(result.policy[:60]), "x": names},
-                **{"lowerfence": _short(low), "q1": _short(first), "median": _short(middle)},
-                **{"q3": _short(third), "upperfence": _short(high)},
-                "marker": {"color": _COLOURS[index % len(_COLOURS)]},
+                **{"type": "box", "name": result.policy[:60], "x": names},
+                **{"lowerfence": short(low), "q1": short(first), "median": short(middle)},
+                **{"q3": short(third), "upperfence": short(high)},
+                "marker": {"color": COLOURS[index % len(COLOURS)]},
                 "line": {"width": 1.5},
             }
         )
@@ -195,7 +241,7 @@ def _gantt(result: SimResult, divisor: float, unit: str, colour: str) -> Chart:
     """Each job a row: grey while it waits for its first start, coloured until its end."""
     jobs = result.jobs.filter(pl.col("status") != "rejected").sort("submit_s", maintain_order=True)
     rows = jobs.select("job_id", "submit_s", "start_s", "end_s", "gpus", "nodes").rows()
-    names = [escape(str(row[0])[:40]) for row in rows]
+    names = [str(row[0])[:40] for row in rows]
     begin = np.array([row[1] for row in rows], dtype=np.float64)
     never = np.array([row[2] is None for row in rows], dtype=bool)
     start = np.array([row[2] if row[2] is not None else result.makespan_s for row in rows])
@@ -205,13 +251,13 @@ def _gantt(result: SimResult, divisor: float, unit: str, colour: str) -> Chart:
     row_axis = {"type": "category", "autorange": "reversed", "showticklabels": len(rows) <= 60}
     bar = {"type": "bar", "orientation": "h", "y": names}
     wait = {"name": "waiting", "marker": {"color": "#9ca3af"}, "opacity": 0.45}
-    run = {"name": escape(result.policy[:60]), "marker": {"color": colour}, "text": where}
+    run = {"name": result.policy[:60], "marker": {"color": colour}, "text": where}
     return {
         "data": [
-            bar | wait | {"base": _short(begin / divisor), "x": _short((start - begin) / divisor)},
+            bar | wait | {"base": short(begin / divisor), "x": short((start - begin) / divisor)},
             bar
             | run
-            | {"base": _short(start / divisor), "x": _short((end - start) / divisor)}
+            | {"base": short(start / divisor), "x": short((end - start) / divisor)}
             | {"textposition": "none", "hovertemplate": "job %{y}: %{text}, %{x} " + unit},
         ],
         "layout": {
@@ -231,9 +277,4 @@ def _gantt(result: SimResult, divisor: float, unit: str, colour: str) -> Chart:
 def _node_list(nodes: Sequence[str] | None) -> str:
     names = sorted(set(nodes or ()))
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return escape(", ".join(name[:40] for name in names[:4])) + more
-
-
-def _short(values: Floats) -> list[float]:
-    """Six significant digits are more than a screen shows."""
-    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=np.float64)]
+    return ", ".join(name[:40] for name in names[:4]) + more

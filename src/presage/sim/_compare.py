@@ -1,16 +1,18 @@
 """The figures people compare policies by: their names, units, and which way is better.
 
-One list serves the terminal table and the HTML page, so that the two cannot disagree.
+One list serves the terminal, the HTML page and notebooks, so that they cannot disagree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from presage.sim.result import SimResult
+if TYPE_CHECKING:
+    from presage.sim.result import SimResult
 
-__all__ = ["FIGURES", "Figure", "best", "scaled", "time_unit"]
+__all__ = ["FIGURES", "Figure", "Line", "best", "lines", "scaled", "time_unit"]
 
 Value = float | int | None
 
@@ -30,11 +32,11 @@ class Figure:
     optional: bool = False
     """Whether it is left out when it is nothing for everyone."""
 
-    def of(self, result: SimResult, summary: dict[str, Value]) -> Value:
-        """The value for a result; `summary` is the result's own."""
+    def of(self, result: SimResult) -> Value:
+        """The value for a result."""
         if self.key == "held_gpu_hours":
             return result.held_gpu_seconds / 3600
-        return summary[self.key]
+        return result.summary[self.key]
 
     def texts(self, values: Sequence[Value]) -> tuple[list[str], str]:
         """The values as text in one common unit, and the unit."""
@@ -62,6 +64,31 @@ FIGURES: tuple[Figure, ...] = (
     Figure("cpu_s", "simulated in", "seconds"),
 )
 """Every figure of the comparison, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of all results, as people see it."""
+
+    figure: Figure
+    unit: str
+    texts: list[str]
+    winners: set[int]
+    """Where the best values are."""
+
+    @property
+    def name(self) -> str:
+        """The figure with its unit."""
+        return self.figure.name + (f" ({self.unit})" if self.unit else "")
+
+
+def lines(results: Sequence[SimResult]) -> Iterator[Line]:
+    """The comparison figure by figure, without those that are nothing for everyone."""
+    for figure in FIGURES:
+        values = [figure.of(result) for result in results]
+        if not figure.optional or any(values):
+            texts, unit = figure.texts(values)
+            yield Line(figure, unit, texts, best(figure, values))
 
 
 def best(figure: Figure, values: Sequence[Value]) -> set[int]:

@@ -3,7 +3,7 @@
 The same engine, policy and simulated world as everywhere else; only the run times are drawn, from
 what is known of each job and of others like it (`sim.history`). Running jobs go on from their age.
 Each run ends when the jobs that were asked about have started. Nobody's state is touched and
-nothing is shared: call it from any thread, on a copy (`copy_state`) that the deciding thread made.
+nothing is shared: call it from any thread, on a `State.copy` that the deciding thread made.
 
 What it leaves out: jobs that are yet to be submitted, failures, and nodes that come or go.
 """
@@ -11,9 +11,8 @@ What it leaves out: jobs that are yet to be submitted, failures, and nodes that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import floor, inf
-from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +29,7 @@ from presage.sim.calibrate import Calibration
 from presage.sim.oracle import Oracle
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Forecast", "Runtimes", "Start", "TimeBox", "copy_state", "run_ahead"]
+__all__ = ["Forecast", "Runtimes", "Start", "TimeBox", "run_ahead"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -151,7 +150,7 @@ def run_ahead(
         if time_box is not None and not time_box.begin():
             break
         drawn = dict(zip(names, column.tolist(), strict=True))
-        run = _Run(copy_state(state), nodes, policy(), drawn)
+        run = _Run(state.copy(), nodes, policy(), drawn)
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
     starts = {}
@@ -160,35 +159,6 @@ def run_ahead(
         if name in wanted and any(at is not None for at, _ in found):
             starts[name] = _start(found, now, horizon_s, calibration)
     return Forecast(now, len(runs), horizon_s, starts)
-
-
-def copy_state(state: State) -> State:
-    """A state of its own, equal to this one: what `State.restore(state.snapshot())` gives, made a
-    hundred times faster."""
-    copy = State(state.seed)
-    copy.now = state.now
-    capacity, source = copy.capacity, state.capacity
-    for i in sorted(source.index.values()):
-        new = capacity.add(source.nodes[i])
-        if source.open >> i & 1:
-            capacity.set_open(new, True)
-    copy.down, copy.draining = set(state.down), set(state.draining)
-    for job in state.jobs.values():
-        copy.adopt(Job(*_EVERYTHING(job)))
-    copy.active = {job_id: copy.active[job_id] for job_id in state.active}
-    copy.pending = {job_id: copy.pending[job_id] for job_id in state.pending}
-    for job_id, hold in state.reservations.items():
-        copy.hold_for(job_id, hold)
-    copy.shapes = dict(state.shapes)
-    copy.wake_at = state.wake_at
-    copy.submitted = state.submitted
-    copy.scaling = set(state.scaling)
-    copy.speeds = state.speeds.copy()
-    copy.rules = state.rules
-    return copy
-
-
-_EVERYTHING = attrgetter(*(field.name for field in fields(Job)))
 
 
 class _Run:

@@ -134,19 +134,20 @@ class ForecastLog:
         """Outcomes below which the prior is used."""
         self.group_s = group_s
         """Forecasts of one such span err alike."""
-        self._open: dict[str, tuple[float, float, float, float]] = {}
+        self.open: dict[str, tuple[float, float, float, float]] = {}
+        """By job that waits: when the forecast was made, and its p10, p50 and p90."""
         self._outcomes: deque[Outcome] = deque(maxlen=most)
 
     def made(self, job: str, at: float, p10_s: float, p50_s: float, p90_s: float) -> None:
         """A forecast, as it was before calibration; the first of a job counts."""
-        if job not in self._open:
-            self._open[job] = at, p10_s, p50_s, p90_s
-            if len(self._open) > self.most:
-                del self._open[next(iter(self._open))]
+        if job not in self.open:
+            self.open[job] = at, p10_s, p50_s, p90_s
+            if len(self.open) > self.most:
+                del self.open[next(iter(self.open))]
 
     def started(self, job: str, at: float) -> Outcome | None:
         """A job started for the first time; what that teaches, if anything."""
-        found = self._open.pop(job, None)
+        found = self.open.pop(job, None)
         if found is None or at <= found[0]:  # who did not wait teaches nothing about waiting
             return None
         outcome = (*found, at - found[0])
@@ -159,7 +160,7 @@ class ForecastLog:
 
     def gone(self, job: str) -> None:
         """A job ended without a start."""
-        self._open.pop(job, None)
+        self.open.pop(job, None)
 
     def __len__(self) -> int:
         """Outcomes that are known."""
@@ -169,7 +170,7 @@ class ForecastLog:
         """What the outcomes teach, and the jobs that still wait."""
         if len(self) < self.least:
             return Calibration.prior()
-        waiting = [(*told, now - told[0]) for told in self._open.values() if told[0] < now]
+        waiting = [(*told, now - told[0]) for told in self.open.values() if told[0] < now]
         at, low, middle, high, waited = np.array([*self._outcomes, *waiting]).T
         return Calibration.fit(
             *(low, middle, high, waited, np.floor(at / self.group_s)),

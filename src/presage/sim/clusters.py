@@ -21,20 +21,50 @@ import re
 from collections.abc import Iterable
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.edge import read_yaml
 from presage.model.cluster import UNLIMITED, Device, Node
 from presage.model.errors import ClusterError
 
-__all__ = ["describe", "read_cluster", "total_gpus"]
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Cluster", "describe", "read_cluster", "total_gpus"]
 
 _UNIFORM = re.compile(r"(\d+)[xX×](\d+)((?::[^:]*)*)")
 _MOST_NODES = 1_000_000
 _MOST_GPUS = 1024
 _MIB = 1024
+
+
+class Cluster(tuple[Node, ...]):
+    """The nodes of a cluster, in order: of any form that `--cluster` takes, or as values.
+
+    >>> Cluster("30x8")
+    Cluster(30 nodes, 240 GPUs)
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, spec: str | PathLike[str] | Iterable[Node]) -> Self:
+        """Raises `ClusterError`, one line, when it makes no sense."""
+        if isinstance(spec, str | PathLike):
+            return super().__new__(cls, read_cluster(spec))
+        nodes = list(spec) if isinstance(spec, Iterable) else [spec]
+        if not all(isinstance(node, Node) for node in nodes):
+            raise ClusterError(f"a cluster is a size such as 30x8, a file or nodes, not {spec!r}")
+        return super().__new__(cls, _checked(nodes, "of nodes"))
+
+    @property
+    def gpus(self) -> int:
+        """How many devices the nodes have."""
+        return total_gpus(self)
+
+    def __repr__(self) -> str:
+        return f"Cluster({describe(self)})"
 
 
 def read_cluster(spec: str | PathLike[str]) -> tuple[Node, ...]:
@@ -129,6 +159,8 @@ def _read_yaml(path: Path) -> list[Node]:
 
 
 def _read_table(path: Path) -> list[Node]:
+    import polars as pl  # a cluster is mostly written as 30x8, and this takes long to import
+
     try:
         if path.suffix == ".parquet":
             table = pl.read_parquet(path, glob=False)
@@ -149,6 +181,8 @@ def _read_table(path: Path) -> list[Node]:
 
 
 def _machines(path: Path, table: pl.DataFrame) -> list[Node]:
+    import polars as pl
+
     for name in ("gpu", "cpu_milli", "memory_mib", "model"):
         if name not in table.columns:
             table = table.with_columns(pl.lit(None).alias(name))

@@ -15,7 +15,7 @@ from presage.core.state import State
 from presage.model.cluster import ANY_GPU, WHOLE_GPU, gpu_count
 from presage.model.errors import UserError
 from presage.model.job import JobSpec, Role
-from presage.sim.ahead import Runtimes, Start, TimeBox, copy_state, run_ahead
+from presage.sim.ahead import Runtimes, Start, TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 
 __all__ = ["Option", "what_would_help"]
@@ -64,8 +64,7 @@ def what_would_help(
     def start_of(variant: JobSpec) -> Start | None:
         copy, submit = state, [variant]
         if waiting is not None:
-            copy, submit = copy_state(state), []
-            copy.jobs[variant.id].spec = variant
+            copy, submit = state.copy({} if variant is spec else {variant.id: variant}), []
         forecast = run_ahead(
             copy,
             policy,

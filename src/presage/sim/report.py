@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import polars as pl
@@ -19,7 +21,7 @@ from rich.text import Text
 
 from presage.model.cluster import Node
 from presage.model.errors import UserError
-from presage.sim._compare import FIGURES, best
+from presage.sim._compare import lines
 from presage.sim._files import replacing
 from presage.sim._html import page
 from presage.sim.result import SimResult
@@ -42,31 +44,32 @@ def table(results: Sequence[SimResult]) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     drawn.add_column("policy", no_wrap=True, min_width=8)
     columns = []
-    summaries = [result.summary() for result in results]
-    for figure in FIGURES:
-        values = [figure.of(*pair) for pair in zip(results, summaries, strict=True)]
-        if figure.key == "held_gpu_hours" or (figure.optional and not any(values)):
+    for line in lines(results):
+        if line.figure.key == "held_gpu_hours":
             continue
-        texts, unit = figure.texts(values)
-        winners = best(figure, values)
-        head = _SHORT_HEADS.get(figure.key, figure.name.replace(" ", "\n"))
-        drawn.add_column(f"{head}\n{unit}" if unit else head, justify="right", no_wrap=True)
+        head = _SHORT_HEADS.get(line.figure.key, line.figure.name.replace(" ", "\n"))
+        head = f"{head}\n{line.unit}" if line.unit else head
+        drawn.add_column(head, justify="right", no_wrap=True)
         columns.append(
-            [Text(text, "bold green" if at in winners else "") for at, text in enumerate(texts)]
+            [
+                Text(text, "bold green" if at in line.winners else "")
+                for at, text in enumerate(line.texts)
+            ]
         )
     for index, result in enumerate(results):
         drawn.add_row(Text(result.policy), *(column[index] for column in columns))
     return drawn
 
 
-def to_json(results: Sequence[SimResult]) -> dict[str, dict[str, dict[str, float | int | None]]]:
-    """`{"policies": {name: figures}}`; a figure that is not a finite number is None."""
-    return {
-        "policies": {
-            result.policy: {name: _finite(value) for name, value in result.summary().items()}
-            for result in results
-        }
-    }
+def to_json(results: Sequence[SimResult]) -> dict[str, dict[str, dict[str, Any]]]:
+    """`{"policies": {name: figures}}`; a figure that is not a finite number is None. Of a run with
+    advisors, `advice` says how good they were."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        found[result.policy] = {name: _finite(value) for name, value in result.summary.items()}
+        if result.advice is not None:
+            found[result.policy]["advice"] = asdict(result.advice)
+    return {"policies": found}
 
 
 def write_html(

@@ -5,9 +5,11 @@ jumps from event to event."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from time import process_time
+from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.loop import step
@@ -16,17 +18,44 @@ from presage.core.state import State
 from presage.model.cluster import Node
 from presage.model.estimate import Estimates
 from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp
-from presage.model.job import Job, JobState, ReasonCode
+from presage.model.job import Job, JobSpec, JobState, ReasonCode
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
-from presage.sim.result import SimResult
+from presage.sim.result import AdviceScore, SimResult
 from presage.sim.traces import Trace
+from presage.sim.usage import RecordedUse
 from presage.sim.workload import Workload
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["simulate"]
+__all__ = ["Advice", "simulate"]
 
 Progress = Callable[[int, int], None]
+
+
+class Advice(Protocol):
+    """Whoever looks at a simulated cluster while it runs, and tells it facts."""
+
+    def due_at(self) -> float:
+        """When it wants to look next."""
+        ...
+
+    def look(self, now: float, state: State, world: World) -> Sequence[Fact]:
+        """What the deciding loop should know; nothing before it is due."""
+        ...
+
+    def foresee(self, spec: JobSpec, now: float) -> Estimates | None:
+        """What is foreseen of a job that is submitted now."""
+        ...
+
+    def ended(self, task: Task, now: float) -> None:
+        """A job is done."""
+        ...
+
+    def score(self) -> AdviceScore:
+        """How good it was, now that all is over."""
+        ...
+
+
 _SUCCEEDED = JobState.SUCCEEDED
 _CHUNK = 4096
 
@@ -43,6 +72,8 @@ def simulate(
     models: Sequence[str] | None = None,
     estimates: Sequence[Estimates] | None = None,
     sharers: int = 1,
+    uses: Mapping[str, RecordedUse] | None = None,
+    advise: Advice | None = None,
     foresee: Callable[[Predictor], Predictor] | None = None,
     progress: Progress | None = None,
     store: Store | None = None,
@@ -50,8 +81,9 @@ def simulate(
 ) -> SimResult:
     """Every job of a trace from its submission to its end, as one result.
 
-    `models`, `estimates` and `sharers` are those of `Workload`. `foresee` makes the predictor,
-    given the one that looks into the world: take from that only what would be known.
+    `models`, `estimates`, `sharers` and `uses` are those of `Workload`. `foresee` makes the
+    predictor, given the one that looks into the world: take from that only what would be known.
+    `advise` looks on.
     """
     started = process_time()
     world = World(nodes, rules)
@@ -60,13 +92,13 @@ def simulate(
     predict: Predictor = oracle if foresee is None else foresee(oracle)
     engine = Engine(policy, predict, State(seed), check_every=check_every)
     recorder = Recorder(trace.jobs.height)
-    workload = Workload(trace, nodes, models, estimates, sharers)
+    workload = Workload(trace, nodes, models, estimates, sharers, uses)
     journal = store if store is not None else _Discard()
     step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
     try:
-        _run(engine, world, journal, iter(workload), oracle, recorder, progress)
+        _run(engine, world, journal, iter(workload), oracle, recorder, progress, advise)
     finally:
         if collecting:
             gc.enable()
@@ -76,7 +108,8 @@ def simulate(
     world.settle()
     recorder.thin()
     cpu_s = process_time() - started - workload.read_s
-    return recorder.result(trace, name, world, cpu_s)
+    result = recorder.result(trace, name, world, cpu_s)
+    return result if advise is None else replace(result, advice=advise.score())
 
 
 def _run(
@@ -87,6 +120,7 @@ def _run(
     oracle: Oracle,
     recorder: Recorder,
     progress: Progress | None,
+    advise: Advice | None,
 ) -> None:
     """Jump from event to event until nothing is left to happen."""
     state, running, none = engine.state, world.tasks, (inf, None)
@@ -103,13 +137,21 @@ def _run(
         if now == inf:
             return
         requests: list[Fact] = []
+        if advise is not None and state.active:
+            now = min(now, max(advise.due_at(), world.now))
+            requests += advise.look(now, state, world)
         while at <= now and task is not None:
             world.expect(task, at)
+            if advise is not None:
+                task.estimates = advise.foresee(task.spec, at)
             requests.append(JobSubmitted(task.spec, task.estimates))
             at, task = next(incoming, none)
         step(engine, world, journal, now, requests)
         if world.overflowed:
             _remember(world, engine.predict)
+        if advise is not None:
+            for done in world.finished:
+                advise.ended(done, now)
         if state.ended or world.stopped:
             _collect(world, state, oracle, recorder, now)
             if progress is not None and recorder.done >= report_at:

@@ -34,7 +34,7 @@ from presage.core.engine import Engine
 from presage.core.ports import Policy, Predictor
 from presage.core.state import State
 from presage.model.cluster import WHOLE_GPU, Node
-from presage.model.errors import UserError
+from presage.model.errors import JournalError
 from presage.model.event import (
     Decision,
     Fact,
@@ -54,7 +54,6 @@ from presage.sim.world import Outage, WorldRules
 __all__ = [
     "Difference",
     "Export",
-    "JournalError",
     "Replay",
     "Step",
     "export_trace",
@@ -68,12 +67,6 @@ Step: TypeAlias = tuple[float, Sequence[Fact], Sequence[Decision]]
 """When, the facts, and the decisions that followed from them together."""
 
 Figures: TypeAlias = dict[str, float | int | None]
-
-
-class JournalError(UserError):
-    """A journal holds nothing that could be simulated."""
-
-    code = "bad_journal"
 
 
 # -- the same policy ------------------------------------------------------------------------------
@@ -167,7 +160,7 @@ def what_if(
 
 def figures(result: SimResult, trace: Trace) -> Figures:
     """The figures of the JSON report, and `fairness`."""
-    return {**result.summary(), "fairness": fairness(result, trace)}
+    return {**result.summary, "fairness": fairness(result, trace)}
 
 
 def fairness(result: SimResult, trace: Trace) -> float | None:
@@ -249,15 +242,13 @@ class _Reader:
                 self._mark(now, job)
             starts = isinstance(event, Launch) and job is not None and job.state is _PENDING
             self._node(now, event)
-            self.state.apply(now, event)
+            self.state.apply_all(now, (event,))
             if starts and job is not None:
                 self._start(now, job)
             if isinstance(event, JobSubmitted) and event.spec.id in jobs:
                 self.stories.setdefault(event.spec.id, _Story(event.spec, now, marked_at=now))
-        for job in self.state.ended:
-            self.stories[job.id].ended_at = now
-        self.state.ended.clear()
-        self.state.queued.clear()
+            for ended in self.state.ended:
+                self.stories[ended.id].ended_at = now
 
     def _begin(self, now: float) -> None:
         """What went before is over: only those who are still there count, from here on."""

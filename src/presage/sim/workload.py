@@ -6,7 +6,7 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import process_time
 from typing import Any
@@ -15,6 +15,7 @@ from presage.model.cluster import WHOLE_GPU, Node, Resources
 from presage.model.estimate import Estimates
 from presage.model.job import JobSpec, Role
 from presage.sim.traces import Trace
+from presage.sim.usage import RecordedUse
 from presage.sim.world import Task
 
 __all__ = ["Workload"]
@@ -28,6 +29,7 @@ _JOB = [
     "owner",
     "queue",
     "priority",
+    "workload",
 ]
 _WIDTH = len(_JOB)
 _SHAPE = [
@@ -45,7 +47,8 @@ _SHAPE = [
 ]
 _CHUNK = 4096
 _OOM_RETRIES = 3
-"""How often a job that shares a device is started again after it ran out of memory."""
+"""How often a job that shares a device, or may be held to less, is started again after it ran
+out of memory."""
 
 
 class Workload:
@@ -58,13 +61,15 @@ class Workload:
         models: Sequence[str] | None = None,
         estimates: Sequence[Estimates] | None = None,
         sharers: int = 1,
+        uses: Mapping[str, RecordedUse] | None = None,
     ) -> None:
         """`models` has the model that each row trains, `estimates` what is foreseen of it. Above
         1, `sharers` is how many jobs may share a GPU: a job then has a worker for each of its
-        GPUs, and each asks for a share."""
+        GPUs, and each asks for a share. `uses` has what jobs use over time, by their ids."""
         started = process_time()
         self._models = models
         self._estimates = estimates
+        self._uses = uses or {}
         self._share_milli = WHOLE_GPU // sharers
         self._biggest = max((len(node.devices) for node in nodes), default=1)
         jobs = trace.jobs
@@ -87,12 +92,20 @@ class Workload:
             yield from made
 
     def _job(self, row: int, values: tuple[Any, ...]) -> tuple[float, Task]:
-        job_id, at, duration, estimate, busy, owner, queue, priority = values[:_WIDTH]
+        job_id, at, duration, estimate, busy, owner, queue, priority, work = values[:_WIDTH]
         key = values[_WIDTH:]
         shape = self._shapes.get(key) or self._new_shape(key)
         model = self._models[row] if self._models is not None else None
+        use = self._uses.get(job_id)
         spec = JobSpec(
-            job_id, shape.roles, owner, queue, priority, max_retries=shape.retries, model=model
+            job_id,
+            shape.roles,
+            owner,
+            queue,
+            priority,
+            max_retries=shape.retries if use is None else _OOM_RETRIES,
+            model=model,
+            entrypoint=(work,) if work else (),
         )
         task = Task(
             spec,
@@ -105,6 +118,7 @@ class Workload:
             shape.peak_mib,
             estimate,
         )
+        task.use = use
         if self._estimates is not None:
             task.estimates = self._estimates[row]
         return at, task

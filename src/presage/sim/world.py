@@ -16,7 +16,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from presage.model.cluster import WHOLE_GPU, Node, Worker
+from presage.model.cluster import WHOLE_GPU, Node, Resources, Worker
 from presage.model.estimate import Estimates
 from presage.model.event import (
     Fact,
@@ -24,6 +24,7 @@ from presage.model.event import (
     JobResized,
     JobStarted,
     Launch,
+    Limit,
     NodeDown,
     NodeUp,
     Outcome,
@@ -32,8 +33,9 @@ from presage.model.event import (
 )
 from presage.model.job import JobSpec, Reason, ReasonCode
 from presage.sim.speed import SpeedModel
+from presage.sim.usage import RecordedUse
 
-__all__ = ["Outage", "Task", "World", "WorldRules"]
+__all__ = ["Outage", "Task", "Use", "World", "WorldRules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,23 @@ class Task:
     """Work left at the latest checkpoint."""
     version: int = 0
     """Rises whenever its end is computed anew."""
+    use: RecordedUse | None = None
+    """What it uses over time, where that was recorded."""
+    limits: Resources | None = None
+    """What each of its workers is held to."""
+    throttled: float = 1.0
+    """The part of its speed that its CPU limit leaves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What each worker of a run wants and gets at a moment."""
+
+    task: Task
+    cores: float
+    memory_mib: float
+    given: Resources
+    """Its limits, else what it asked for."""
 
 
 _END, _MEMORY, _READY, _OUTAGE, _RETURN = range(5)
@@ -234,6 +253,36 @@ class World:
             self._share(task)
         self._retime(task)
 
+    def limit(self, decision: Limit) -> None:
+        """Hold each worker of a run to less."""
+        task = self.tasks.get(decision.job)
+        if task is not None and decision.attempt == task.attempt and task.workers:
+            task.limits = decision.limits
+
+    def measure(self, now: float) -> list[Use]:
+        """What runs with a recorded use want now. One that has less memory than it wants ends, one
+        that has less CPU goes on as much slower until it is measured again."""
+        self.now = now
+        found = []
+        for task in list(self.tasks.values()):
+            if task.use is None or not task.speed:
+                continue
+            self._progress(task)
+            cores, memory_mib = task.use.at(task.duration_s - task.work_s)
+            given = task.limits or task.spec.roles[0].resources
+            found.append(Use(task, cores, memory_mib, given))
+            if task.limits is None:
+                continue
+            if given.memory_mib and memory_mib > given.memory_mib:
+                self._facts.append(self._run_out_of_memory(task, _OVER_LIMIT))
+                continue
+            wanted = 1000 * cores
+            left = given.cpu_milli / wanted if 0 < given.cpu_milli < wanted else 1.0
+            if left != task.throttled:
+                task.throttled = left
+                self._retime(task)
+        return found
+
     def poll(self, now: float) -> list[Fact]:
         """What happened until now, in the order in which it did."""
         self.now = now
@@ -252,7 +301,7 @@ class World:
                     self._begin(subject)
             elif kind == _MEMORY:
                 if version == subject.attempt and subject.workers:
-                    facts.append(self._run_out_of_memory(subject))
+                    facts.append(self._run_out_of_memory(subject, _OOM))
             else:
                 facts.append(self._outage(subject, kind))
         self._started = []
@@ -310,7 +359,7 @@ class World:
         """The run is over, and another may follow."""
         self._release(task)
         task.milli = 0
-        task.speed = 0.0
+        task.speed, task.throttled, task.limits = 0.0, 1.0, None
         task.version += 1
         task.ended_attempt = task.attempt
 
@@ -344,7 +393,7 @@ class World:
             speed = self._speed(task)
         else:
             speed = 1.0
-        task.speed = speed
+        task.speed = speed = speed * task.throttled
         task.version = version = task.version + 1
         self._serial = serial = self._serial + 1
         heappush(self._events, (task.since + task.work_s / speed, _END, serial, task, version))
@@ -410,12 +459,12 @@ class World:
                 self._progress(other)
                 self._retime(other)
 
-    def _run_out_of_memory(self, task: Task) -> Fact:
-        """A run that needed more than its device had left ends at once, its work undone."""
+    def _run_out_of_memory(self, task: Task, why: Reason) -> Fact:
+        """A run that needed more than there was left ends at once, its work undone."""
         self._leave(task)
         task.queued_at = self.now
         self.overflowed.append(task)
-        return JobExited(task.spec.id, task.attempt, Outcome.OUT_OF_MEMORY, _OOM)
+        return JobExited(task.spec.id, task.attempt, Outcome.OUT_OF_MEMORY, why)
 
     # -- nodes and bookkeeping ------------------------------------------------------------------
 
@@ -471,3 +520,4 @@ def _without(workers: tuple[Worker, ...], known: tuple[Worker, ...]) -> tuple[Wo
 
 
 _OOM = Reason(ReasonCode.OUT_OF_MEMORY, "the jobs on its GPU needed more memory than it has")
+_OVER_LIMIT = Reason(ReasonCode.OUT_OF_MEMORY, "it needed more memory than its limit")

@@ -40,7 +40,7 @@ from sqlalchemy.exc import InternalError as DatabaseInternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from presage.model.errors import InternalError, MissingExtra, StoreUnavailable, UserError
-from presage.store.tables import NEWEST
+from presage.store.tables import NEWEST, make_tables
 
 __all__ = ["Database", "StoreUnavailable"]
 
@@ -90,26 +90,34 @@ class Database:
         self._engine.dispose()
 
     def _migrate(self) -> None:
+        """Bring the tables up to date, all of them or none; make them if there are none."""
         with self.read() as connection:
             if _revision(connection) == NEWEST:
                 return
-        from alembic import command
+        with self.write() as connection:
+            if not self.is_sqlite:
+                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
+            at = _revision(connection)
+            if at is None:
+                make_tables(connection)
+            elif at != NEWEST:
+                self._upgrade(connection, at)
+
+    def _upgrade(self, connection: Connection, at: str) -> None:
+        from alembic import command  # takes long to import, and is needed once a release
         from alembic.config import Config
         from alembic.util import CommandError
 
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self.write() as connection:
-            if not self.is_sqlite:
-                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
-            config.attributes["connection"] = connection
-            try:
-                command.upgrade(config, "head")
-            except CommandError:
-                raise UserError(
-                    f"{self._name} is at revision {_revision(connection)}, which this version "
-                    f"of Presage does not know; use the newer version that wrote it"
-                ) from None
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError:
+            raise UserError(
+                f"{self._name} is at revision {at}, which this version of Presage does not know; "
+                "use the newer version that wrote it"
+            ) from None
 
     @contextmanager
     def _troubles(self) -> Iterator[None]:

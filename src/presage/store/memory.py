@@ -1,4 +1,5 @@
-"""The journal in memory, with JSON lines to keep it in a file: for tests, replays and reports.
+"""The journal in memory, with JSON lines to keep it in a file, and what was learned: for tests,
+replays and reports.
 
 A file holds one step of the deciding loop a line, `{"now": 1.5, "facts": […], "decisions": […]}`,
 in the order in which they happened. It is data: reading one creates events and nothing else.
@@ -11,8 +12,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from presage.core.ports import Entry
 from presage.model.errors import StaleLease, UserError
 from presage.model.event import (
     DECISIONS,
@@ -24,7 +27,7 @@ from presage.model.event import (
     event_to_json,
 )
 
-__all__ = ["MemoryStore", "Step"]
+__all__ = ["MemoryKnowledge", "MemoryStore", "Step"]
 
 Step = tuple[float, tuple[Fact, ...], tuple[Decision, ...]]
 """One append: when, the facts, and the decisions that followed from them together."""
@@ -89,6 +92,33 @@ class MemoryStore:
                 yield now, fact
             for decision in decisions:
                 yield now, decision
+
+
+class MemoryKnowledge:
+    """A `Knowledge` that lives as long as its process."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        self._entries: dict[str, list[bytes]] = {}
+        self._lock = Lock()
+
+    def get(self, name: str) -> bytes | None:
+        """The newest entry of a name."""
+        return next(iter(self.tail(name, 1)), None)
+
+    def tail(self, name: str, most: int) -> list[bytes]:
+        """The newest entries of a name, oldest first."""
+        with self._lock:
+            return self._entries.get(name, [])[-most:]
+
+    def write(self, *entries: Entry) -> None:
+        """Add these."""
+        with self._lock:
+            for entry in entries:
+                there = self._entries.setdefault(entry.name, [])
+                there.append(entry.body)
+                del there[: -entry.keep]
 
 
 def _step(data: dict[str, Any]) -> Step:

@@ -23,11 +23,12 @@ from sqlalchemy import (
     update,
 )
 
-from presage.model.errors import InternalError, StaleLease
+from presage.model.errors import InternalError, StaleLease, StoreUnavailable
 from presage.model.event import Decision, Event, Fact, event_from_json, event_to_json
 from presage.store.access import Audit, Users, audit_row
-from presage.store.database import Database, StoreUnavailable
+from presage.store.database import Database
 from presage.store.jobs import Jobs
+from presage.store.knowledge import SqlKnowledge
 from presage.store.lease import Lease
 from presage.store.memory import Step
 from presage.store.outbox import Outbox
@@ -43,7 +44,7 @@ from presage.store.tables import (
     transitions,
 )
 
-__all__ = ["SqlStore", "StoreUnavailable"]
+__all__ = ["SqlStore"]
 
 _CHUNK = 500
 """Steps that are read at a time; a long read would keep SQLite's log from being cut."""
@@ -66,6 +67,7 @@ class SqlStore:
         self.outbox = Outbox(self._database)
         self.users = Users(self._database)
         self.audit = Audit(self._database)
+        self.knowledge = SqlKnowledge(self._database)
 
     def append(
         self,

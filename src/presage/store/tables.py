@@ -12,14 +12,18 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Dialect,
     Double,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
+    insert,
+    text,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -29,6 +33,8 @@ __all__ = [
     "head",
     "jobs",
     "journal",
+    "knowledge",
+    "make_tables",
     "metadata",
     "outbox",
     "snapshots",
@@ -38,7 +44,7 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0003"
+NEWEST = "0004"
 """The revision that these tables are."""
 
 
@@ -94,6 +100,23 @@ def _finite(value: Any) -> Any:
 
 
 metadata = MetaData()
+
+
+def make_tables(connection: Connection) -> None:
+    """Make the tables in an empty database: what all revisions together lead to, without them."""
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(head), {**_START, "holder": "", "url": ""})
+    # As alembic makes it, which brings this database to later revisions.
+    connection.execute(
+        text(
+            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+            "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+        )
+    )
+    connection.execute(text("INSERT INTO alembic_version VALUES (:newest)"), {"newest": NEWEST})
+
+
+_START = {"id": 1, "appends": 0, "position": 0, "jobs": 0, "lease": 0, "expires_at": 0.0}
 _Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up INTEGER keys only
 
 
@@ -213,4 +236,14 @@ audit = Table(
     _required("job", Text),
     _required("detail", Json),
     Index("audit_by_job", "job", "number"),
+)
+
+# -- revision 4: what was learned -----------------------------------------------------------------
+
+knowledge = Table(
+    "knowledge",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("number", _Serial, primary_key=True, autoincrement=False),
+    _required("body", LargeBinary),
 )

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
+from presage.control.charts import chart_lines
 from presage.core.engine import Engine
+from presage.model.answers import Waiting
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import UserError
 from presage.server.auth import Role, may_see
-from presage.server.history import History, spread_lines
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service
-from presage.server.views import ReasonView
 from presage.store.records import JobRow, User
+from presage.telemetry.rows import Row, rows, spread
 
 __all__ = ["router"]
 
@@ -39,14 +40,6 @@ _MEASURED = (
 )
 _MOST_WORKERS = 64
 _HOLDS = ("DOWNLOADING", "PROCESSING", "STORING")
-
-
-async def _kept(request: Request) -> History:
-    history: History = request.app.state.history
-    return history
-
-
-Kept = Annotated[History, Depends(_kept)]
 
 
 class _View(BaseModel):
@@ -143,15 +136,6 @@ class ProgressSeries(_View):
     metrics: dict[str, list[float | None]]
 
 
-class Waiting(_View):
-    """A job that waits."""
-
-    id: str
-    reason: ReasonView
-    ahead: int
-    """Jobs of its queue that were submitted before it and still wait."""
-
-
 class WaitingList(_View):
     """Those of the jobs asked for that wait."""
 
@@ -184,14 +168,14 @@ async def cluster_map(service: Parts, me: Me) -> JSONResponse:
 
 @router.get("/utilization", response_model=Utilization)
 async def utilization(
-    history: Kept,
+    service: Parts,
     me: Me,
     hours: Annotated[float, Query(gt=0, le=24 * 60)] = 24.0,
     points: Annotated[int, Query(ge=2, le=2000)] = 300,
 ) -> JSONResponse:
     """The cluster over the last hours: what there is, what is held, what is used of it."""
     since = time.time() - hours * 3600
-    return JSONResponse(await asyncio.to_thread(history.since, since, points))
+    return JSONResponse(await asyncio.to_thread(service.history.since, since, points))
 
 
 @router.get("/jobs/{job_id}/telemetry", response_model=Telemetry)
@@ -204,14 +188,21 @@ def telemetry(
 ) -> JSONResponse:
     """What the workers of a job used over time; without an attempt, of all of them."""
     row = _seen(service, job_id, me)
-    home = service.settings.data / "jobs" / row.id / "telemetry"
+    home = service.layout.telemetry(row.id, 1).parent
     numbers = sorted(int(p.stem) for p in home.glob("*.jsonl") if p.stem.isdigit())
     wanted = [number for number in numbers if attempt in (None, number)][-16:]
     series: list[dict[str, Any]] = []
     for number in wanted:
         series += _series(number, home / f"{number}.jsonl", points)
     shown = series[-_MOST_WORKERS:]
-    limits = _limits(home.with_name("limits"), wanted)
+    lines = chart_lines(service.knowledge, row.id, "limits")
+    held = [line for line in lines if attempt in (None, line["attempt"])]
+    limits = {
+        "at": [line["at"] for line in held],
+        "cpu_cores": [line["cpu_milli"] / 1000 for line in held],
+        "memory_mib": [line["memory_mib"] for line in held],
+        "why": [line["why"] for line in held],
+    }
     return JSONResponse({"series": shown, "left_out": len(series) - len(shown), "limits": limits})
 
 
@@ -219,8 +210,7 @@ def telemetry(
 def progress(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """What a job reported and how many workers it had, over time."""
     row = _seen(service, job_id, me)
-    path = service.settings.data / "jobs" / row.id / "progress.jsonl"
-    lines = [line for line in spread_lines(path, 4 << 20) if "at" in line]
+    lines = chart_lines(service.knowledge, row.id, "progress")
     reports = [line.get("progress") or {} for line in lines]
     names = list(dict.fromkeys(name for report in reports for name in report))
     return JSONResponse(
@@ -237,7 +227,7 @@ def progress(job_id: str, service: Parts, me: Me) -> JSONResponse:
 def log_files(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Whose output is there, and how long it is."""
     row = _seen(service, job_id, me)
-    home = service.settings.data / "jobs" / row.id / "logs"
+    home = service.layout.logs(row.id, 1).parent
     found = []
     for path in home.glob("*/*.log"):
         if path.parent.name.isdigit():
@@ -275,21 +265,6 @@ async def waiting(
         return found
 
     return JSONResponse({"waiting": await service.ask(question)})
-
-
-def _limits(home: Path, attempts: list[int]) -> dict[str, list[Any]]:
-    lines = [
-        line
-        for number in attempts
-        for line in spread_lines(home / f"{number}.jsonl", 1 << 20)
-        if {"at", "cpu_milli", "memory_mib", "why"} <= line.keys()
-    ]
-    return {
-        "at": [line["at"] for line in lines],
-        "cpu_cores": [line["cpu_milli"] / 1000 for line in lines],
-        "memory_mib": [line["memory_mib"] for line in lines],
-        "why": [line["why"] for line in lines],
-    }
 
 
 # -- the map --------------------------------------------------------------------------------------
@@ -367,17 +342,16 @@ def _seen(service: Service, job_id: str, me: User) -> JobRow:
 
 def _series(attempt: int, path: Path, points: int) -> list[dict[str, Any]]:
     """One series a worker, of at most so many points."""
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for line in spread_lines(path):
-        if isinstance(line.get("worker"), str) and "at" in line:
-            lines.setdefault(line["worker"], []).append(line)
+    by_worker: dict[str, list[Row]] = {}
+    for row in rows(spread(path)):
+        by_worker.setdefault(row.worker, []).append(row)
     found = []
-    for worker in sorted(lines, key=_worker_order):
-        own = lines[worker]
+    for worker in sorted(by_worker, key=_worker_order):
+        own = by_worker[worker]
         chosen = np.unique(np.linspace(0, len(own) - 1, min(points, len(own))).astype(int))
         few = [own[k] for k in chosen]
-        columns = {name: [float(item.get(name, 0.0)) for item in few] for name in _MEASURED}
-        at = [float(item["at"]) for item in few]
+        columns = {name: [float(getattr(row, name) or 0.0) for row in few] for name in _MEASURED}
+        at = [float(row.at) for row in few]
         found.append({"attempt": attempt, "worker": worker, "at": at, **columns})
     return found
 

@@ -7,15 +7,16 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from presage.control.board import nodes_of
 from presage.core.engine import Engine
 from presage.model import event as ev
+from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
+from presage.model.errors import Conflict, NotFound
 from presage.policy.config import QueueConfig
 from presage.server.auth import Role, require
-from presage.server.problems import Conflict, NotFound
 from presage.server.routes.common import Me, Parts
-from presage.server.service import nodes_of
-from presage.server.views import NodeList, NodeView, QueueList
+from presage.server.views import NodeList, QueueList
 
 __all__ = ["router"]
 
@@ -30,25 +31,25 @@ async def nodes(service: Parts, me: Me) -> JSONResponse:
     return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in found]})
 
 
-@router.post("/nodes/{name}/drain", status_code=202, response_model=NodeView)
+@router.post("/nodes/{name}/drain", status_code=202, response_model=NodeStatus)
 async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Give a node no new work, and move what runs there."""
     require(me, Role.OPERATOR)
     node, where, free = await _find(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")
-    await service.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
+    await service.requests.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
     return JSONResponse(_node(node, "draining", free, hidden=False), 202)
 
 
-@router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeView)
+@router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeStatus)
 async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Let a node take work again."""
     require(me, Role.OPERATOR)
     node, where, free = await _find(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")
-    await service.request(ev.NodeUp(node), me, "undrain", node=node.name)
+    await service.requests.request(ev.NodeUp(node), me, "undrain", node=node.name)
     return JSONResponse(_node(node, "up", free, hidden=False), 202)
 
 

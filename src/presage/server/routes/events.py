@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
+from presage.control.board import ENDED
 from presage.model.errors import UserError
 from presage.server.auth import Role, may_see
-from presage.server.board import ENDED
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]
@@ -91,4 +91,4 @@ async def _stream(service: Any, me: Any, job: str | None, since: int) -> AsyncIt
             if quiet >= _BEAT_S:
                 quiet = 0.0
                 yield ": still here\n\n"
-            await service.news(_LOOK_S)
+            await service.news.wait(_LOOK_S)

@@ -11,9 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
-from presage.model.errors import UserError
+from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
 from presage.server.auth import Role, require
-from presage.server.problems import NoSpace, NotFound, TooLarge
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]
@@ -40,7 +39,7 @@ class Folder(BaseModel):
 async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -> Folder:
     """Upload a gzipped tar of a work folder; the name must be the SHA-256 of what is sent."""
     require(me, Role.USER)
-    target = service.folder(sha256)
+    target = service.layout.folder(sha256)
     draft = target.with_name(f".{secrets.token_hex(8)}.part")
     digest, size = hashlib.sha256(), 0
     try:
@@ -67,6 +66,6 @@ async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -
 def has_folder(sha256: Digest, service: Parts, me: Me) -> Response:
     """Whether a folder is there already."""
     require(me, Role.USER)
-    if not service.folder(sha256).is_file():
+    if not service.layout.folder(sha256).is_file():
         raise NotFound("that folder was not uploaded")
     return Response(status_code=204)

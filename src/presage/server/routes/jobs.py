@@ -14,19 +14,16 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
+from presage.control.board import STATUSES
 from presage.manifest import Manifest, parse_manifest
 from presage.model import event as ev
-from presage.model.errors import PresageError, UserError
+from presage.model.answers import Accepted, JobStatus, Submitted
+from presage.model.errors import BadRequest, Conflict, PresageError, UserError
 from presage.server.auth import Role, require
-from presage.server.board import STATUSES
-from presage.server.problems import BadRequest, Conflict
 from presage.server.routes.common import Me, Parts, user_of
 from presage.server.service import Service
 from presage.server.views import (
-    Accepted,
     JobList,
-    JobStatus,
-    Submitted,
     status_view,
     summary_view,
 )
@@ -69,10 +66,10 @@ class _Submission(APIRoute):
             raise BadRequest("an Idempotency-Key has 1 to 200 characters")
         kind = request.headers.get("content-type", "application/yaml")
         body = await request.body()
-        async with service.turnstile:
+        async with service.requests.turnstile:
             await asyncio.sleep(0)
             manifest = parse_manifest(body, kind)
-        row = await service.submit(manifest, me, folder, key)
+        row = await service.requests.submit(manifest, me, folder, key)
         answer = JSONResponse({"id": row.id, "status": row.status, "eta_s": None}, 201)
         await answer(scope, receive, send)
 
@@ -131,7 +128,7 @@ async def list_jobs(
     rows = service.recent.page(service.live.lease, fits, limit, after)
     rows = await asyncio.to_thread(read) if rows is None else rows
     last = rows[-1].seq if len(rows) == limit else None
-    eta = service.foresight.eta
+    eta = service.starts.eta
     jobs = [summary_view(row, eta_s=eta(row.id)) for row in rows]
     return JSONResponse({"jobs": jobs, "next": last})
 
@@ -152,13 +149,13 @@ async def get_job(
     known = await service.look(clean(job_id), me)
     until = time.monotonic() + wait_eta_s
     while known.row.status == "QUEUED" and time.monotonic() < until:
-        if service.foresight.expects(known.row.id):
+        if service.starts.expects(known.row.id):
             break
         await asyncio.sleep(0.05)
         known = await service.look(job_id, me)
     row = known.row
     reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
-    return JSONResponse(status_view(row, known.history, reason, service.foresight.eta(row.id)))
+    return JSONResponse(status_view(row, known.history, reason, service.starts.eta(row.id)))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
@@ -190,7 +187,7 @@ async def resume(job_id: str, service: Parts, me: Me) -> JSONResponse:
 
 async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSONResponse:
     row = await asyncio.to_thread(service.changeable, clean(job_id), me)
-    await service.request(fact(row.id), me, what, row.id)
+    await service.requests.request(fact(row.id), me, what, row.id)
     after = await asyncio.to_thread(service.store.jobs.get, row.id)
     return JSONResponse({"id": row.id, "status": after.status}, 202)
 

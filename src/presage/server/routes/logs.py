@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
+from presage.control.board import ENDED
 from presage.model.errors import UserError
-from presage.server.board import ENDED
 from presage.server.routes.common import Me, Parts
 from presage.store.records import JobRow
 
@@ -112,9 +112,9 @@ def _begun(text: bytes, secret: bytes) -> int:
 def _file(service: Any, row: JobRow, attempt: int, worker: str) -> Path | None:
     """The file of a worker by rank or by name."""
     if not worker.isdigit():
-        path: Path = service.log_file(row, attempt, worker)
+        path: Path = service.layout.log(row.id, attempt, worker)
         return path
-    home: Path = service.log_file(row, attempt, "x-0").parent
+    home: Path = service.layout.logs(row.id, attempt)
     names = _by_rank(row, home)
     if int(worker) < len(names):
         return home / f"{names[int(worker)]}.log"

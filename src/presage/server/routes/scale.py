@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.manifest import Manifest, to_spec
 from presage.model import event as ev
-from presage.model.errors import UserError
+from presage.model.answers import Scaled
+from presage.model.errors import BadRequest, Conflict, UserError
 from presage.model.job import Role
-from presage.server.problems import BadRequest, Conflict
 from presage.server.routes.common import Me, Parts
 from presage.store.records import JobRow
 
@@ -30,16 +30,7 @@ class ScaleBody(BaseModel):
     workers: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class ScaleAccepted(BaseModel):
-    """The request is on disk; the job changes its size when there is room."""
-
-    id: str
-    status: str
-    workers: int
-    """How many were asked for."""
-
-
-@router.post("/jobs/{job_id}/scale", status_code=202, response_model=ScaleAccepted)
+@router.post("/jobs/{job_id}/scale", status_code=202, response_model=Scaled)
 async def scale(job_id: str, body: ScaleBody, service: Parts, me: Me) -> JSONResponse:
     """Give an elastic job so many workers of its first role, after a checkpoint."""
     if "\0" in job_id:
@@ -54,7 +45,7 @@ async def scale(job_id: str, body: ScaleBody, service: Parts, me: Me) -> JSONRes
     if not role.min <= body.workers <= role.max:
         raise BadRequest(f"job {row.id} has {role.min} to {role.max} workers, not {body.workers}")
     fact = ev.ScaleRequested(row.id, body.workers)
-    await service.request(fact, me, "scale", row.id, workers=body.workers)
+    await service.requests.request(fact, me, "scale", row.id, workers=body.workers)
     after = await asyncio.to_thread(service.store.jobs.get, row.id)
     status = after.status if after is not None else row.status
     return JSONResponse({"id": row.id, "status": status, "workers": body.workers}, 202)

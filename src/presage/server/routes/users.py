@@ -10,15 +10,13 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.model.errors import UserError
+from presage.model.answers import NewUser, UserInfo
+from presage.model.errors import NotFound, UserError
 from presage.server.auth import Role, require
-from presage.server.problems import NotFound
 from presage.server.routes.common import Me, Parts
 from presage.server.views import (
     AuditList,
-    NewUser,
     UserList,
-    UserView,
     audit_view,
     user_view,
 )
@@ -40,7 +38,7 @@ class UserRequest(BaseModel):
     team: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")] = ""
 
 
-@router.get("/me", response_model=UserView)
+@router.get("/me", response_model=UserInfo)
 def who_am_i(me: Me) -> JSONResponse:
     """Who you are to this server."""
     return JSONResponse(user_view(me))
@@ -69,7 +67,7 @@ def add_user(body: UserRequest, service: Parts, me: Me) -> JSONResponse:
     )
 
 
-@router.delete("/users/{name}", response_model=UserView)
+@router.delete("/users/{name}", response_model=UserInfo)
 def remove_user(name: str, service: Parts, me: Me) -> JSONResponse:
     """Take somebody's access away; the jobs stay."""
     require(me, Role.ADMIN)

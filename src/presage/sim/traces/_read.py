@@ -5,6 +5,7 @@ The formats are a table; what each one means is in `_formats` and `_slurm`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -26,16 +27,30 @@ FORMATS: tuple[str, ...] = tuple(dict.fromkeys(known.name for known in _ALL))
 
 
 def read_trace(
-    path: str | PathLike[str], format: str = "auto", estimates: str | None = None
+    source: str | PathLike[str] | pl.DataFrame | Trace,
+    format: str = "auto",
+    estimates: str | None = None,
 ) -> Trace:
-    """Read a trace from Parquet, CSV or JSON lines.
+    """Read a trace from Parquet, CSV or JSON lines, or from a data frame with the same columns; a
+    trace that was read before is taken as it is.
 
-    `estimates` names a column of the file to use as estimate_s. Raises `TraceError`, one line that
-    names the row or the columns, for anything it cannot read.
+    `estimates` names a column to use as estimate_s. Raises `TraceError`, one line that names the
+    row or the columns, for anything it cannot read.
     """
+    if isinstance(source, Trace):
+        if estimates is None:
+            return source
+        again = read_trace(source.jobs, "native", estimates)
+        return replace(source, jobs=again.jobs)
+    if not isinstance(source, str | PathLike | pl.DataFrame):
+        raise TraceError(f"a trace is a file or a Polars DataFrame, not {type(source).__name__}")
     if format != "auto" and format not in FORMATS:
         raise TraceError(f"unknown trace format {format!r}; there are auto, {', '.join(FORMATS)}")
-    source = open_source(Path(path))
+    return _read(source if isinstance(source, pl.DataFrame) else Path(source), format, estimates)
+
+
+def _read(given: Path | pl.DataFrame, format: str, estimates: str | None) -> Trace:
+    source = open_source(given)
     known = _detect(source) if format == "auto" else _named(source, format)
     if estimates is not None and estimates not in source.columns:
         numeric = ", ".join(_numeric_columns(source)) or "none"

@@ -26,6 +26,7 @@ class Source:
     """A file whose columns are known and whose rows are read on demand."""
 
     path: Path
+    """Of a data frame only a name for messages."""
     kind: str
     columns: tuple[str, ...]
     separator: str = ","
@@ -67,8 +68,11 @@ class Source:
         return frame.rename(dict(zip(frame.columns, wanted, strict=True)))
 
 
-def open_source(path: Path) -> Source:
-    """Find out what a file is and which columns it has."""
+def open_source(given: Path | pl.DataFrame) -> Source:
+    """Find out what a file is and which columns it has; or take a table that is there already."""
+    if isinstance(given, pl.DataFrame):
+        return Source(Path("DataFrame"), "frame", tuple(given.columns), frame=given)
+    path = given
     head = _head(path)
     if head.startswith(b"PAR1") or path.suffix == ".parquet":
         return _open_parquet(path)

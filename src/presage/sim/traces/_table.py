@@ -7,12 +7,17 @@ refuses jobs that make no sense.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from presage.model.cluster import WHOLE_GPU, gpu_count
 from presage.model.errors import TraceError
 from presage.sim.traces._rows import ROW, Rows
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 __all__ = ["COLUMNS", "Trace", "finish"]
 
@@ -36,6 +41,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "ps_workers": pl.Int64(),  # parameter servers beside the workers
     "ps_cpu_milli": pl.Int64(),
     "ps_memory_mib": pl.Int64(),
+    "workload": pl.String(),  # jobs of one name do the same work; '' is not known
 }
 """Every column of `Trace.jobs`, in order."""
 
@@ -50,10 +56,11 @@ _DEFAULTS: dict[str, object] = {
     "ps_workers": 0,
     "ps_cpu_milli": 0,
     "ps_memory_mib": 0,
+    "workload": "",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """Jobs in order of submission; rows of the source break ties."""
 
@@ -65,6 +72,26 @@ class Trace:
     """Whether the source's job ids were integers; outputs then write them as integers again."""
     notes: tuple[str, ...] = ()
     """What a reader left out or renamed, one sentence each."""
+
+    def __len__(self) -> int:
+        return self.jobs.height
+
+    def to_polars(self) -> pl.DataFrame:
+        """The jobs; filtered or changed, they can be simulated in place of the trace."""
+        return self.jobs
+
+    def plot(self) -> Figure:
+        """How many GPUs were asked for over time, if every job had started at once."""
+        from presage.sim._charts import demand
+
+        return demand(self)
+
+    def __repr__(self) -> str:
+        return f"Trace({self.name}, {self.format}, {len(self):,} jobs)"
+
+    def _repr_html_(self) -> str:
+        said = escape(f"{self.name} ({self.format}): {'; '.join(self.notes)}".rstrip(": "))
+        return f"<p>{said}</p>{self.jobs._repr_html_()}"
 
 
 def finish(rows: Rows, found: pl.DataFrame, *, format: str, integer_ids: bool) -> Trace:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from presage.control.advisors.sizing import Sizing
+from presage.control.advisors.starts import Declared
+from presage.control.charts import chart_lines
+from presage.control.measured import Measured
+from presage.control.phases import Phases, sized_workload
 from presage.core.engine import Engine
+from presage.layout import Layout
 from presage.manifest import parse_manifest
 from presage.model import event as ev
 from presage.model.cluster import Node, Resources
 from presage.model.job import JobSpec, Role
 from presage.policy import registry
-from presage.server.foresight import Declared
-from presage.server.sizing import Sizing
+from presage.store.memory import MemoryKnowledge
 from presage.store.records import JobRow
 
 ASK = Resources(cpu_milli=2000, memory_mib=1024)
@@ -36,13 +41,12 @@ class Loop:
         self.now += 1.0
         self.engine.handle(self.now, facts)
 
-    def ask(self, question: Any) -> Any:
-        return question(self.engine)
-
-    def submit(self, ticket: Any, fact: ev.Fact, row: None, audit: None) -> None:
-        assert not ticket.done()
-        self.facts.append(fact)
-        self.handle(fact)
+    def look(self, sizing: Sizing, home: Path) -> None:
+        """As a runner does: have the loop take in what is advised."""
+        measured = Measured(Layout(home))
+        for fact in sizing.look(self.now, lambda question: question(self.engine.state), measured):
+            self.facts.append(fact)
+            self.handle(fact)
 
 
 def start(loop: Loop, job: str) -> None:
@@ -65,29 +69,29 @@ def write(home: Path, job: str, samples: list[tuple[float, float, float]]) -> No
             out.write(json.dumps(sample) + "\n")
 
 
-def made(loop: Loop, home: Path, *rows: JobRow) -> Sizing:
+def made(knowledge: MemoryKnowledge, *rows: JobRow) -> Sizing:
     store = SimpleNamespace(jobs=SimpleNamespace(get={one.id: one for one in rows}.get))
-    return Sizing(loop, store, home)  # type: ignore[arg-type]
+    workload = partial(sized_workload, store)  # type: ignore[arg-type]
+    return Sizing(Phases(knowledge), workload, record=knowledge)
 
 
 def test_a_run_is_held_to_what_it_used_of_late(tmp_path: Path) -> None:
     loop = Loop()
     start(loop, "a")
-    sizing = made(loop, tmp_path, row("a"))
-    sizing.look()
+    knowledge = MemoryKnowledge()
+    sizing = made(knowledge, row("a"))
+    loop.look(sizing, tmp_path)
     write(tmp_path, "a", [(float(t), 0.5, 100.0) for t in range(5)])
-    sizing.look()
+    loop.look(sizing, tmp_path)
     limits = loop.engine.state.jobs["a"].limits
     assert limits is not None
     assert limits.cpu_milli == pytest.approx(575, abs=2)
-    assert limits.memory_mib == pytest.approx(115, abs=2)
-    lines = (tmp_path / "jobs" / "a" / "limits" / "1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["why"] for line in lines] == [
-        "right-sizing begins",
-        "what it used of late",
-    ]
+    assert limits.memory_mib == 1024  # nobody knows yet what it will hold later
+    kept = chart_lines(knowledge, "a", "limits")
+    assert [line["why"] for line in kept] == ["right-sizing begins", "what it used of late"]
+    assert kept[-1]["cpu_milli"] == limits.cpu_milli
     write(tmp_path, "a", [(9.0, 1.9, 900.0)])
-    sizing.look()
+    loop.look(sizing, tmp_path)
     limits = loop.engine.state.jobs["a"].limits
     assert limits is not None
     assert limits.memory_mib >= 900
@@ -96,34 +100,35 @@ def test_a_run_is_held_to_what_it_used_of_late(tmp_path: Path) -> None:
 def test_a_job_may_keep_out_of_it(tmp_path: Path) -> None:
     loop = Loop()
     start(loop, "a")
-    sizing = made(loop, tmp_path, row("a", "rightsize: false\n"))
+    sizing = made(MemoryKnowledge(), row("a", "rightsize: false\n"))
     write(tmp_path, "a", [(float(t), 0.5, 100.0) for t in range(9)])
-    sizing.look()
+    loop.look(sizing, tmp_path)
     assert loop.facts == []
 
 
 @pytest.mark.slow
 def test_phases_of_earlier_runs_are_used_for_the_next(tmp_path: Path) -> None:
     loop = Loop()
-    sizing = made(loop, tmp_path, row("a"), row("b"))
+    knowledge = MemoryKnowledge()
+    sizing = made(knowledge, row("a"))
     story = [(0.2, 100.0)] * 20 + [(1.5, 600.0)] * 20
     start(loop, "a")
-    sizing.look()
+    loop.look(sizing, tmp_path)
     write(tmp_path, "a", [(float(t), *story[t % 40]) for t in range(160)])
-    sizing.look()
+    loop.look(sizing, tmp_path)
     loop.handle(ev.JobExited("a", 1, ev.Outcome.SUCCEEDED))
-    sizing.look()
+    loop.look(sizing, tmp_path)
+    name = sizing._workload(JobSpec("a", (Role("worker", ASK),)))
     until = time.monotonic() + 60
-    while not list(tmp_path.glob("phases/*/phases.npz")):
+    while knowledge.get(f"phases/{name}/model") is None:
         assert time.monotonic() < until, "no phases were learned"
-        time.sleep(0.1)
-    while None in sizing._models.values():
         time.sleep(0.05)
+    sizing = made(knowledge, row("b"))  # the next server
     start(loop, "b")
     loop.facts.clear()
-    sizing.look()
+    loop.look(sizing, tmp_path)
     write(tmp_path, "b", [(float(t), *story[t % 40]) for t in range(35)])
-    sizing.look()
+    loop.look(sizing, tmp_path)
     phases = [fact.phase for fact in loop.facts if isinstance(fact, ev.PhaseChanged)]
     assert phases
     advised = [fact for fact in loop.facts if isinstance(fact, ev.LimitsAdvised)]

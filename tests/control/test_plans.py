@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from presage.control.plans import ElasticPlans
 from presage.model import event as ev
-from presage.server.plans import ElasticPlans
 from presage.store.records import JobRow
 
 PLAN = [{"epoch": 30, "workers": 1}, {"epoch": 10, "workers": 4}]

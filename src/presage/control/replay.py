@@ -1,4 +1,4 @@
-"""The journal under other policies, in a process of its own: `python -m presage.server.replay`.
+"""The journal under other policies, in a process of its own: `python -m presage.control.replay`.
 
 A long replay must not hold up the server, so it gets its own interpreter at a low priority. The
 question comes as JSON on stdin (an address of a database may hold a password, which has no place
@@ -20,14 +20,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from presage.control.advisors.needs import predictor
 from presage.core.ports import Policy, Predictor
 from presage.model.cluster import UNLIMITED, Node
-from presage.model.errors import InternalError, PresageError, UserError
+from presage.model.errors import Conflict, InternalError, PresageError, UserError
 from presage.model.event import RulesChanged
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
-from presage.server.estimates import predictor
-from presage.server.problems import Conflict
 from presage.sim.whatif import Export, Replay, Step, export_trace, figures, replay, what_if
 from presage.store import open_store
 
@@ -41,7 +40,7 @@ async def ask(question: Mapping[str, Any]) -> Any:
     """Have a question answered; raises what its answer says, and Conflict after ten minutes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "presage.server.replay"),
+        *("-m", "presage.control.replay"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},

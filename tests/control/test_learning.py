@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
+from presage.control.advisors.learning import Learner, Sized, sharing, sized
+from presage.control.advisors.needs import Estimator, workload
+from presage.control.advisors.starts import Declared
+from presage.control.ends import StoredEnds
+from presage.control.measured import Measured
 from presage.core.engine import Engine
 from presage.core.state import State
 from presage.foresee.adapter import Foreseen, TimeSharing
 from presage.foresee.champions import Champions
+from presage.layout import Layout
 from presage.manifest import Manifest, parse_manifest, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
+from presage.model.codec import encode
+from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec, Role
 from presage.policy import registry
-from presage.server.estimates import Estimator
-from presage.server.foresight import Declared
-from presage.server.learning import Learner, Sized, sharing, sized
+from presage.store.memory import MemoryKnowledge
 from presage.store.records import JobRow, Transition
 
 
@@ -59,13 +65,19 @@ class Rows:
         return found[number:][:limit]
 
 
-def learner(home: Path, rows: Rows, *devices: Device) -> tuple[Learner, Champions]:
-    champions = Champions(home / "models")
+def learner(
+    rows: Rows, *devices: Device, knowledge: MemoryKnowledge | None = None
+) -> tuple[Learner, Champions]:
+    champions = Champions(knowledge or MemoryKnowledge())
     node = Node("n", devices)
     estimator = Estimator(champions, lambda: (node,), Path)
     store = SimpleNamespace(jobs=rows)
-    made = Learner(None, store, champions, estimator, home)  # type: ignore[arg-type]
+    made = Learner(StoredEnds(store), champions, estimator)  # type: ignore[arg-type]
     return made, champions
+
+
+def catch_up(teacher: Learner, home: Path) -> int:
+    return teacher.catch_up(0.0, Measured(Layout(home)))
 
 
 def telemetry(home: Path, row: JobRow, mib: float, **more: Any) -> None:
@@ -94,16 +106,29 @@ MANIFEST = parse_manifest(
 
 def test_runs_become_versions_that_answer_for_the_next_job(tmp_path: Path) -> None:
     rows = Rows()
-    teacher, champions = learner(tmp_path, rows)
+    teacher, champions = learner(rows)
     for k in range(12):
         row = rows.add(MANIFEST, progress={"done": 1.0, "step_s": 0.01 + 0.0001 * k})
         telemetry(tmp_path, row, 200.0)
-    assert teacher.catch_up() == 12
-    assert teacher.catch_up() == 0  # it knows how far it came, also after a restart
+    assert catch_up(teacher, tmp_path) == 12
+    assert catch_up(teacher, tmp_path) == 0  # it knows how far it came, also after a restart
     assert champions.standing("step_time").champion == 1
     (run, *_) = champions.runs("memory")
     assert run.actual == 200.0
     assert champions.runs("utilization")[0].actual == 0.5
+
+
+def test_the_next_server_learns_when_the_first_would_have(tmp_path: Path) -> None:
+    rows, knowledge = Rows(), MemoryKnowledge()
+    first, champions = learner(rows, knowledge=knowledge)
+    for count, versions in ((9, 0), (4, 1), (7, 1), (3, 2)):
+        for _ in range(count):
+            row = rows.add(MANIFEST, progress={"done": 1.0, "step_s": 0.01})
+            telemetry(tmp_path, row, 200.0)
+        teacher, _ = learner(rows, knowledge=knowledge)  # another one each time
+        assert teacher.catch_up(float(len(rows.rows)), Measured(Layout(tmp_path))) == count
+        assert len(champions.standing("memory").versions) == versions
+    assert catch_up(first, tmp_path) == 0
 
 
 def test_runs_on_a_gpu_teach_what_they_used_of_it_and_beside_it(tmp_path: Path) -> None:
@@ -112,67 +137,67 @@ def test_runs_on_a_gpu_teach_what_they_used_of_it_and_beside_it(tmp_path: Path) 
         "model: {ref: zoo:resnet50, batch: 8}\n"
     )
     rows = Rows()
-    teacher, champions = learner(tmp_path, rows, Device("a100-40g", 40960))
+    teacher, champions = learner(rows, Device("a100-40g", 40960))
     spec = to_spec(manifest, "next", "me")
-    before = teacher._estimator.of(manifest, spec, None)
+    before = teacher._estimator.of(spec, manifest.model, None)
     assert before is not None
     assert before.memory_mib is not None
-    assert teacher._estimator.needs(manifest, spec, None).memory_mib is None
+    assert teacher._estimator.needs(spec, manifest.model, None).memory_mib is None
     for _ in range(12):
         row = rows.add(manifest)
         telemetry(tmp_path, row, 300.0, gpu_memory_mib=9000.0, gpu_util_pct=60.0)
-    assert teacher.catch_up() == 12
+    assert catch_up(teacher, tmp_path) == 12
     assert champions.standing("memory").champion == 1
-    after = teacher._estimator.of(manifest, spec, None)
+    after = teacher._estimator.of(spec, manifest.model, None)
     assert after is not None
     assert after.memory_mib is not None
     assert after.memory_mib.p50 == pytest.approx(9000, rel=0.02)
     assert abs(before.memory_mib.p50 - 9000) > 900
     assert after.utilization is not None
     assert after.utilization.p50 == pytest.approx(0.6, rel=0.02)
-    beside = teacher._estimator.needs(manifest, spec, None).memory_mib
+    beside = teacher._estimator.needs(spec, manifest.model, None).memory_mib
     assert beside is not None
     assert beside == pytest.approx(300)
 
 
 def test_a_run_that_shared_its_device_teaches_nothing(tmp_path: Path) -> None:
     rows = Rows()
-    teacher, champions = learner(tmp_path, rows)
+    teacher, champions = learner(rows)
     row = rows.add(MANIFEST, progress={"step_s": 0.01})
     teacher._shared.add(row.id)
-    teacher.catch_up()
+    catch_up(teacher, tmp_path)
     assert champions.runs("step_time") == []
 
 
 def test_estimates_that_are_far_off_are_drift(tmp_path: Path) -> None:
-    rows = Rows()
-    teacher, _ = learner(tmp_path, rows)
-    said = {"step_s": {"p10": 0.009, "p50": 0.01, "p90": 0.011}}
+    rows, knowledge = Rows(), MemoryKnowledge()
+    teacher, _ = learner(rows, knowledge=knowledge)
+    said = encode(Estimates("v", step_s=Estimate(0.009, 0.01, 0.011, "s", "test")))
     for _ in range(6):
         rows.add(MANIFEST, progress={"step_s": 0.0101}, estimates=said)
-    teacher.catch_up()
+    catch_up(teacher, tmp_path)
     good = teacher.drift()["step_time"]
     assert not good.drifted
     assert good.inside == 1.0
     for _ in range(30):
         rows.add(MANIFEST, progress={"step_s": 0.05}, estimates=said)
-    teacher.catch_up()
+    catch_up(teacher, tmp_path)
     bad = teacher.drift()["step_time"]
     assert bad.drifted
     assert bad.inside == 0.0
     (alert,) = teacher.alerts().values()
     assert alert.startswith("Estimates of step time are off by 400% on average on the latest 30")
-    again, _ = learner(tmp_path, rows)
+    again, _ = learner(rows, knowledge=knowledge)
     assert again.drift() == teacher.drift()  # a server that starts again knows
 
 
 def test_running_out_of_memory_is_noted_on_the_workload(tmp_path: Path) -> None:
     rows = Rows()
-    teacher, champions = learner(tmp_path, rows)
+    teacher, champions = learner(rows)
     rows.add(MANIFEST, reason="out_of_memory", status="FAILED")
-    teacher.catch_up()
-    (note,) = json.loads((tmp_path / "models" / "memory" / "ran-out.json").read_text()).values()
-    assert note == 1024
+    catch_up(teacher, tmp_path)
+    spec = to_spec(MANIFEST, "next", "me")
+    assert champions.not_enough(workload(spec, MANIFEST.model)) == 1024
     assert champions.not_enough("unknown") == 0
 
 
@@ -186,11 +211,11 @@ def test_jobs_on_one_device_share_it() -> None:
         state.apply(0.0, ev.Launch(name, 1, (Worker(0, 0, "n", (0,)),)))
     state.apply(0.0, ev.JobSubmitted(JobSpec("alone", (half,))))
     state.apply(0.0, ev.Launch("alone", 1, (Worker(0, 0, "n", (1,)),)))
-    assert sharing(engine) == {"a", "b"}
+    assert sharing(state) == {"a", "b"}
 
 
 def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path: Path) -> None:
-    teacher, _ = learner(tmp_path, Rows())
+    teacher, _ = learner(Rows())
     engine = Engine(registry.build("elastic"), Foreseen(TimeSharing(), Declared()))
     spec = JobSpec("a", (Role("worker", Resources(gpu_milli=1000), 1, 2),), entrypoint=("train",))
     engine.handle(0.0, [ev.NodeUp(Node("n", (Device(), Device())))])
@@ -206,17 +231,17 @@ def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path
         for _ in range(times):
             now, done = now + 1.0, done + share
             engine.handle(now, [ev.Progress("a", 1, done)])
-            told = teacher.time_sizes(sized(engine))
+            told = teacher.time_sizes(sized(engine.state))
             for fact in told:
                 engine.state.apply(now, fact)
             found += len(told)
         return found
 
-    assert sized(engine) == []  # it has said nothing yet
+    assert sized(engine.state) == []  # it has said nothing yet
     assert report(7, 0.01) == 1
     assert len(job.allocation) == 2
     engine.state.apply(now, ev.Resize("a", 1, job.allocation[:1]))
-    assert sized(engine) == []
+    assert sized(engine.state) == []
     engine.state.apply(now, ev.JobResized("a", 1))
     assert report(7, 0.01) == 1  # as fast with one worker as with two
     one, two = ((Worker(0, 0, "n"),), (Worker(0, 0, "n"), Worker(0, 1, "n")))
@@ -225,7 +250,7 @@ def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path
 
 
 def test_a_job_beside_another_tells_nothing_of_its_speed(tmp_path: Path) -> None:
-    teacher, _ = learner(tmp_path, Rows())
+    teacher, _ = learner(Rows())
     teacher._shared.add("a")
     for ran_s in (1.0, 11.0):
         assert teacher.time_sizes([Sized("a", (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == []

@@ -13,21 +13,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.advisors.starts import eta_view
 from presage.core.engine import Engine
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS, parse_manifest, to_spec
-from presage.model.errors import ConfigError, PresageError
+from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
+from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
-from presage.server import replay
 from presage.server.auth import Role, may_see, require
-from presage.server.foresight import eta_view
-from presage.server.live import NotLeading
-from presage.server.problems import Conflict
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service
-from presage.server.views import DryRun, Explanation, estimates_view
+from presage.server.views import estimates_view
 from presage.sim.ahead import Start
 from presage.store.records import JobRow, User
 
@@ -41,13 +39,7 @@ _AHEAD_SHOWN = 20
 _AHEAD_LOOKED_AT = 200
 
 
-class NeverFits(Conflict):
-    """No state of this cluster could hold a job."""
-
-    code = "never_fits"
-
-
-class WhatIf(BaseModel):
+class Question(BaseModel):
     """A question to the journal."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -79,44 +71,6 @@ class PolicyList(BaseModel):
     """Names of the one that decides here; empty when it has none of these names."""
 
 
-Figures = dict[str, float | None]
-
-
-class Audit(BaseModel):
-    """The journal's facts, decided again by the policy that the server had at each time."""
-
-    same: bool
-    """Whether every decision came out as recorded."""
-    decisions: int
-    """Decisions that did, up to the first that did not."""
-    first_difference_at: float | None
-    """When the first other decision was made."""
-
-
-class Comparison(BaseModel):
-    """What happened, and what would have happened."""
-
-    since: float
-    until: float
-    recorded: Figures
-    """What really happened."""
-    policies: dict[str, Figures]
-    """The same jobs simulated under each policy, with the run times they turned out to have."""
-    audit: Audit
-    notes: list[str]
-    """What was left out or assumed."""
-
-
-class ExportedTrace(BaseModel):
-    """The journal as something to simulate."""
-
-    jobs: dict[str, list[Any]]
-    """A native trace, by column."""
-    nodes: list[dict[str, Any]]
-    """The nodes, as a cluster file has them."""
-    notes: list[str]
-
-
 @router.get("/jobs/{job_id}/explain", response_model=Explanation)
 async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Why a job is where it is; of one that waits, who is ahead, when it starts, and what would
@@ -136,7 +90,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
             "reason": reason,
             "ahead": None if ahead is None else len(ahead),
             "ahead_jobs": shown,
-            "eta_s": service.foresight.eta(row.id) if waits else None,
+            "eta_s": service.starts.eta(row.id) if waits else None,
             "helps": helps,
             "estimates": estimates_view(row),
         }
@@ -152,11 +106,11 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     require(me, Role.USER)
     kind = request.headers.get("content-type", "application/yaml")
     manifest = parse_manifest(await request.body(), kind)
-    service.check_queue(manifest.queue)
+    service.requests.check_queue(manifest.queue)
     name = f"{manifest.name}-{secrets.token_hex(5)}"
-    manifest, _ = await service.foresee(manifest, to_spec(manifest, name, me.name), None)
+    manifest, _ = await service.requests.foresee(manifest, to_spec(manifest, name, me.name), None)
     spec = to_spec(manifest, name, me.name)
-    outlook = await _in_time(service.foresight.try_out(spec), _DRY_RUN_S)
+    outlook = await _in_time(service.starts.try_out(spec), _DRY_RUN_S)
     if outlook.refused is not None:
         raise NeverFits(f"{manifest.name} could never start here: {outlook.refused.text}")
     start: Start | None = outlook.start
@@ -180,8 +134,8 @@ async def policies(service: Parts, me: Me) -> JSONResponse:
     return JSONResponse({"policies": list(known), "own": own})
 
 
-@router.post("/what-if", response_model=Comparison)
-async def what_if(body: WhatIf, service: Parts, me: Me) -> JSONResponse:
+@router.post("/what-if", response_model=WhatIf)
+async def what_if(body: Question, service: Parts, me: Me) -> JSONResponse:
     """What other policies would have done with the jobs of the journal.
 
     One question at a time; it is worked on by a process of its own and given up after ten
@@ -208,6 +162,8 @@ async def export_trace(body: ExportBody, service: Parts, me: Me) -> JSONResponse
 async def _replay(service: Service, *, since_s: float | None, **question: Any) -> Any:
     if service.what_if.locked():
         raise Conflict("a what-if is being worked out; ask again when it is done")
+    from presage.control import replay  # what it imports, the process that replays needs
+
     async with service.what_if:
         return await replay.ask(
             {
@@ -218,7 +174,7 @@ async def _replay(service: Service, *, since_s: float | None, **question: Any) -
         )
 
 
-def _chosen(service: Service, body: WhatIf) -> dict[str, PolicyConfig]:
+def _chosen(service: Service, body: Question) -> dict[str, PolicyConfig]:
     """The policies by name, with the queues of the server unless the configuration has its own."""
     file = ConfigFile()
     if body.config is not None:
@@ -231,7 +187,7 @@ def _chosen(service: Service, body: WhatIf) -> dict[str, PolicyConfig]:
 async def _helps(service: Service, job_id: str) -> list[dict[str, Any]] | None:
     """What would help a waiting job; None when that takes too long or nobody decides."""
     try:
-        asked = service.foresight.what_helps(job_id, list(service.settings.queues))
+        asked = service.starts.what_helps(job_id, list(service.settings.queues))
         _, options = await _in_time(asked, _HELP_S)
     except PresageError:
         return None

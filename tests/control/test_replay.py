@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from presage.control.advisors.learning import Learner, sized
+from presage.control.advisors.needs import predictor
+from presage.control.replay import answer
 from presage.core.engine import Engine
 from presage.core.loop import fold
 from presage.core.state import State
@@ -19,9 +22,6 @@ from presage.model.cluster import Device, Node, Resources
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec, Role
 from presage.policy.registry import build, policy_config
-from presage.server.estimates import predictor
-from presage.server.learning import Learner, sized
-from presage.server.replay import answer
 from presage.sim.whatif import Replay, Step, replay
 
 NODES = (Node("n", (Device(),) * 4),)
@@ -41,7 +41,7 @@ class Cluster:
         self.done: dict[str, float] = {}
         self._said: list[ev.Fact] = []
         nobody = SimpleNamespace()
-        self.learner = Learner(nobody, nobody, nobody, nobody, home)  # type: ignore[arg-type]
+        self.learner = Learner(nobody, nobody, nobody)  # type: ignore[arg-type]
         self.turn(ev.NodeUp(NODES[0]))
 
     def turn(self, *facts: ev.Fact) -> None:
@@ -61,7 +61,7 @@ class Cluster:
             self.now += 1.0
             wake_at = self.engine.state.wake_at
             woke = [ev.Woke()] if wake_at is not None and wake_at <= self.now else []
-            self.turn(*self._reports(), *woke, *self.learner.time_sizes(sized(self.engine)))
+            self.turn(*self._reports(), *woke, *self.learner.time_sizes(sized(self.engine.state)))
 
     def _reports(self) -> list[ev.Fact]:
         facts: list[ev.Fact] = []

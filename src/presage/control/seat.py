@@ -20,8 +20,8 @@ __all__ = ["Seat"]
 class Seat:
     """A server's place on a data directory."""
 
-    def __init__(self, data: Path) -> None:
-        self._path = data / "server.lock"
+    def __init__(self, lock: Path) -> None:
+        self._path = lock
         self._file: int | None = None
         self.name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
 

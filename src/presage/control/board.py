@@ -7,13 +7,16 @@ need not know; here is the one place that translates them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from presage.core.engine import Engine
 from presage.core.state import State
 from presage.model import event as ev
+from presage.model.cluster import Node
 from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.store.records import JobChange
 
-__all__ = ["ENDED", "STATUSES", "changes_of", "status_of"]
+__all__ = ["ENDED", "STATUSES", "changes_of", "nodes_of", "status_of"]
 
 STATUSES = (
     "QUEUED",
@@ -51,15 +54,9 @@ def status_of(job: Job) -> str:
 def changes_of(
     now: float, state: State, facts: Iterable[ev.Fact], decisions: Iterable[ev.Decision]
 ) -> list[JobChange]:
-    """What became different in a step, in its order. `state.moves` is emptied."""
+    """What became different in the step that the state is in, in its order."""
     said = _Said(facts)
-    moves = [m for m in state.moves or () if m[1] not in (JobState.STARTING, JobState.STOPPING)]
-    if state.moves is not None:
-        state.moves.clear()
-    ended = {job.id: job for job in state.ended}
-    changes = [
-        _moved(now, ended.get(job) or state.jobs[job], to, why, said) for job, to, why in moves
-    ]
+    changes = [_moved(now, job, to, why, said) for job, to, why in state.moves]
     changes += said.stages(now, state)
     for decision in decisions:
         if isinstance(decision, ev.Launch):
@@ -97,12 +94,15 @@ class _Said:
         self.codes: dict[str, int | None] = {}
         self.resized: list[str] = []
         self._stages: list[ev.StageChanged] = []
+        self._phases: list[ev.PhaseChanged] = []
         self._progress: dict[str, ev.Progress] = {}
         for fact in facts:
             if isinstance(fact, ev.JobExited):
                 self.codes[fact.job] = fact.exit_code
             elif isinstance(fact, ev.StageChanged):
                 self._stages.append(fact)
+            elif isinstance(fact, ev.PhaseChanged):
+                self._phases.append(fact)
             elif isinstance(fact, ev.Progress):
                 self._progress[fact.job] = fact
             elif isinstance(fact, ev.JobResized):
@@ -116,6 +116,11 @@ class _Said:
             if job is not None and job.attempt == stage.attempt:
                 status = "STORING" if stage.stage == STORING else None
                 changes.append(JobChange(job=job.id, at=now, status=status, stage=stage.stage))
+        for phase in self._phases:
+            job = state.active.get(phase.job)
+            works = job is not None and job.state is JobState.RUNNING and job.stage != STORING
+            if job is not None and works and job.attempt == phase.attempt:
+                changes.append(JobChange(job=job.id, at=now, stage=f"phase {job.phase}"))
         for progress in self._progress.values():
             job = state.active.get(progress.job)
             if job is not None and job.attempt == progress.attempt:
@@ -148,3 +153,25 @@ def _moved(now: float, job: Job, to: JobState, reason: Reason | None, said: _Sai
 
 def _nodes(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(worker.node for worker in job.allocation))
+
+
+def nodes_of(engine: Engine) -> list[tuple[Node, str, dict[str, Any]]]:
+    """Every node, its state, and what is free and who is on it."""
+    state = engine.state
+    capacity = state.capacity
+    on: dict[str, dict[str, None]] = {}
+    for job in state.active.values():
+        for worker in job.allocation + (job.resizing or ()):
+            on.setdefault(worker.node, {})[job.id] = None
+    found = []
+    for name, i in capacity.index.items():
+        node = capacity.nodes[i]
+        where = "down" if name in state.down else "draining" if name in state.draining else "up"
+        free = {
+            "gpu_milli": sum(max(0, milli) for milli in capacity.free_gpu[i]),
+            "cpu_milli": capacity.free_cpu[i],
+            "memory_mib": capacity.free_memory[i],
+            "jobs": list(on.get(name, ())),
+        }
+        found.append((node, where, free))
+    return found

@@ -1,4 +1,4 @@
-"""When waiting jobs will start: kept up to date beside the deciding loop, on a thread of its own.
+"""When waiting jobs will start: kept up to date beside the deciding loop.
 
 It copies the state while the deciding loop waits or writes, reads which jobs started and ended
 from the store's rows, learns run times and its own errors from them, and runs the copy ahead when
@@ -10,40 +10,36 @@ knows is a forecast with its age, or nothing.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from presage.control.advisors import Ask, Telemetry
 from presage.core.engine import Engine
-from presage.core.ports import Policy, Predictor
+from presage.core.ports import Entry, Knowledge, Policy, Predictor
 from presage.core.state import State
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
 from presage.model.estimate import Estimate
-from presage.model.event import JobSubmitted, Reject
+from presage.model.event import Fact, JobSubmitted, Reject
 from presage.model.job import Job, JobSpec, Reason
-from presage.server.live import Live
-from presage.sim.ahead import Forecast, Start, TimeBox, copy_state, run_ahead
-from presage.sim.calibrate import Calibration, ForecastLog, Outcome
+from presage.sim.ahead import Forecast, Start, TimeBox, run_ahead
+from presage.sim.calibrate import Calibration, ForecastLog
 from presage.sim.helps import Option, what_would_help
 from presage.sim.history import History
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Declared", "Experience", "Foresight", "Outlook", "eta_view", "read_outcomes"]
-
-log = logging.getLogger("presage.foresight")
+__all__ = ["Declared", "Experience", "Outlook", "StartTimes", "eta_view"]
 
 _LOOK_S = 1.0
 """How often it looks whether the queue changed, and how often it foresees at most."""
@@ -72,8 +68,13 @@ _YIELD_S = 0.25
 """Rest after a spell when requests wait for a turn of the deciding loop."""
 _COPY_REST = 20.0
 """The same for copying, which holds up decisions."""
+_FAILED_S = 60.0
+"""Rest after a forecast that failed."""
 _REMEMBERED = 2000
 """Ended jobs that a start learns from."""
+_OUTCOMES, _OPEN = "forecasts/outcomes", "forecasts/open"
+_OPEN_S = 10.0
+"""How often forecasts of jobs that wait are written down, at most."""
 
 
 class Declared:
@@ -127,32 +128,36 @@ class _Known:
     """The starts, calibrated."""
 
 
-class Foresight:
+class StartTimes:
     """The forecasts of one server. Everything public may be called from any thread."""
+
+    name = "starts"
+    every_s = _LOOK_S / 5
 
     def __init__(
         self,
-        live: Live,
         store: SqlStore,
         policy: Callable[[], Policy],
         predict: Predictor,
-        outcomes: Path,
+        knowledge: Knowledge,
         *,
+        ask: Ask,
+        crowd: Callable[[], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._live, self._policy, self._predict, self._clock = live, policy, predict, clock
+        """`crowd` says how many requests wait for a turn of the loop."""
+        self._ask, self._policy, self._predict, self._clock = ask, policy, predict, clock
         self._stopping = threading.Event()
         self._wanted = threading.Event()
-        self._pace = _Pace(self._stopping, live.waiting)
-        self._experience = Experience(store, outcomes, self._pace)
+        self._pace = _Pace(self._stopping, crowd)
+        self._experience = Experience(store, knowledge, self._pace)
         self._known: _Known | None = None
-        self._tired_until = 0.0
+        self._tired_until = self._next_at = 0.0
         self._behind = False
         self._copy_s = 0.0
         """What the latest copy of the state cost the deciding thread."""
         self._asked = ThreadPoolExecutor(1, "presage-asked")
         self._helps: dict[str, tuple[float, Future[tuple[Start | None, list[Option]]]]] = {}
-        self._thread = threading.Thread(target=self._work, name="presage-foresight", daemon=True)
         self._usual: dict[Hashable, tuple[float, Estimate]] = {}
         """Run times of kinds of jobs, and when they were worked out."""
         self.made = 0
@@ -160,17 +165,10 @@ class Foresight:
         self.cpu_s = 0.0
         """CPU time that they took."""
 
-    def start(self) -> None:
-        """Begin to look ahead whenever this server decides."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon."""
+    def close(self) -> None:
+        """End what is under way soon."""
         self._stopping.set()
-        self._wanted.set()
         self._asked.shutdown(wait=False, cancel_futures=True)
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -256,7 +254,7 @@ class Foresight:
     def _try_out(self, spec: JobSpec) -> Outlook:
         state = self._recent_state()
         now = max(state.now, self._clock())
-        engine = Engine(self._policy(), self._predict, copy_state(state))
+        engine = Engine(self._policy(), self._predict, state.copy())
         for decision in engine.handle(now, [JobSubmitted(spec)]):
             if isinstance(decision, Reject) and decision.job == spec.id:
                 return Outlook(decision.reason, None, now)
@@ -285,45 +283,44 @@ class Foresight:
         return known.state if has_it else self._copy()
 
     def _copy(self) -> State:
-        def copy(engine: Engine) -> tuple[State, float]:
+        def copy(state: State) -> tuple[State, float]:
             began = time.perf_counter()
-            return copy_state(engine.state), time.perf_counter() - began
+            return state.copy(), time.perf_counter() - began
 
-        state: State
-        state, self._copy_s = self._live.ask(copy)
+        state, self._copy_s = self._ask(copy)
         return state
 
-    # -- its thread -------------------------------------------------------------------------------
+    # -- a look -----------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                changes = self._experience.catch_up()
-                if not self._live.leading.is_set():
-                    self._known = None
-                elif self._is_due(changes):
-                    self._look()
-            except PresageError as error:
-                log.info("no forecast now: %s", error)
-            except Exception:
-                log.exception("a forecast failed; the next one is tried in a minute")
-                self._stopping.wait(60.0)
-            self._rest()
+    def not_leading(self) -> None:
+        """Another server decides, and foresees; this one learns along."""
+        self._known = None
+        self._experience.catch_up(leading=False)
+
+    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> Iterable[Fact]:
+        """Look ahead if the queue changed, or somebody wants to know; it tells no facts."""
+        clock = time.monotonic()
+        if clock < self._tired_until or (clock < self._next_at and not self._wanted.is_set()):
+            return ()
+        if self._is_due(self._experience.catch_up()):
+            self._tired_until = clock + _FAILED_S  # unless it works out
+            self._look()
+        self._next_at = time.monotonic() + _LOOK_S
+        return ()
 
     def _is_due(self, changes: int) -> bool:
         """Whether to look ahead now; while jobs come in crowds, less often."""
-        age_s = self.age_s() or 0.0
-        stale = age_s > _STALE_S
-        if changes > _CROWD and self._known is not None and age_s < _CROWDED_S:
+        age_s = self.age_s()
+        if changes > _CROWD and age_s is not None and age_s < _CROWDED_S:
             self._behind = True
             return False
-        return stale or changes > 0 or self._behind or self._wanted.is_set()
-
-    def _rest(self) -> None:
-        """Until it is time to look again; somebody who waits may shorten that to the rest that
-        the last forecast costs."""
-        self._stopping.wait(max(_LOOK_S / 5, self._tired_until - time.monotonic()))
-        self._wanted.wait(_LOOK_S)
+        return (
+            age_s is None
+            or age_s > _STALE_S
+            or changes > 0
+            or self._behind
+            or self._wanted.is_set()
+        )
 
     def _look(self) -> None:
         """Run the present state ahead and keep what comes out."""
@@ -398,14 +395,22 @@ class _Pace:
 class Experience:
     """What ended runs and earlier forecasts teach, read from the rows that users see.
 
-    `catch_up` and `foreseen` are for one thread, the rest for any. Outcomes of forecasts are kept
-    in a file, since nothing else tells them after a restart; a lost file costs some calibration.
+    `catch_up` and `foreseen` are for one thread, the rest for any. What was foreseen and what came
+    of it is written down, since nothing else tells it to the next server.
     """
 
-    def __init__(self, store: SqlStore, outcomes: Path, pace: Callable[[], None]) -> None:
+    def __init__(self, store: SqlStore, knowledge: Knowledge, pace: Callable[[], None]) -> None:
         self.history = History()
-        self._store, self._pace, self._file = store, pace, outcomes
+        self._store, self._knowledge, self._pace = store, knowledge, pace
         self._log = ForecastLog()
+        self._epoch: int | None = None
+        """Under which the log was read."""
+        self._outcomes: list[Entry] = []
+        """Those that are not written yet."""
+        self._open: list[tuple[str, float, float, float, float]] = []
+        """What a server before foresaw, of jobs that may wait no more."""
+        self._unwritten, self._next_at = False, 0.0
+        """Whether forecasts are open that are not written, and when that may be done."""
         self._lock = threading.Lock()
         self._number: int | None = None
         """The latest transition that was read."""
@@ -431,17 +436,29 @@ class Experience:
 
     def foreseen(self, forecast: Forecast, state: State) -> None:
         """Remember what was foreseen for jobs that wait for their first run."""
-        horizon_s = forecast.horizon_s
+        horizon_s, known = forecast.horizon_s, self._log.open
+        waiting = {job_id for job_id, job in state.pending.items() if not job.attempt}
+        new = [one for one in self._open if one[0] in waiting]
         for job_id, start in forecast.starts.items():
-            job = state.pending.get(job_id)
-            if job is None or job.attempt or start.p50_s is None:
-                continue
-            low, high = start.p10_s or 0.0, start.p90_s
-            high = horizon_s if high is None else high
-            self._log.made(job_id, forecast.now, low, start.p50_s, high)
+            if job_id in waiting and job_id not in known and start.p50_s is not None:
+                low, high = start.p10_s or 0.0, start.p90_s
+                high = horizon_s if high is None else high
+                new.append((job_id, forecast.now, low, start.p50_s, high))
+        self._open = []
+        with self._lock:
+            for one in new:
+                self._log.made(*one)
+        self._unwritten |= bool(new)
+        if self._unwritten and time.monotonic() >= self._next_at:
+            told = [(job_id, *one) for job_id, one in self._log.open.items()]
+            self._knowledge.write(Entry(_OPEN, json.dumps(told).encode()))
+            self._unwritten, self._next_at = False, time.monotonic() + _OPEN_S
 
-    def catch_up(self) -> int:
-        """Read what happened since the last time; how many changes there were."""
+    def catch_up(self, *, leading: bool = True) -> int:
+        """Read what happened since the last time; how many changes there were. Of forecasts, the
+        server learns that makes them."""
+        if leading and self._epoch != self._knowledge.epoch:
+            self._recall()
         if self._number is None:
             self._begin()
             return 1
@@ -456,25 +473,32 @@ class Experience:
                     self._ended(item.job, item.status)
             self._pace()
         self._learned.clear()
+        if leading:
+            self._knowledge.write(*self._outcomes)
+        self._outcomes = []
         return changes
+
+    def _recall(self) -> None:
+        """Take over what the server before foresaw, and what came of it."""
+        epoch, log = self._knowledge.epoch, ForecastLog()
+        for line in self._knowledge.tail(_OUTCOMES, log.most):
+            log.remember(json.loads(line))
+        self._open = json.loads(self._knowledge.get(_OPEN) or b"[]")
+        with self._lock:
+            self._log, self._epoch = log, epoch
 
     def _begin(self) -> None:
         self._number = self._store.jobs.last_transition()
         rows = self._store.jobs.list(statuses=("COMPLETED", "FAILED"), limit=_REMEMBERED)
-        for row in reversed(rows):
+        for row in sorted(rows, key=lambda row: row.ended_at or 0.0):
             self._ended(row.id, row.status)
             self._learned.add(row.id)
-        with self._lock:
-            for outcome in read_outcomes(self._file, self._log.most):
-                self._log.remember(outcome)
 
     def _started(self, job_id: str, at: float) -> None:
         with self._lock:
             outcome = self._log.started(job_id, at)
         if outcome is not None:
-            line = json.dumps([round(value, 3) for value in outcome])
-            with suppress(OSError), self._file.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            self._outcomes.append(Entry(_OUTCOMES, json.dumps(outcome).encode(), self._log.most))
 
     def _ended(self, job_id: str, status: str) -> None:
         """Learn how long a job ran that ended by itself."""
@@ -504,18 +528,3 @@ class Experience:
             for move, then in pairwise(moves)
             if move.status in ("PROCESSING", "STORING")
         )
-
-
-def read_outcomes(path: Path, most: int) -> Iterator[Outcome]:
-    """The latest outcomes of a file, oldest first; the file keeps no more than those."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    if len(lines) > 2 * most:
-        with suppress(OSError):
-            path.write_text("\n".join(lines[-most:]) + "\n", encoding="utf-8")
-    for line in lines[-most:]:
-        with suppress(ValueError, TypeError):
-            at, low, middle, high, waited = (float(value) for value in json.loads(line))
-            yield at, low, middle, high, waited

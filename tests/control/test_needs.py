@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from presage.control.advisors.needs import Estimator, workload
 from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, parse_manifest, to_spec
 from presage.model.cluster import Device, Node
 from presage.model.estimate import Estimate
-from presage.server.estimates import Estimator, workload
+from presage.store.memory import MemoryKnowledge
 
 NODES = (Node("n", (Device("a100-40g", memory_mib=40_000),)),)
 
@@ -25,16 +26,15 @@ def manifest(text: str) -> Manifest:
 
 @pytest.fixture
 def estimator(tmp_path: Path) -> Estimator:
-    return Estimator(
-        Champions(tmp_path / "models"), lambda: NODES, lambda d: tmp_path / f"{d}.tar.gz"
-    )
+    champions = Champions(MemoryKnowledge())
+    return Estimator(champions, lambda: NODES, lambda d: tmp_path / f"{d}.tar.gz")
 
 
 def test_a_model_reference_gives_memory_utilization_step_and_run_time(
     estimator: Estimator,
 ) -> None:
     asked = manifest("resources: {gpus: 1}\nmodel: {ref: zoo:resnet18, batch: 32, steps: 1000}")
-    found = estimator.of(asked, to_spec(asked, "j", "me"), None)
+    found = estimator.of(to_spec(asked, "j", "me"), asked.model, None)
     assert found is not None
     assert found.version == "memory 0, step_time 0, utilization 0"
     assert found.memory_mib is not None
@@ -47,13 +47,15 @@ def test_a_model_reference_gives_memory_utilization_step_and_run_time(
     assert "a100-40g" in found.memory_mib.source
 
 
-def test_without_a_model_the_history_answers_and_else_nobody(tmp_path: Path) -> None:
+def test_without_a_model_the_history_answers_and_else_nobody() -> None:
     asked = manifest("resources: {gpus: 1}")
     spec = to_spec(asked, "j", "me")
-    champions = Champions(tmp_path)
-    assert Estimator(champions, lambda: NODES, Path).of(asked, spec, None) is None
+    champions = Champions(MemoryKnowledge())
+    assert Estimator(champions, lambda: NODES, Path).of(spec, asked.model, None) is None
     hour = Estimate.exact(3600.0, "s", "history of 5 runs")
-    found = Estimator(champions, lambda: NODES, Path, lambda spec: hour).of(asked, spec, None)
+    found = Estimator(champions, lambda: NODES, Path, lambda spec: hour).of(
+        spec, asked.model, None
+    )
     assert found is not None
     assert found.runtime_s == hour
 
@@ -61,7 +63,7 @@ def test_without_a_model_the_history_answers_and_else_nobody(tmp_path: Path) -> 
 def test_models_that_are_code_or_not_there_tell_nothing(estimator: Estimator) -> None:
     for ref in ("train.py:build", "zoo:nonsense", "model.onnx"):
         asked = manifest(f"resources: {{gpus: 1}}\nmodel: {ref}")
-        assert estimator.of(asked, to_spec(asked, "j", "me"), None) is None
+        assert estimator.of(to_spec(asked, "j", "me"), asked.model, None) is None
 
 
 def test_a_config_in_the_uploaded_folder_is_read_as_data(
@@ -84,21 +86,21 @@ def test_a_config_in_the_uploaded_folder_is_read_as_data(
         info.size = len(body)
         tar.addfile(info, io.BytesIO(body))
     asked = manifest("resources: {gpus: 1}\nmodel: config.json")
-    found = estimator.of(asked, to_spec(asked, "j", "me"), "abc")
+    found = estimator.of(to_spec(asked, "j", "me"), asked.model, "abc")
     assert found is not None
     assert found.memory_mib is not None
 
 
 def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
-    champions = Champions(tmp_path / "models")
+    champions = Champions(MemoryKnowledge())
     estimator = Estimator(champions, lambda: NODES, lambda d: tmp_path)
     asked = manifest(
         "resources: {cpus: 1, memory: auto}\nmodel: {ref: zoo:mlp, batch: 8, steps: 9}"
     )
     spec = to_spec(asked, "j", "me")
-    assert estimator.of(asked, spec, None) is None  # nothing is known of this machine yet
-    assert estimator.needs(asked, spec, None).memory_mib is None
-    alone = estimator.alone(asked, spec, None)
+    assert estimator.of(spec, asked.model, None) is None  # nothing is known of this machine yet
+    assert estimator.needs(spec, asked.model, None).memory_mib is None
+    alone = estimator.alone(spec, asked.model, None)
     assert alone.elsewhere
     assert alone.step_s is not None
     assert alone.memory_mib is not None
@@ -111,12 +113,12 @@ def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
     for quantity in ("step_time", "memory"):
         assert champions.challenge(quantity, champions.runs(quantity), 20.0) is not None
     estimator.refresh()
-    found = estimator.of(asked, spec, None)
+    found = estimator.of(spec, asked.model, None)
     assert found is not None
     assert found.step_s is not None
     assert found.step_s.p50 == pytest.approx(0.051, rel=0.05)
     assert found.runtime_s is not None
     assert found.runtime_s.p50 == pytest.approx(9 * found.step_s.p50)
-    needs = estimator.needs(asked, spec, None)
+    needs = estimator.needs(spec, asked.model, None)
     assert needs.memory_mib == pytest.approx(300, rel=0.05)
     assert found.version == "memory 1, step_time 1, utilization 0"

@@ -1,9 +1,9 @@
 """Runs teach: every run that was alone on its device is kept, models are fitted anew after enough
 of them, and a new one answers only when it is better on the latest runs.
 
-A thread of its own reads which jobs ended from the store's rows and what they used from their
-telemetry; nothing of it is on the deciding path. It also watches how far estimates were off, and
-says when they drift from what they promised.
+It is shown which runs ended, and what they used by their telemetry; nothing of it is on the
+deciding path. It also watches how far estimates were off, and says when they drift from what they
+promised.
 
 Elastic jobs teach while they run: how fast each is at the sizes it has, by its own reports of
 progress. That is told to the deciding loop as a fact (`SpeedMeasured`), since it decides by it.
@@ -11,38 +11,34 @@ progress. That is told to the deciding loop as a fact (`SpeedMeasured`), since i
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+import logging
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from math import expm1
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
-from presage.core.engine import Engine
+from presage.control.advisors import Ask, Telemetry
+from presage.control.advisors.needs import CORE, CPU, HOST, Estimator, workload
+from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.foresee.champions import QUANTITIES, Champions, Drift
 from presage.foresee.own import OwnRun
 from presage.foresee.scaling import Stretches
-from presage.manifest import Manifest, to_spec
+from presage.manifest import ModelReference
 from presage.model.errors import PresageError
-from presage.model.estimate import Estimate
+from presage.model.estimate import Estimate, Estimates
 from presage.model.event import SpeedMeasured
-from presage.model.job import JobState, ReasonCode
-from presage.server.beside import Beside
-from presage.server.estimates import CORE, CPU, HOST, Estimator, workload
-from presage.server.live import Live
-from presage.store.records import JobRow
-from presage.store.sql import SqlStore
+from presage.model.job import JobSpec, JobState
+from presage.telemetry.rows import Row
 
-__all__ = ["Learner", "Sized", "samples_of", "sharing", "sized"]
+__all__ = ["Ended", "Ends", "Learner", "Sized", "sharing", "sized"]
 
-_LOOK_S = 2.0
-_MOST_TELEMETRY = 64 << 20
+log = logging.getLogger("presage.learning")
+
 _ESTIMATED = {
     "memory": ("memory_mib", 1.0),
     "step_time": ("step_s", 1e3),
@@ -51,41 +47,65 @@ _ESTIMATED = {
 """Quantity -> its name in `Estimates`, and its unit in the other's."""
 
 
-class Learner(Beside):
-    """Learns from the runs of one server. Everything public may be called from any thread."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that is over, as far as it teaches."""
+
+    spec: JobSpec
+    at: float
+    completed: bool
+    """Whether its job is done; else it was stopped, failed or ran out of memory."""
+    out_of_memory: bool = False
+    gone: bool = True
+    """Whether the job ended with it."""
+    model: ModelReference | None = None
+    folder: str | None = None
+    estimates: Estimates | None = None
+    """What was foreseen of it when it was submitted."""
+    step_s: float | None = None
+    """Seconds a step took, by its own reports."""
+
+
+class Ends(Protocol):
+    """Where runs that ended are read from, in their order."""
+
+    def after(self, number: int) -> tuple[Sequence[Ended], int]:
+        """Those after a number, and the number to ask with next time; the same number when there
+        are no more."""
+        ...
+
+
+class Learner:
+    """Learns from runs. Everything public may be called from any thread."""
+
+    name = "learning"
+    every_s = 2.0
 
     def __init__(
-        self,
-        live: Live,
-        store: SqlStore,
-        champions: Champions,
-        estimator: Estimator,
-        data: Path,
-        *,
-        every: int = 10,
-        clock: Callable[[], float] = time.time,
+        self, ends: Ends, champions: Champions, estimator: Estimator, *, every: int = 10
     ) -> None:
-        super().__init__(live, "learning", _LOOK_S)
-        self._store, self._data = store, data
-        self._champions, self._estimator = champions, estimator
-        self._every, self._clock = every, clock
+        self._ends, self._champions, self._estimator = ends, champions, estimator
+        self._every = every
         self._new = dict.fromkeys(QUANTITIES, 0)
+        """Runs that were kept since a version was fitted."""
+        self._epoch: int | None = None
+        """Of what it remembers."""
         self._shared: set[str] = set()
         """Jobs that were seen beside another on one of their devices."""
-        self._drift: dict[str, Drift] | None = None
+        self._drift: tuple[int, dict[str, Drift]] | None = None
         self._stretches = Stretches()
 
     def drift(self) -> dict[str, Drift]:
         """How far estimates were off, by quantity; only those that were judged."""
-        found = self._drift
-        if found is None:
-            found = {}
+        epoch, known = self._champions.epoch, self._drift
+        if known is None or known[0] != epoch:
+            found: dict[str, Drift] = {}
             for quantity in QUANTITIES:
-                with suppress(PresageError):  # `presage models` says what is wrong with its files
+                with suppress(PresageError):  # `presage models` says what is wrong
                     one = self._champions.drift(quantity)
                     found |= {quantity: one} if one is not None else {}
-            self._drift = found
-        return found
+            known = self._drift = epoch, found
+        return known[1]
 
     def alerts(self) -> dict[str, str]:
         """What somebody should look at, a sentence for each quantity that drifted."""
@@ -97,30 +117,19 @@ class Learner(Beside):
             if one.drifted
         }
 
-    # -- the thread -------------------------------------------------------------------------------
+    # -- a look -----------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> list[SpeedMeasured]:
         """See who shares a device, how fast elastic jobs are, and learn from what ended."""
-        self._watch()
-        self._time_sizes()
+        beside, steady = ask(lambda state: (sharing(state), sized(state)))
+        self._shared |= beside
+        facts = self.time_sizes(steady)
         before = self.alerts()
-        if self.catch_up():
+        if self.catch_up(now, telemetry):
             after = self.alerts()
             for quantity in after.keys() - before.keys():
-                self._log.warning("alert: %s", after[quantity])
-
-    def _watch(self) -> None:
-        """Who shares a device now."""
-        with suppress(PresageError):
-            self._shared |= self._live.ask(sharing)
-
-    def _time_sizes(self) -> None:
-        """Have it decided upon how fast elastic jobs are at the sizes they have."""
-        found: list[Sized] = []
-        with suppress(PresageError):
-            found = self._live.ask(sized)
-        for fact in self.time_sizes(found):
-            self._live.submit(Future[None](), fact, None, None)
+                log.warning("alert: %s", after[quantity])
+        return facts
 
     def time_sizes(self, found: Sequence[Sized]) -> list[SpeedMeasured]:
         """What the reports of elastic jobs tell of their speed."""
@@ -132,41 +141,36 @@ class Learner(Beside):
         self._stretches.keep({run.job for run in found})
         return told
 
-    def catch_up(self) -> int:
-        """Learn from jobs that ended since the last time; how many."""
-        place = self._champions.folder / "learned-until"
-        try:
-            number = int(place.read_text())
-        except (OSError, ValueError):
-            number = 0
-        learned = 0
-        while found := self._store.jobs.transitions_since(number):
-            for item in found:
-                number = item.number
-                if item.status == "COMPLETED":
-                    row = self._store.jobs.get(item.job)
-                    learned += row is not None and self._learn(row)
-                if item.reason_code == ReasonCode.OUT_OF_MEMORY:
-                    self._ran_out(item.job)
-                if item.status in ("COMPLETED", "FAILED", "CANCELLED"):
-                    self._shared.discard(item.job)
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = place.with_suffix(".part")
-            draft.write_text(str(number))
-            draft.replace(place)
-            if self._stopping.is_set():
+    def catch_up(self, now: float, telemetry: Telemetry) -> int:
+        """Learn from runs that ended since the last time; how many taught something."""
+        if self._epoch != self._champions.epoch:  # another server may have learned until now
+            self._epoch = self._champions.epoch
+            self._new = {quantity: self._champions.unlearned(quantity) for quantity in QUANTITIES}
+            self._estimator.refresh()  # here, so that who submits need not wait for it
+        number, learned = self._champions.learned_until(), 0
+        while True:
+            ended, latest = self._ends.after(number)
+            if latest == number:
                 break
-        self._challenge()
+            with self._champions.lesson(latest):
+                for run in ended:
+                    if run.completed:
+                        learned += self._learn(run, telemetry)
+                    if run.out_of_memory:
+                        self._ran_out(run)
+                    if run.gone:
+                        self._shared.discard(run.spec.id)
+            number = latest
+        self._challenge(now)
         return learned
 
-    def _learn(self, row: JobRow) -> bool:
+    def _learn(self, run: Ended, telemetry: Telemetry) -> bool:
         """Keep what a run tells; whether it told anything."""
-        manifest = Manifest.from_json(row.manifest)
-        spec = to_spec(manifest, row.id, row.owner)
-        alone = self._estimator.alone(manifest, spec, row.folder)
-        name, now = workload(spec, manifest.model), row.ended_at or self._clock()
-        used = _used(self._data / "jobs" / row.id / "telemetry")
-        told = {"step_time": _step_ms(row)}
+        spec = run.spec
+        alone = self._estimator.alone(spec, run.model, run.folder)
+        name = workload(spec, run.model)
+        used = _used(telemetry.of(spec.id))
+        told = {"step_time": 1e3 * run.step_s if run.step_s else None}
         if alone.device in (CPU, CORE):
             told |= {"memory": used.memory_mib, "utilization": used.cores}
         else:
@@ -179,50 +183,47 @@ class Learner(Beside):
         for quantity, actual in told.items():
             if actual is None:
                 continue
-            self._judge(quantity, row, actual)
-            if row.id not in self._shared and not used.shared:
-                run = OwnRun(name, alone.device, now, actual, said[quantity], dict(alone.sizes))
-                self._keep(quantity, run)
+            self._judge(quantity, run, actual)
+            if spec.id not in self._shared and not used.shared:
+                sizes = dict(alone.sizes)
+                self._keep(
+                    quantity, OwnRun(name, alone.device, run.at, actual, said[quantity], sizes)
+                )
         if used.memory_mib is not None and alone.device not in (CPU, CORE):
-            self._keep("memory", OwnRun(name, HOST, now, used.memory_mib))
+            self._keep("memory", OwnRun(name, HOST, run.at, used.memory_mib))
         return any(actual is not None for actual in told.values())
 
     def _keep(self, quantity: str, run: OwnRun) -> None:
         self._champions.add(quantity, run)
         self._new[quantity] += 1
 
-    def _ran_out(self, job: str) -> None:
+    def _ran_out(self, run: Ended) -> None:
         """Note on the workload that what the job asked for was not enough."""
-        row = self._store.jobs.get(job)
-        if row is None:
-            return
-        manifest = Manifest.from_json(row.manifest)
-        spec = to_spec(manifest, row.id, row.owner)
         asked = max(
-            role.resources.memory_mib or role.resources.gpu_memory_mib for role in spec.roles
+            role.resources.memory_mib or role.resources.gpu_memory_mib for role in run.spec.roles
         )
         if asked:
-            self._champions.ran_out(workload(spec, manifest.model), float(asked))
+            self._champions.ran_out(workload(run.spec, run.model), float(asked))
 
-    def _judge(self, quantity: str, row: JobRow, actual: float) -> None:
+    def _judge(self, quantity: str, run: Ended, actual: float) -> None:
         """Compare with what was foreseen when the job was submitted."""
         key, scale = _ESTIMATED[quantity]
-        said = (row.estimates or {}).get(key)
-        if said:
-            low, middle, high = (said[name] * scale for name in ("p10", "p50", "p90"))
-            self._champions.judge(quantity, Estimate(low, middle, high, "", ""), actual)
+        said: Estimate | None = getattr(run.estimates, key, None)
+        if said is not None:
+            scaled = Estimate(scale * said.p10, scale * said.p50, scale * said.p90, "", "")
+            self._champions.judge(quantity, scaled, actual)
             self._drift = None
 
-    def _challenge(self) -> None:
+    def _challenge(self, now: float) -> None:
         for quantity, new in self._new.items():
             if new < self._every:
                 continue
             self._new[quantity] = 0
             runs = self._champions.runs(quantity)
-            version = self._champions.challenge(quantity, runs, self._clock())
+            version = self._champions.challenge(quantity, runs, now)
             if version is None:
                 continue
-            self._log.info(
+            log.info(
                 "%s: version %d fitted on %d runs, %s",
                 quantity,
                 version.number,
@@ -245,10 +246,10 @@ class Sized:
     """Seconds it had run when it reported that."""
 
 
-def sized(engine: Engine) -> list[Sized]:
+def sized(state: State) -> list[Sized]:
     """Elastic jobs that run and keep their size."""
     found = []
-    for job in engine.state.active.values():
+    for job in state.active.values():
         steady = job.state is JobState.RUNNING and job.resizing is None
         if steady and job.spec.elastic and job.progress_s > job.ran_s:
             nodes = len({worker.node for worker in job.allocation})
@@ -257,10 +258,9 @@ def sized(engine: Engine) -> list[Sized]:
     return found
 
 
-def sharing(engine: Engine) -> set[str]:
+def sharing(state: State) -> set[str]:
     """Jobs that are on a device with another job; those that ask for no GPU share their node's
     cores when more are asked for than there are."""
-    state = engine.state
     on: dict[tuple[str, int], list[str]] = {}
     cores: dict[str, list[tuple[str, int]]] = {}
     for job in state.active.values():
@@ -276,20 +276,6 @@ def sharing(engine: Engine) -> set[str]:
         if sum(milli for _, milli in jobs) > there:
             found |= {job for job, _ in jobs}
     return found
-
-
-def samples_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """The samples of all attempts of a job, oldest attempt first; torn lines are left out."""
-    files = sorted(folder.glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
-    for file in files:
-        with suppress(OSError):
-            if file.stat().st_size > _MOST_TELEMETRY:
-                continue
-            for line in file.read_bytes().splitlines():
-                with suppress(ValueError):
-                    sample = json.loads(line)
-                    if isinstance(sample, dict) and "worker" in sample:
-                        yield sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,24 +295,24 @@ class _Used:
     """Whether a process of somebody else was on a device."""
 
 
-def _used(folder: Path) -> _Used:
-    by_worker: dict[str, list[dict[str, Any]]] = {}
-    for sample in samples_of(folder):
-        if {"rss_mib", "cpu_s", "at"} <= sample.keys():
-            by_worker.setdefault(sample["worker"], []).append(sample)
+def _used(rows: Iterable[Row]) -> _Used:
+    by_worker: dict[str, list[Row]] = {}
+    for row in rows:
+        by_worker.setdefault(row.worker, []).append(row)
     memory, cores, gpu_memory, gpus, shared = [], [], [], [], False
     for mine in by_worker.values():
-        memory.append(max(sample["rss_mib"] for sample in mine))
-        seconds = mine[-1]["at"] - mine[0]["at"]
-        if seconds > 0:
-            cores.append((mine[-1]["cpu_s"] - mine[0]["cpu_s"]) / seconds)
-        on_gpu = [sample for sample in mine if "gpu_memory_mib" in sample]
-        while on_gpu and not on_gpu[0]["gpu_memory_mib"]:
-            del on_gpu[0]
-        if on_gpu:
-            gpu_memory.append(max(sample["gpu_memory_mib"] for sample in on_gpu))
-            gpus.append(float(np.mean([sample["gpu_util_pct"] / 100 for sample in on_gpu])))
-            shared |= any("gpu_shared" in sample for sample in on_gpu)
+        memory.append(max(row.rss_mib or 0.0 for row in mine))
+        counted = [(row.at, row.cpu_s) for row in mine if row.cpu_s is not None]
+        if counted and counted[-1][0] > counted[0][0]:
+            (since, before), (until, after) = counted[0], counted[-1]
+            cores.append((after - before) / (until - since))
+        on_gpu = list(dropwhile(lambda row: not row.gpu_memory_mib, mine))
+        held = [row.gpu_memory_mib for row in on_gpu if row.gpu_memory_mib is not None]
+        busy = [row.gpu_util_pct for row in on_gpu if row.gpu_util_pct is not None]
+        if held and busy:
+            gpu_memory.append(max(held))
+            gpus.append(float(np.mean(busy)) / 100)
+            shared |= any(row.gpu_shared for row in on_gpu)
     return _Used(_most(memory), _most(cores, 1.0), _most(gpu_memory), _most(gpus, 1.0), shared)
 
 
@@ -334,8 +320,3 @@ def _most(amounts: Sequence[float], ceiling: float = float("inf")) -> float | No
     """The largest, up to a ceiling; None if there is nothing."""
     most = max(amounts, default=0.0)
     return min(most, ceiling) if most > 0 else None
-
-
-def _step_ms(row: JobRow) -> float | None:
-    step_s = (row.progress or {}).get("step_s")
-    return 1e3 * step_s if isinstance(step_s, int | float) and step_s > 0 else None

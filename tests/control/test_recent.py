@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from presage.server.recent import Known, Recent
+from presage.control.recent import Known, Recent
 from presage.store.records import JobRow
 
 

@@ -19,19 +19,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from presage.control.advisors.starts import Declared
 from presage.core.ports import Predictor
 from presage.foresee.adapter import FittedSlowdowns, Foreseen, Slowdowns, TimeSharing
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
-from presage.foresee.own import SIZES
+from presage.foresee.own import SIZES, OwnRuns
 from presage.foresee.scaling import own_scaling
-from presage.manifest import Manifest, ModelReference, Needs
+from presage.manifest import ModelReference, Needs
 from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
 from presage.model.workload import same_needs
-from presage.server.foresight import Declared
 
 __all__ = ["Alone", "Estimator", "predictor", "workload"]
 
@@ -78,11 +78,11 @@ def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
     share devices, what they do to each other there. What own runs add to it, an engine takes from
     its state."""
     kinds = {device.type for node in nodes for device in node.devices}
-    gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
     slowdowns: Slowdowns = TimeSharing()
     if shares and CORE not in kinds:
         from presage.foresee import estimators
 
+        gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
         version = estimators.version("interference")
         known = find(gpu or _REFERENCE_GPU)
         slowdowns = FittedSlowdowns(estimators.interference(), known, version)
@@ -101,27 +101,39 @@ class Estimator:
     ) -> None:
         self._champions, self._nodes, self._folder = champions, nodes, folder
         self._runtime = runtime
-        self._models: dict[str, Any] = {}
-        self._versions: dict[str, int] = {}
-        self.refresh()
+        self._known: tuple[int, dict[str, int], dict[str, OwnRuns]] | None = None
+        """The champions, and the epoch under which they were read."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> tuple[int, dict[str, int], dict[str, OwnRuns]]:
         """Take the champions of now."""
-        for quantity in QUANTITIES:
-            self._versions[quantity] = self._champions.standing(quantity).champion
-            self._models[quantity] = self._champions.model(quantity)
+        epoch = self._champions.epoch
+        versions = {name: self._champions.standing(name).champion for name in QUANTITIES}
+        models = {name: self._champions.model(name, versions[name]) for name in QUANTITIES}
+        self._known = epoch, versions, models
+        return self._known
+
+    def _answering(self) -> tuple[dict[str, int], dict[str, OwnRuns]]:
+        """Versions and models of the champions; another server may have chosen them."""
+        known = self._known
+        if known is None or known[0] != self._champions.epoch:
+            known = self.refresh()
+        return known[1:]
 
     @property
     def version(self) -> str:
         """Of what answers, for the journal."""
-        return ", ".join(f"{name} {number}" for name, number in sorted(self._versions.items()))
+        return ", ".join(
+            f"{name} {number}" for name, number in sorted(self._answering()[0].items())
+        )
 
-    def of(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Estimates | None:
+    def of(
+        self, spec: JobSpec, model: ModelReference | None = None, folder: str | None = None
+    ) -> Estimates | None:
         """What is foreseen of a job; None when nothing is."""
-        alone = self.alone(manifest, spec, folder)
-        memory, step, busy = self._learned(manifest, spec, alone)
+        alone = self.alone(spec, model, folder)
+        memory, step, busy = self._learned(spec, model, alone)
         runtime = None
-        steps = manifest.model.steps if manifest.model else None
+        steps = model.steps if model else None
         if step is not None and steps:
             runtime = _times(step, steps, "s", f"{steps:,} steps × {step.source}")
         runtime = runtime or self._runtime(spec)
@@ -129,14 +141,14 @@ class Estimator:
             return None
         return Estimates(self.version, runtime, memory, busy, step)
 
-    def needs(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Needs:
+    def needs(self, spec: JobSpec, model: ModelReference | None, folder: str | None) -> Needs:
         """What `auto` in a manifest stands for."""
-        alone = self.alone(manifest, spec, folder)
-        memory, _, busy = self._learned(manifest, spec, alone)
+        alone = self.alone(spec, model, folder)
+        memory, _, busy = self._learned(spec, model, alone)
         on_gpu = alone.device not in (CPU, CORE)
         host = None if on_gpu else memory
         if on_gpu:
-            host = self._models["memory"].predict(workload(spec, manifest.model), HOST)
+            host = self._answering()[1]["memory"].predict(workload(spec, model), HOST)
         rooms = [
             device.memory_mib
             for node in self._nodes()
@@ -150,22 +162,23 @@ class Estimator:
             gpu_room_mib=float(min(rooms)) if rooms else None,
         )
 
-    def alone(self, manifest: Manifest, spec: JobSpec, folder: str | None) -> Alone:
+    def alone(self, spec: JobSpec, model: ModelReference | None, folder: str | None) -> Alone:
         """What the estimators say, without own runs."""
         device = self._device(spec)
-        if manifest.model is None:
+        if model is None:
             return Alone(device)
         try:
-            return _alone(manifest.model, device, self._model_file(manifest.model, folder))
+            return _alone(model, device, self._model_file(model, folder))
         except PresageError as error:
-            log.info("model %s of %s tells nothing: %s", manifest.model.ref, spec.id, error)
+            log.info("model %s of %s tells nothing: %s", model.ref, spec.id, error)
             return Alone(device)
 
     def _learned(
-        self, manifest: Manifest, spec: JobSpec, alone: Alone
+        self, spec: JobSpec, model: ModelReference | None, alone: Alone
     ) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
         """Memory in MiB, the step time in seconds and utilization, corrected by own runs."""
-        name = workload(spec, manifest.model)
+        name = workload(spec, model)
+        versions, models = self._answering()
         found: list[Estimate | None] = []
         for quantity, said, scale in (
             ("memory", alone.memory_mib, 1.0),
@@ -173,8 +186,8 @@ class Estimator:
             ("utilization", alone.utilization, 1.0),
         ):
             foreseen = said.p50 * scale if said else None
-            learned = self._models[quantity].predict(name, alone.device, foreseen, alone.sizes)
-            if not self._versions[quantity] or learned is None or "own" not in learned.source:
+            learned = models[quantity].predict(name, alone.device, foreseen, alone.sizes)
+            if not versions[quantity] or learned is None or "own" not in learned.source:
                 found.append(None if alone.elsewhere else said)
             else:
                 found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))

@@ -15,26 +15,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from presage.control.board import changes_of
+from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import Executor, Policy, Predictor
+from presage.core.ports import Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
-from presage.model.errors import PresageError, StaleLease
+from presage.model.errors import NotLeading, PresageError, StaleLease, StoreUnavailable
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
-from presage.server.board import changes_of
-from presage.server.seat import Seat
-from presage.store.database import StoreUnavailable
 from presage.store.records import AuditEntry, JobChange, JobRow, Message
 from presage.store.sql import SqlStore
 
-__all__ = ["Answers", "Live", "LiveExecutor", "NotLeading"]
+__all__ = ["Answers", "Live", "LiveExecutor"]
 
 log = logging.getLogger("presage.live")
+
+T = TypeVar("T")
 
 _MOST_REQUESTS = 500
 """Requests of one turn, so that a flood of them does not hold up what runs."""
@@ -42,12 +43,6 @@ _PATIENCE_S = 3.0
 """How long a turn tries to write before its requests are told no."""
 _READ_S = 15.0
 """How long a question waits for its turn."""
-
-
-class NotLeading(PresageError):
-    """This server does not decide now; another does, or nobody can."""
-
-    code = "not_leading"
 
 
 class LiveExecutor(Executor, Protocol):
@@ -173,6 +168,11 @@ class Live:
         finally:
             self._deciding.release()
 
+    def read(self, question: Callable[[State], T]) -> T:
+        """The same for a question to the state alone."""
+        answer: T = self.ask(lambda engine: question(engine.state))
+        return answer
+
     @property
     def lease(self) -> int | None:
         """The number under which this server decides; None while it does not."""
@@ -270,7 +270,6 @@ class Live:
                 yield item
 
         fold(counted(), state)
-        state.moves = []
         self._webhooks = {}
         for job in state.jobs.values():
             if "presage/webhooks" in job.spec.labels:
@@ -281,10 +280,11 @@ class Live:
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
-        unconfirmed = list(_unconfirmed(state))
+        rules = replace(self._rules, lacks=lacks(executor))
+        unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
-        facts: list[ev.Fact] = [] if state.rules == self._rules else [self._rules]
+        facts: list[ev.Fact] = [] if state.rules == rules else [rules]
         facts += [ev.NodeDown(name) for name in known if name not in there]
         for name, node in there.items():
             i = known.get(name)

@@ -1,0 +1,143 @@
+"""What people ask for, handed to the deciding loop: submissions, and facts such as stop or scale.
+When a request returns, it is on disk. Who may ask for what was settled before."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from presage.control.advisors.needs import Estimator
+from presage.control.kernel import Live
+from presage.layout import Layout
+from presage.manifest import Manifest, resolved, says_auto, to_spec
+from presage.model import event as ev
+from presage.model.codec import encode
+from presage.model.errors import NotLeading, UserError
+from presage.model.estimate import Estimates
+from presage.model.job import JobSpec
+from presage.store.records import AuditEntry, JobRow, User
+from presage.store.sql import SqlStore
+
+__all__ = ["Requests"]
+
+_ANSWER_S = 15.0
+"""How long a request waits for the disk before it is told to ask again."""
+
+
+class Requests:
+    """The requests to one deciding loop; for one asyncio loop."""
+
+    def __init__(
+        self,
+        live: Live,
+        store: SqlStore,
+        estimator: Estimator,
+        layout: Layout,
+        queues: Collection[str],
+    ) -> None:
+        self._live, self._store, self._estimator = live, store, estimator
+        self._layout, self._queues = layout, queues
+        self.turnstile = asyncio.Semaphore(1)
+        """Submissions pass one by one (backpressure), so that a crowd of them lets others through
+        between."""
+        self._submitting: dict[str, asyncio.Task[JobRow]] = {}
+        self._chance = Random()
+        """For the names of jobs; they are no secret, and asking the system each time costs."""
+
+    def check_queue(self, queue: str) -> None:
+        """Refuse a queue that is not there."""
+        known = self._queues
+        if known and queue not in known and queue != "default":
+            raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
+
+    async def submit(
+        self, manifest: Manifest, user: User, folder: str | None, key: str | None
+    ) -> JobRow:
+        """Accept a job. The same idempotency key gives the same job."""
+        if key is None:
+            job_id = f"{manifest.name}-{self._chance.getrandbits(48):012x}"
+            return await self._accept(job_id, manifest, user, folder)
+        same = hashlib.sha256(f"{user.name}\0{key}".encode()).hexdigest()
+        job_id = f"{manifest.name}-{same[:16]}"
+        task = self._submitting.get(job_id)
+        if task is None:
+            task = asyncio.ensure_future(self._accept_once(job_id, manifest, user, folder))
+            self._submitting[job_id] = task
+            task.add_done_callback(lambda _: self._submitting.pop(job_id, None))
+        return await asyncio.shield(task)
+
+    async def foresee(
+        self, manifest: Manifest, spec: JobSpec, folder: str | None
+    ) -> tuple[Manifest, Estimates | None]:
+        """What is foreseen of a job, and its manifest with numbers instead of auto."""
+        model, estimator = manifest.model, self._estimator
+        if model is None and not says_auto(manifest):
+            return manifest, estimator.of(spec, None, folder)
+        estimates = await asyncio.to_thread(estimator.of, spec, model, folder)
+        if says_auto(manifest):
+            needs = await asyncio.to_thread(estimator.needs, spec, model, folder)
+            manifest = resolved(manifest, needs)
+        return manifest, estimates
+
+    async def request(
+        self, fact: ev.Fact, user: User, what: str, job: str = "", **detail: Any
+    ) -> None:
+        """Have the loop take in a fact, with a line in the audit log."""
+        await self._decide(fact, None, AuditEntry(time.time(), user.name, what, job, detail))
+
+    async def _accept_once(
+        self, job_id: str, manifest: Manifest, user: User, folder: str | None
+    ) -> JobRow:
+        known = await asyncio.to_thread(self._store.jobs.get, job_id)
+        return known or await self._accept(job_id, manifest, user, folder)
+
+    async def _accept(
+        self, job_id: str, manifest: Manifest, user: User, folder: str | None
+    ) -> JobRow:
+        self.check_queue(manifest.queue)
+        if folder is not None and not self._layout.folder(folder).is_file():
+            raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        asked = manifest
+        spec = to_spec(asked, job_id, user.name)
+        manifest, estimates = await self.foresee(asked, spec, folder)
+        if manifest is not asked:
+            spec = to_spec(manifest, job_id, user.name)
+        if manifest.webhooks:
+            spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
+        now = time.time()
+        row = JobRow(
+            id=job_id,
+            name=manifest.name,
+            owner=user.name,
+            team=user.team,
+            queue=manifest.queue,
+            submitted_at=now,
+            manifest=manifest.to_json(),
+            folder=folder,
+            estimates=encode(estimates) if estimates is not None else None,
+        )
+        audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
+        await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
+        return row
+
+    async def _decide(self, fact: ev.Fact, row: JobRow | None, audit: AuditEntry) -> None:
+        """Hand something to the deciding loop, and wait until it is on disk."""
+        loop = asyncio.get_running_loop()
+        ticket: asyncio.Future[None] = loop.create_future()
+        self._live.submit(ticket, fact, row, audit)
+        late = loop.call_later(_ANSWER_S, _give_up, ticket)
+        try:
+            await ticket
+        finally:
+            late.cancel()
+
+
+def _give_up(ticket: asyncio.Future[None]) -> None:
+    if not ticket.done():
+        text = "no answer in time; ask whether it was done before trying again"
+        ticket.set_exception(NotLeading(text))

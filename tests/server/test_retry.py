@@ -1,0 +1,137 @@
+"""Commands wait for a server that restarts, say so once, and submit no job twice."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, gone
+
+PATIENT = {"PRESAGE_WAIT_S": str(PATIENCE_S)}
+"""Far longer than a start takes on any machine; users have 10 seconds."""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """A job in a folder of its own."""
+    path = tmp_path / "work" / "presage.yaml"
+    path.parent.mkdir()
+    path.write_text("name: hello\ncommand: 'true'\n")
+    return path
+
+
+class Command:
+    """A command that runs beside the test."""
+
+    def __init__(self, zygote: Zygote, url: str, *argv: str) -> None:
+        self._pid, self._out = zygote.start(*argv, env={**PATIENT, "PRESAGE_URL": url})
+
+    def said(self) -> str:
+        """What it wrote on stderr so far."""
+        file = Path(f"{self._out}.err")
+        return file.read_text() if file.exists() else ""
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it printed, once it is over."""
+        assert gone(self._pid), self.said()
+        return int(Path(f"{self._out}.code").read_text()), self._out.read_text()
+
+
+def test_submit_waits_for_a_server_that_was_killed(
+    serve: Callable[..., Server], zygote: Zygote, manifest: Path
+) -> None:
+    server = serve().start()
+    server.kill()
+    submit = Command(zygote, server.url, "submit", str(manifest))
+    waiting = f"waiting for the server at {server.url} …\n"
+    eventually(lambda: waiting in submit.said())
+    server.start()
+    code, out = submit.end()
+    assert code == 0, submit.said()
+    assert submit.said().count("waiting") == 1
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+
+
+def test_a_submission_whose_answer_was_lost_is_one_job(
+    serve: Callable[..., Server], zygote: Zygote, manifest: Path
+) -> None:
+    """The server has the job on disk and is killed before its answer arrives."""
+    server = serve().start()
+    accepted = threading.Event()
+    with _loses_answer_of(b"POST /api/v1/jobs?", server.port, accepted) as url:
+        submit = Command(zygote, url, "submit", str(manifest))
+        assert accepted.wait(PATIENCE_S)
+        server.kill()
+        server.start()
+        code, out = submit.end()
+    assert code == 0, submit.said()
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+
+
+@contextmanager
+def _loses_answer_of(start: bytes, port: int, lost: threading.Event) -> Iterator[str]:
+    """A proxy that swallows the first answer to such a request, and drops the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry(client: socket.socket) -> None:
+        asked = False
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", port)) as server:
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    data = ready.recv(1 << 20)
+                    asked = asked or (ready is client and data.startswith(start))
+                    if not data or (ready is server and asked and not lost.is_set()):
+                        if data.startswith(b"HTTP/1.1 201"):
+                            lost.set()
+                        return
+                    (server if ready is client else client).sendall(data)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=carry, args=(client,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(PATIENCE_S)
+
+
+def test_submit_waits_for_a_server_that_does_not_decide_yet(
+    serve: Callable[..., Server], zygote: Zygote, manifest: Path, tmp_path: Path
+) -> None:
+    """A standby answers, but another server has the lease."""
+    options = ("--db", f"sqlite:///{tmp_path / 'shared.db'}", "--lease", "1")
+    first = serve(*options, data=tmp_path / "first").start()
+    second = serve(*options, data=tmp_path / "second").start()
+    assert not second.leads()
+    submit = Command(zygote, second.url, "submit", str(manifest))
+    eventually(lambda: "waiting for the server at" in submit.said())
+    first.kill()
+    code, out = submit.end()
+    assert code == 0, submit.said()
+    assert [job["id"] for job in second.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+
+
+@pytest.mark.parametrize("argv", [["submit"], ["ps", "--json"], ["users", "add", "ann"]])
+def test_no_wait_fails_at_once(
+    serve: Callable[..., Server], zygote: Zygote, manifest: Path, argv: list[str]
+) -> None:
+    server = serve()  # not started
+    command = Command(
+        zygote, server.url, *argv, *([str(manifest)] if argv == ["submit"] else []), "--no-wait"
+    )
+    assert command.end() == (3, "")
+    assert command.said().startswith(f"error: no server answers at {server.url} ")
+    assert len(command.said().splitlines()) == 1
