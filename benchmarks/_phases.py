@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks._data import shared
-from presage.observe.telemetry.readers import read_telemetry
-from presage.observe.telemetry.series import Series
+from presage.telemetry.readers import read_telemetry
+from presage.telemetry.series import Series
 
 __all__ = ["GENAI", "genai_by_pod", "scout_by_workload", "vr_by_time"]
 

@@ -1,12 +1,15 @@
 """The control plane under load: submissions, reads, the step, starting, memory, overhead.
 
     python -m benchmarks.control_plane [load] [paced] [step] [start] [memory] [overhead]
-        [--seconds 60] [--clients 32] [--rate 500] [--runs 10] [--json]
+        [--seconds 60] [--clients 32] [--rate 500] [--runs 10] [--beside DIR/src]
+        [--json]
 
-Without a part, all of them. `load` submits as fast as answers come, `paced` at the rate. Servers
-are real processes on a new data directory with SQLite (`synchronous=FULL`); clients are processes
-of their own, each with one connection and one HTTP request for each submission. `--at DIR` says
-where the data directory is made.
+Without a part, all of them. `start` also measures another checkout in turns with this one when
+`--beside` names its sources; CPU time says more than wall time while others use the machine.
+`load` submits as fast as answers come, `paced` at the rate. Servers are real processes on a new
+data directory with SQLite (`synchronous=FULL`); clients are processes of their own, each with one
+connection and one HTTP request for each submission. `--at DIR` says where the data directory is
+made.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ import httpx
 import numpy as np
 import psutil
 
+from presage.control.advisors.starts import Declared
+from presage.control.board import changes_of
 from presage.core.engine import Engine
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Resources
 from presage.model.job import JobSpec, Reason, ReasonCode, Role
 from presage.policy import registry
-from presage.server.board import changes_of
-from presage.server.foresight import Declared
 from presage.sim.clusters import read_cluster
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow
@@ -86,7 +89,9 @@ json.dump({"took": took, "bad": bad}, sys.stdout)
 
 
 @contextmanager
-def served(data: Path, *options: str) -> Iterator[tuple[str, psutil.Process, dict[str, float]]]:
+def served(
+    data: Path, *options: str, source: Path | None = None, end: signal.Signals = signal.SIGTERM
+) -> Iterator[tuple[str, psutil.Process, dict[str, float]]]:
     """A server: its address, its process, and how long after exec it answered and decided."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -96,6 +101,8 @@ def served(data: Path, *options: str) -> Iterator[tuple[str, psutil.Process, dic
     # As installed: modules are compiled once, not at every start.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(data.parent / "bytecode")
+    if source is not None:
+        environment["PYTHONPATH"] = str(source)
     began = time.perf_counter()
     with (data.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
@@ -113,12 +120,14 @@ def served(data: Path, *options: str) -> Iterator[tuple[str, psutil.Process, dic
                 took.setdefault("up_s", time.perf_counter() - began)
                 if body["leading"]:
                     took["decides_s"] = time.perf_counter() - began
+                    used = psutil.Process(process.pid).cpu_times()
+                    took["cpu_s"] = used.user + used.system
             except httpx.TransportError:
                 assert process.poll() is None, (data.parent / "server.log").read_text()
             time.sleep(0.01)
         yield url, psutil.Process(process.pid), took
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         process.wait(60)
 
 
@@ -197,7 +206,6 @@ def step(policies: tuple[str, ...] = ("fifo", "sjf", "fair_share")) -> dict[str,
     for policy in policies:
         random = np.random.default_rng(0)
         engine = Engine(registry.build(registry.NAMED[policy]), Declared())
-        engine.state.moves = []
         engine.handle(0.0, [ev.NodeUp(node) for node in read_cluster("1000x4:32c:128g")])
         number, now = 0, 1.0
         while len(engine.state.pending) < 10_000:
@@ -233,7 +241,7 @@ def _fill(data: Path, jobs: int, *, ended: bool, snapshot: bool) -> None:
     data.mkdir(parents=True)
     store = open_store(f"sqlite:///{data / 'presage.db'}")
     state = State()
-    node = read_cluster("1x1")[0]
+    node = read_cluster("1x4")[0]
     reason = Reason(ReasonCode.EXITED, "every worker ended well")
     manifest = {"name": "job", "command": "true", "resources": {"gpus": 1}}
     events = 0
@@ -246,7 +254,7 @@ def _fill(data: Path, jobs: int, *, ended: bool, snapshot: bool) -> None:
         events += len(facts)
 
     began = time.time() - jobs
-    append(began, [ev.NodeUp(node)])
+    append(began, [ev.NodeUp(node), ev.NodeDraining(node.name)])  # every job waits
     random = np.random.default_rng(0)
     for first in range(0, jobs, 500):
         now = began + first
@@ -274,24 +282,29 @@ def _fill(data: Path, jobs: int, *, ended: bool, snapshot: bool) -> None:
     store.close()
 
 
-def start(home: Path) -> dict[str, Any]:
-    """From exec to the first decision with 10,000 jobs in the journal, all of them waiting: with a
-    snapshot, and with none at all."""
+def start(home: Path, runs: int, beside: Path | None) -> dict[str, Any]:
+    """From exec to the first decision, the best and the median of some runs: on an empty
+    directory, and after `kill -9` with 17,000 waiting jobs, which come from a snapshot or from the
+    journal alone."""
+    sources = {"here": None} if beside is None else {"beside": beside, "here": None}
+    cases = {"empty": None, "17,000 from a snapshot": True, "17,000 from the journal": False}
     found: dict[str, Any] = {}
-    for snapshot in (True, False):
-        name = "with a snapshot" if snapshot else "folding everything"
-        data = home / name.replace(" ", "-")
-        _fill(data, 10_000, ended=False, snapshot=snapshot)
-        runs = []
-        for _ in range(3):
-            with served(data, "--nodes", "1x1") as (_, _, took):
-                runs.append(took)
-        up, decides = (median(run[key] for run in runs) for key in ("up_s", "decides_s"))
-        found[name] = {
-            "up_s": round(up, 2),
-            "decides_s": round(decides, 2),
-            "decides_after_up_s": round(median(r["decides_s"] - r["up_s"] for r in runs), 2),
-        }
+    for case, snapshot in cases.items():
+        took: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
+        for name in sources:
+            if snapshot is not None:
+                _fill(home / case / name, 17_000, ended=False, snapshot=snapshot)
+        for turn in range(runs + 1):  # the first compiles modules, and is not counted
+            for name, source in sources.items():
+                data = home / case / (f"{name} {turn}" if snapshot is None else name)
+                data.parent.mkdir(exist_ok=True)
+                with served(data, "--nodes", "1x4", source=source, end=signal.SIGKILL) as one:
+                    took[name] += [one[2]] if turn else []
+        for name, all_of in took.items():
+            found[f"{case}, {name}"] = {
+                key: [round(f(one[key] for one in all_of), 2) for f in (min, median)]
+                for key in ("decides_s", "cpu_s")
+            }
     return found
 
 
@@ -301,7 +314,7 @@ def memory(home: Path) -> dict[str, Any]:
     for jobs in (0, 100_000):
         data = home / f"finished-{jobs}"
         _fill(data, jobs, ended=True, snapshot=True)
-        with served(data, "--nodes", "1x1") as (url, process, _), httpx.Client() as http:
+        with served(data, "--nodes", "1x4") as (url, process, _), httpx.Client() as http:
             fresh = process.memory_info().rss
             after, seen = None, 0
             while True:
@@ -387,6 +400,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rate", type=float, default=500, help="of the part paced")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--beside", type=Path, help="sources of another checkout, for start")
     parser.add_argument("--at", type=Path, help="where to make the data directory")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -398,7 +412,7 @@ def main() -> None:
             "load": lambda: load(Path(home), options.seconds, options.clients, None),
             "paced": lambda: load(Path(home), options.seconds, options.clients, options.rate),
             "step": step,
-            "start": lambda: start(Path(home)),
+            "start": lambda: start(Path(home), options.runs, options.beside),
             "memory": lambda: memory(Path(home)),
             "overhead": lambda: overhead(Path(home), options.runs),
         }

@@ -33,6 +33,7 @@ import numpy.typing as npt
 import polars as pl
 
 from benchmarks._data import shared
+from presage.control.advisors.starts import Declared
 from presage.core.engine import Engine
 from presage.core.loop import act
 from presage.core.state import State
@@ -40,7 +41,6 @@ from presage.model.cluster import Node, Resources
 from presage.model.event import JobStarted, JobSubmitted, Launch, NodeUp
 from presage.model.job import JobSpec, Role
 from presage.policy import registry
-from presage.server.foresight import Declared
 from presage.sim.ahead import TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 from presage.sim.clusters import read_cluster

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -29,8 +29,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from presage.control.charts import chart_lines
 from presage.foresee.champions import Champions, error_of
 from presage.foresee.own import OwnRun, OwnRuns
+from presage.layout import Layout
 from presage.model import event as ev
 from presage.store import open_store
 
@@ -195,8 +197,8 @@ def sharing(home: Path, pairs: int) -> dict[str, Any]:
             for duty, work in kinds:
                 ended(url, submit(url, **manifest(duty, work, 1)))
         _wait_for_learning(data, "utilization", 2 * len(kinds))
-    learned = Champions(data / "models")
-    learned.challenge("utilization", learned.runs("utilization"), time.time())
+    with _learned(data) as learned:
+        learned.challenge("utilization", learned.runs("utilization"), time.time())
     ratios, slowdowns, makespans, off = [], [], [], []
     for turn in range(pairs):
         spans: dict[str, float] = {}
@@ -205,7 +207,7 @@ def sharing(home: Path, pairs: int) -> dict[str, Any]:
         for name, policy, gpus in ways if turn % 2 else ways[::-1]:
             place = home / f"{name}-{turn}"
             (place / "data").mkdir(parents=True)
-            shutil.copytree(data / "models", place / "data" / "models")
+            _copy_models(data, place / "data")
             with served(place, "--nodes", f"1x{cores}:core", "--policy", policy) as (url, _):
                 ids = [submit(url, **manifest(duty, work, gpus)) for duty, work in jobs]
                 found = [ended(url, job) for job in ids]
@@ -266,9 +268,26 @@ def predicted_slowdowns(data: Path) -> dict[str, float]:
 
 def _wait_for_learning(data: Path, quantity: str, runs: int) -> None:
     until = time.monotonic() + 30
-    while len(Champions(data / "models").runs(quantity)) < runs:
-        assert time.monotonic() < until, "the runs were not learned from"
-        time.sleep(0.5)
+    with _learned(data) as champions:
+        while len(champions.runs(quantity)) < runs:
+            assert time.monotonic() < until, "the runs were not learned from"
+            time.sleep(0.5)
+
+
+@contextmanager
+def _learned(data: Path) -> Iterator[Champions]:
+    store = open_store(f"sqlite:///{Layout(data).database}")
+    yield Champions(store.knowledge)
+    store.close()
+
+
+def _copy_models(data: Path, to: Path) -> None:
+    """Let another server answer with what this one learned."""
+    open_store(f"sqlite:///{Layout(to).database}").close()
+    with sqlite3.connect(Layout(to).database) as database:
+        database.execute("ATTACH ? AS old", (str(Layout(data).database),))
+        query = "INSERT INTO knowledge SELECT * FROM old.knowledge WHERE name LIKE 'models/%'"
+        database.execute(query)
 
 
 # -- right-sizing ---------------------------------------------------------------------------------
@@ -286,10 +305,8 @@ def sizing(home: Path) -> dict[str, Any]:
             job = ended(url, submit(url, **body, rightsize=True))["id"]
             if turn < 2:
                 until = time.monotonic() + 60
-                while not list((data / "phases").glob("*/phases.npz")):
-                    assert turn == 0 or time.monotonic() < until, "no phases were learned"
-                    if turn == 0:
-                        break
+                while turn and not _phases_known(data):
+                    assert time.monotonic() < until, "no phases were learned"
                     time.sleep(0.5)
             found[f"run {turn + 1}"] = _served_well(data, job, 1000, 512) | {
                 "phases known": rightsize
@@ -297,12 +314,20 @@ def sizing(home: Path) -> dict[str, Any]:
     return found
 
 
+def _phases_known(data: Path) -> bool:
+    with sqlite3.connect(Layout(data).database) as database:
+        query = "SELECT count(*) FROM knowledge WHERE name LIKE 'phases/%/model'"
+        (found,) = database.execute(query).fetchone()
+    return bool(found)
+
+
 def _served_well(data: Path, job: str, cpu_milli: int, memory_mib: int) -> dict[str, Any]:
     """Allocation against static, and the samples that had enough."""
     lines = (data / "jobs" / job / "telemetry" / "1.jsonl").read_text().splitlines()
     samples = [json.loads(line) for line in lines]
-    lines = (data / "jobs" / job / "limits" / "1.jsonl").read_text().splitlines()
-    limits = [json.loads(line) for line in lines]
+    store = open_store(f"sqlite:///{Layout(data).database}")
+    limits = chart_lines(store.knowledge, job, "limits")
+    store.close()
     given = []
     for sample in samples:
         before = [limit for limit in limits if limit["at"] <= sample["at"]]
@@ -336,22 +361,22 @@ def learning(home: Path) -> dict[str, Any]:
             body = {"name": "train", "command": command, "resources": {"cpus": 1}}
             ended(url, submit(url, **body, model=model))
         _wait_for_learning(data, "memory", RUNS)
-        champions = Champions(data / "models")
-        found: dict[str, Any] = {"runs": RUNS, "workloads": len(WORKLOADS)}
-        for quantity, unit in (("memory", "MiB"), ("step_time", "ms")):
-            runs = champions.runs(quantity)
-            found[quantity] = {
-                "before": _percent(error_of(OwnRuns(unit), runs)),
-                **{f"after {n}": _seen_and_new(runs, n, unit) for n in (20, 45, 60)},
-                "versions": [
-                    (one.number, one.accepted) for one in champions.standing(quantity).versions
-                ],
-            }
-            bad = OwnRuns.fit([OwnRun(r.signature, r.device, r.at, 1.0) for r in runs], unit)
-            version = champions.challenge(quantity, runs, time.time(), bad)
-            found[quantity]["bad challenger refused"] = (
-                version is not None and not version.accepted
-            )
+        with _learned(data) as champions:
+            found: dict[str, Any] = {"runs": RUNS, "workloads": len(WORKLOADS)}
+            for quantity, unit in (("memory", "MiB"), ("step_time", "ms")):
+                runs = champions.runs(quantity)
+                found[quantity] = {
+                    "before": _percent(error_of(OwnRuns(unit), runs)),
+                    **{f"after {n}": _seen_and_new(runs, n, unit) for n in (20, 45, 60)},
+                    "versions": [
+                        (one.number, one.accepted) for one in champions.standing(quantity).versions
+                    ],
+                }
+                bad = OwnRuns.fit([OwnRun(r.signature, r.device, r.at, 1.0) for r in runs], unit)
+                version = champions.challenge(quantity, runs, time.time(), bad)
+                found[quantity]["bad challenger refused"] = (
+                    version is not None and not version.accepted
+                )
     return found
 
 

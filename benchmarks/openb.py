@@ -137,15 +137,13 @@ def experiment(data: Path, workload: str, policy: str, seed: int) -> Outcome:
 def arrive(state: State, placer: Placer, n: int, role: Role) -> bool:
     """Let one pod arrive and place it, or drop it; says whether it was placed."""
     name = f"pod-{n}"
-    state.apply(float(n), JobSubmitted(JobSpec(name, (role,))))
+    state.apply_all(float(n), (JobSubmitted(JobSpec(name, (role,))),))
     job, plan = state.jobs[name], Plan(state)
     workers = placer.find(job, plan, missing(job))
     if workers is None:
         state.apply(float(n), CancelRequested(name))
     else:
         plan.place(job, workers)
-    state.queued.clear()
-    state.ended.clear()
     return workers is not None
 
 

@@ -24,7 +24,7 @@ from benchmarks._phases import GENAI, genai_by_pod, scout_by_workload, vr_by_tim
 from presage.observe.phases import PhaseModel
 from presage.observe.phases.forecast import ForecastKind, macro_f1
 from presage.observe.phases.paths import Path
-from presage.observe.telemetry.series import Series
+from presage.telemetry.series import Series
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

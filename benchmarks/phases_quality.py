@@ -28,8 +28,8 @@ from benchmarks._phases import genai_by_pod, scout_by_workload, vr_by_time
 from presage.observe.phases import PhaseModel
 from presage.observe.phases.clusters import adjusted_rand, silhouette
 from presage.observe.phases.model import Method
-from presage.observe.telemetry.series import Series
 from presage.provision.rightsize import rightsize
+from presage.telemetry.series import Series
 
 Floats = npt.NDArray[np.float64]
 MOST_PODS, BOOTSTRAPS = 500, 3

@@ -22,7 +22,7 @@ import polars as pl
 
 from benchmarks._data import shared
 from presage.observe.phases import CRBM, PhaseModel
-from presage.observe.telemetry.readers import read_telemetry
+from presage.telemetry.readers import read_telemetry
 
 ROWS, FEATURES, PODS = 600_000, 8, 100_000
 

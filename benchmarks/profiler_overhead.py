@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from presage.observe.telemetry.sampler import Sampler
+from presage.telemetry.sampler import Sampler
 
 WORK = """
 import sys, time
@@ -101,7 +101,7 @@ def _alternate(
             time.sleep(window_s)
             span = (start, time.monotonic())
             if on:
-                samples += len(sampler.stop()["t_s"])
+                samples += len(sampler.stop()["at"])
                 cpu_s += sampler.cpu_s
             on_then_off.append((not on, span))
         spans += [span for _, span in sorted(on_then_off)]

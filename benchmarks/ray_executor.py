@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from presage.executors.ray import RayLink
+from presage.executors.ray.executor import RayLink
 from presage.model import event as ev
 from presage.model.cluster import Worker
 from presage.testing.executors import Counting, ExecutorKit, Watcher

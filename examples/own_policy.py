@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
-from presage.core.plan import Plan
-from presage.core.ports import Predictor
+import presage
 from presage.core.workers import ask_of
-from presage.model.cluster import Worker
-from presage.model.job import Job, Reason, ReasonCode
-from presage.sim.clusters import read_cluster
-from presage.sim.run import simulate
-from presage.sim.traces import read_trace
+from presage.model.job import Job
 
 HERE = Path(__file__).parent
 
@@ -17,31 +12,29 @@ HERE = Path(__file__).parent
 class OneAtATime:
     """Runs the oldest job alone. It rejects jobs that need more than one worker."""
 
-    def schedule(self, plan: Plan, predict: Predictor) -> None:
+    def schedule(self, plan: presage.Plan, predict: presage.Predictor) -> None:
         """Called after every fact that could matter; what it does to the plan is the decision."""
         for job in list(plan.state.pending.values()):
             if sum(role.min for role in job.spec.roles) > 1:
-                plan.reject(job, Reason(ReasonCode.NEVER_FITS, "only jobs of one worker run here"))
+                says = "only jobs of one worker run here"
+                plan.reject(job, presage.Reason(presage.ReasonCode.NEVER_FITS, says))
             elif not plan.state.active:
                 self._start(job, plan)
 
-    def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
-        """Why a job that is pending waits."""
-        return Reason(ReasonCode.QUEUED_BEHIND, "another job runs")
-
-    def _start(self, job: Job, plan: Plan) -> None:
+    def _start(self, job: Job, plan: presage.Plan) -> None:
         capacity, ask = plan.state.capacity, ask_of(job, 0)
         for i, node in enumerate(capacity.nodes):
             if capacity.accepts(job.spec.roles[0].gpu_types) >> i & 1 and capacity.fits(i, ask):
-                plan.place(job, (Worker(0, 0, node.name, capacity.devices(i, ask)),))
+                worker = presage.Worker(0, 0, node.name, capacity.devices(i, ask))
+                plan.place(job, (worker,))
                 return
 
 
 def main() -> None:
-    trace, nodes = read_trace(HERE / "jobs.csv"), read_cluster(HERE / "cluster.yaml")
-    result = simulate(trace, nodes, OneAtATime(), name="alone", check_every=1)
-    figures = result.summary()
-    print(f"{figures['finished']} finished, {figures['rejected']} rejected")
+    result = presage.simulate(
+        HERE / "jobs.csv", HERE / "cluster.yaml", OneAtATime(), check_every=1
+    )
+    print(f"{result.summary['finished']} finished, {result.summary['rejected']} rejected")
     print(f"the last one ended after {result.makespan_s / 3600:.1f} h")
 
 

@@ -1,18 +1,12 @@
 """A placement of our own: slow GPUs first, so that fast ones stay free for those who need them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from presage.policy import registry
-from presage.policy.pipeline import Pipeline
-from presage.policy.placer import Placer
+import presage
 from presage.policy.request import Floats, Request
 from presage.policy.score import Pack
-from presage.sim.clusters import read_cluster
-from presage.sim.run import simulate
-from presage.sim.traces import read_trace
 
 HERE = Path(__file__).parent
 
@@ -28,14 +22,12 @@ class SlowFirst:
 
 
 def main() -> None:
-    trace, nodes = read_trace(HERE / "jobs.csv"), read_cluster(HERE / "cluster.yaml")
-    pack = registry.build("fifo")
-    placer = Placer({SlowFirst(): 2.0, Pack(): 1.0})  # a weighted sum
-    mine = Pipeline(replace(pack.rules, placer=placer))
-    for name, policy in {"pack": pack, "slow first": mine}.items():
-        jobs = simulate(trace, nodes, policy, name=name).jobs
-        start = dict(jobs.select("job_id", "start_s").iter_rows())
-        print(f"{name:10}  llm-pretrain starts at {start['llm-pretrain']:,.0f} s")
+    placer = presage.Placer({SlowFirst(): 2.0, Pack(): 1.0})  # a weighted sum
+    mine = presage.pipeline("fifo", placer=placer)
+    policies = {"pack": "fifo", "slow first": mine}
+    for result in presage.compare(HERE / "jobs.csv", HERE / "cluster.yaml", policies):
+        start = dict(result.jobs.select("job_id", "start_s").iter_rows())
+        print(f"{result.policy:10}  llm-pretrain starts at {start['llm-pretrain']:,.0f} s")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ MAX_LINES = 600
 
 # Time is an argument here, and a random number comes from a seeded generator that was handed in.
 TIMELESS = ("core", "foresee", "model", "observe", "policy", "provision")
-COLLECTORS = "observe/telemetry"  # they read the clock, so that nothing else has to
+COLLECTORS = "telemetry"  # they read the clock, so that nothing else has to
 
 THIRD_PARTIES = {"model": set[str](), "core": {"numpy"}}
+
+# Whoever needs a path of the data directory asks layout.py for it.
+ASKS_FOR_PATHS = ("control", "executors", "server")
+JOINS = ("Path", "PurePath", "glob", "joinpath", "rglob", "with_name")
 
 CLOCKS = {
     "datetime.date.today",
@@ -89,6 +94,12 @@ def test_module_keeps_the_rules(path: Path) -> None:
         ("model/x.py", "from numpy import array", "numpy"),
         ("core/x.py", "def f(is_simulation): ...", "is_simulation"),
         ("core/x.py", "world.simulated", "simulated"),
+        ("executors/x.py", "data / 'jobs' / job", "'jobs'"),
+        ("control/x.py", "file = data / f'folders/{name}'", "'folders'"),
+        ("server/x.py", "data.joinpath('telemetry', '1.jsonl')", "'telemetry'"),
+        ("executors/ray/x.py", "base.glob('*/runs/*')", "'runs'"),
+        ("executors/x.py", "from pathlib import Path\nPath(f'{data}/secrets/key')", "'secrets'"),
+        ("executors/x.py", "place = data / 'job.json'", "'job.json'"),
         ("cli/x.py", "eval('1')", "eval"),
         ("cli/x.py", "import pickle\npickle.load(f)", "pickle.load"),
         ("cli/x.py", "import yaml\nyaml.load(f)", "yaml.load"),
@@ -110,7 +121,9 @@ def test_a_broken_rule_is_found(name: str, source: str, problem: str) -> None:
             "import numpy as np\ndef f(g: np.random.Generator): np.random.default_rng(0)",
         ),
         ("core/x.py", "def f(now, time): return time + now  # also in simulated time"),
-        ("observe/telemetry/x.py", "import time\ntime.time()"),
+        ("telemetry/x.py", "import time\ntime.time()"),
+        ("executors/x.py", "layout.run(job, 1) / 'work'\nurl = f'{server}/api/v1/jobs/{job}'"),
+        ("cli/x.py", "Path('runs') / 'jobs'"),
         ("sim/x.py", "import time\nsimulated = time.process_time()"),
         ("cli/x.py", "import yaml\nyaml.safe_load(f)"),
     ],
@@ -135,7 +148,33 @@ def check(name: str, source: str) -> Iterator[str]:
         for line, word in _identifiers(tree):
             if "simulat" in word.lower():
                 yield f"line {line}: the core cannot know of {word}"
+    if package in ASKS_FOR_PATHS:
+        yield from _joins(tree, _data_names())
     yield from _runs_code(tree)
+
+
+def _joins(tree: ast.Module, names: frozenset[str]) -> Iterator[str]:
+    """Where one of these names becomes a part of a path."""
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            parts = [node.right]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in JOINS:
+            parts = node.args
+        for part in parts:
+            words = part.values if isinstance(part, ast.JoinedStr) else [part]
+            for word in words:
+                said = str(word.value).split("/") if isinstance(word, ast.Constant) else ()
+                for name in names.intersection(said):
+                    yield f"line {part.lineno}: {name!r} in a path; layout.py knows where that is"
+
+
+@cache
+def _data_names() -> frozenset[str]:
+    """What layout.py joins."""
+    tree = ast.parse((SRC / "layout.py").read_text(encoding="utf-8"))
+    joined = [node.right for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+    return frozenset(str(part.value) for part in joined if isinstance(part, ast.Constant))
 
 
 def _time_and_chance(tree: ast.Module) -> Iterator[str]:

@@ -26,7 +26,7 @@ def test_an_example_prints_what_its_file_says(script: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_in_a_document_is_part_of_an_example(path: Path) -> None:
-    sources = [script.read_text(encoding="utf-8") for script in SCRIPTS]
+    sources = [script.read_text("utf-8") for script in sorted((ROOT / "examples").rglob("*.py"))]
     for token in MarkdownIt("commonmark").parse(path.read_text(encoding="utf-8")):
         if token.type == "fence" and token.info.split()[:1] == ["python"]:
             line = (token.map or [0])[0] + 1

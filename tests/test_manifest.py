@@ -20,7 +20,6 @@ from presage.manifest import (
     EXAMPLE,
     LIMITS,
     Manifest,
-    ManifestError,
     Needs,
     advice,
     parse_manifest,
@@ -30,6 +29,7 @@ from presage.manifest import (
     to_spec,
 )
 from presage.model.cluster import Resources
+from presage.model.errors import ManifestError
 from presage.model.job import OomRetry, Placement, Role
 
 MINIMAL = """\

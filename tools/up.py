@@ -81,25 +81,25 @@ def _answers(server: subprocess.Popen[bytes]) -> bool:
 def _show(manifest: Path) -> bool:
     """Run three trainings, say what becomes of them; whether all went well."""
     with Client() as client:
-        jobs = [client.submit(manifest)["id"] for _ in range(3)]
+        jobs = [client.submit(manifest) for _ in range(3)]
         said: dict[str, str] = {}
         began = time.monotonic()
         while True:
-            found = [client.job(job) for job in jobs]
-            for job in found:
-                done = (job["progress"] or {}).get("done")
-                text = job["status"] + (f" {done:4.0%}" if done else "")
-                if job["status"] in ("QUEUED", "FAILED") and job["reason"]["text"]:
-                    text += f"  ({job['reason']['text']})"
-                if said.get(job["id"]) != text:
-                    said[job["id"]] = text
-                    print(f"{time.monotonic() - began:6.1f} s  {job['id']}  {text}", flush=True)
-            if all(job["ended_at"] is not None for job in found):
+            for job in jobs:
+                info = job.refresh().info
+                done = (info.progress or {}).get("done")
+                text = info.status + (f" {done:4.0%}" if done else "")
+                if info.status in ("QUEUED", "FAILED") and info.reason.text:
+                    text += f"  ({info.reason.text})"
+                if said.get(job.id) != text:
+                    said[job.id] = text
+                    print(f"{time.monotonic() - began:6.1f} s  {job.id}  {text}", flush=True)
+            if all(job.info.ended_at is not None for job in jobs):
                 break
             time.sleep(0.5)
-        last = b"".join(client.logs(jobs[0])).decode(errors="replace").strip().splitlines()[-2:]
-        print("\n".join([f"The last lines of {jobs[0]}:", *(f"    {line}" for line in last)]))
-        return all(job["status"] == "COMPLETED" for job in found)
+        last = [line for line in jobs[0].logs() if line.strip()][-2:]
+        print("\n".join([f"The last lines of {jobs[0].id}:", *(f"    {line}" for line in last)]))
+        return all(job.status == "COMPLETED" for job in jobs)
 
 
 if __name__ == "__main__":

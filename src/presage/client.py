@@ -1,17 +1,19 @@
 """A typed client of the HTTP API: what the command line uses, and scripts can.
 
-    from presage.client import Client
+    import presage
 
-    with Client() as presage:                       # PRESAGE_URL, PRESAGE_TOKEN
-        job = presage.submit(Path("train/presage.yaml"))
-        presage.wait(job["id"])
+    with presage.Client() as server:                # PRESAGE_URL, PRESAGE_TOKEN
+        job = server.submit("train/presage.yaml")
+        print(job.wait().status)
 
-A server that is starting or changing over is asked again for a while; a request that could have
-been done twice carries a key that makes it once.
+Answers are the values of `presage.model.answers`. A server that is starting or changing over is
+asked again for a while (retry with backoff; PRESAGE_WAIT_S, 10 seconds unless set); a request that
+could have been done twice carries an idempotency key that makes it once.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -20,58 +22,198 @@ import os
 import tarfile
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 
-from presage.model.errors import PresageError
+from presage._retry import PatientClient
+from presage.model.answers import (
+    Accepted,
+    DryRun,
+    Explanation,
+    ExportedTrace,
+    JobStatus,
+    JobSummary,
+    NewUser,
+    NodeStatus,
+    QueueStatus,
+    Scaled,
+    Status,
+    StatusChange,
+    Submitted,
+    UserInfo,
+    Waiting,
+    WhatIf,
+)
+from presage.model.errors import ApiError, PackError, Unreachable, UserError
+from presage.model.job import Reason
 
-__all__ = ["DEFAULT_URL", "ApiError", "Client", "Unreachable", "pack_folder"]
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = [
+    "DEFAULT_URL",
+    "Client",
+    "Job",
+    "pack_folder",
+    "submit",
+    "to_json",
+]
+
+T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8265"
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 10.0
+"""How long a server that does not answer is waited for, unless PRESAGE_WAIT_S says otherwise."""
 _REPLAY_S = 660.0
 """A journal is replayed for ten minutes at most."""
 _SKIPPED = {".git", ".hg", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".ruff_cache"}
 _MOST_BYTES = 256 << 20
 
 
-class ApiError(PresageError):
-    """The server said no; `code` and the text are its own."""
-
-    exit_code = 2
-
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(text)
-        self.status, self.code = status, code
+def submit(manifest: str | PathLike[str], *, folder: bool = True) -> Job:
+    """Submit a manifest, and with it a copy of the folder it is in, to the server of PRESAGE_URL
+    with PRESAGE_TOKEN, as `presage submit` does."""
+    return Client().submit(manifest, folder=folder)
 
 
-class Unreachable(PresageError):
-    """No server answers."""
+class Job:
+    """A job of a server: what was last heard of it, and what can be asked for.
 
-    code = "unreachable"
-    exit_code = 3
+    `status`, `reason` and `info` are as of the last answer; `refresh` asks again.
+    """
+
+    __slots__ = ("_client", "_heard")
+
+    def __init__(self, client: Client, heard: Accepted | JobSummary) -> None:
+        self._client, self._heard = client, heard
+
+    @property
+    def id(self) -> str:
+        """Its name on the server."""
+        return self._heard.id
+
+    @property
+    def status(self) -> Status:
+        """Where it is."""
+        return self._heard.status
+
+    @property
+    def reason(self) -> Reason:
+        """Why it is there."""
+        return self.summary.reason
+
+    @property
+    def summary(self) -> JobSummary:
+        """What a list of jobs says about it; asked for if nothing did yet."""
+        return self._heard if isinstance(self._heard, JobSummary) else self.info
+
+    @property
+    def info(self) -> JobStatus:
+        """Everything about it; asked for if only a list was seen."""
+        if not isinstance(self._heard, JobStatus):
+            self.refresh()
+        assert isinstance(self._heard, JobStatus)
+        return self._heard
+
+    def refresh(self, *, wait_eta_s: float = 0.0) -> Self:
+        """Ask the server; with `wait_eta_s`, it may take so long until a job that was just
+        submitted has been foreseen."""
+        query = {"wait_eta_s": wait_eta_s} if wait_eta_s else {}
+        self._heard = self._client.get(JobStatus, f"/jobs/{_path(self.id)}", query)
+        return self
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Block until it is over, or so many seconds passed."""
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = 0.1
+        while self.refresh().info.ended_at is None:
+            left = pause if until is None else min(pause, until - time.monotonic())
+            if left <= 0:
+                break
+            time.sleep(left)
+            pause = min(1.0, pause * 1.3)
+        return self
+
+    def logs(
+        self, follow: bool = False, *, worker: str = "0", attempt: int | None = None
+    ) -> Iterator[str]:
+        """The lines that a worker wrote; with `follow`, until the job is over."""
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+        for chunk in self._client.logs(self.id, worker, follow=follow, attempt=attempt):
+            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+            yield from lines
+        if rest:
+            yield rest
+
+    def stop(self) -> Self:
+        """End it, after a checkpoint where it can take one."""
+        return self._tell("stop")
+
+    def halt(self) -> Self:
+        """Stop it with a checkpoint; `resume` has it go on."""
+        return self._tell("halt")
+
+    def resume(self) -> Self:
+        """Have it go on from its checkpoint."""
+        return self._tell("resume")
+
+    def scale(self, workers: int) -> Self:
+        """Give it so many workers, within the range of its manifest, as there is room."""
+        self._heard = self._client.scale(self.id, workers)
+        return self
+
+    def explain(self) -> Explanation:
+        """Why it is where it is, when it starts, and what would help."""
+        return self._client.explain(self.id)
+
+    def _tell(self, what: str) -> Self:
+        self._heard = self._client.tell(self.id, what)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {self.status})"
+
+    def _repr_html_(self) -> str:
+        from presage.page import html_table
+
+        seen = self.summary
+        where = ", ".join(seen.nodes)
+        cells = [seen.status, seen.reason.text, seen.queue, seen.workers or "", where]
+        heads = ["job", "status", "because", "queue", "workers", "nodes"]
+        return html_table("", heads, [(seen.id, cells)])
 
 
 class Client:
     """One server, by its address."""
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, *, patience_s: float = _PATIENCE_S
+        self, url: str | None = None, token: str | None = None, *, patience_s: float | None = None
     ) -> None:
         self.url = (url or os.environ.get("PRESAGE_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("PRESAGE_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._patience_s = patience_s
+        if patience_s is None:
+            patience_s = _patience()
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30.0)
+            self._http = PatientClient(
+                patience_s,
+                base_url=self.url,
+                headers=headers,
+                timeout=30.0,
+                verify=not self.url.startswith("http:"),  # to read certificates takes a moment
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"PRESAGE_URL {self.url} is no address: {error}") from None
+        weakref.finalize(self, self._http.close)  # for those who do not use `with`
 
     def __enter__(self) -> Self:
         return self
@@ -90,18 +232,27 @@ class Client:
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, manifest: Path, *, folder: bool = True) -> dict[str, Any]:
+    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> Job:
         """Submit a manifest file, and with it a copy of the folder it is in."""
-        text = manifest.read_bytes()
-        query = {"folder": self.upload(manifest.parent)} if folder else {}
-        return self.submit_text(text, **query)
+        from presage.manifest import read_manifest
+
+        path = Path(manifest)
+        read_manifest(path)  # a mistake is told with its line, before anything is sent
+        name = self.upload(path.absolute().parent) if folder else None
+        return self.submit_text(path.read_bytes(), folder=name)
 
     def submit_text(
-        self, manifest: bytes | str, content_type: str = "application/yaml", **query: str
-    ) -> dict[str, Any]:
-        """Submit a manifest that is YAML, or JSON."""
+        self,
+        manifest: bytes | str,
+        content_type: str = "application/yaml",
+        *,
+        folder: str | None = None,
+    ) -> Job:
+        """Submit a manifest that is YAML, or JSON; `folder` is what `upload` returned."""
         headers = {"Content-Type": content_type, "Idempotency-Key": uuid.uuid4().hex}
-        return self._call("POST", "/jobs", content=manifest, params=query, headers=headers)
+        query = {"folder": folder} if folder else {}
+        body = self._call("POST", "/jobs", content=manifest, params=query, headers=headers)
+        return Job(self, _value(Submitted, body))
 
     def upload(self, folder: Path) -> str:
         """Send a work folder unless the server has it; returns its name there."""
@@ -115,149 +266,139 @@ class Client:
             self._call("PUT", f"/folders/{name}", content=packed)
         return name
 
-    def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
+    def jobs(
+        self,
+        *,
+        status: Sequence[str] = (),
+        queue: str | None = None,
+        owner: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Job]:
         """Jobs, newest first, page by page."""
-        most = filters.pop("limit", None)
+        asked = {"status": list(status), "queue": queue, "owner": owner}
+        wanted = {key: value for key, value in asked.items() if value}
         shown, after = 0, None
         while True:
-            size = 1000 if most is None else min(1000, most - shown)
-            wanted = {key: value for key, value in filters.items() if value}
+            size = 1000 if limit is None else min(1000, limit - shown)
             page = {"limit": size, **({"after": after} if after is not None else {})}
             body = self._call("GET", "/jobs", params={**wanted, **page})
-            yield from body["jobs"]
+            yield from (Job(self, each) for each in _values(JobSummary, body["jobs"]))
             shown += len(body["jobs"])
             after = body["next"]
-            if after is None or (most is not None and shown >= most):
+            if after is None or (limit is not None and shown >= limit):
                 return
 
-    def dry_run(self, manifest: bytes | str) -> dict[str, Any]:
+    def job(self, job_id: str) -> Job:
+        """A job by its name."""
+        return Job(self, self.get(JobStatus, f"/jobs/{_path(job_id)}"))
+
+    def dry_run(self, manifest: bytes | str) -> DryRun:
         """What would become of a YAML manifest if it was submitted; nothing is kept."""
         headers = {"Content-Type": "application/yaml"}
-        return self._call("POST", "/jobs/dry-run", content=manifest, headers=headers)
+        body = self._call("POST", "/jobs/dry-run", content=manifest, headers=headers)
+        return _value(DryRun, body)
 
-    def job(self, job_id: str, *, wait_eta_s: float = 0.0) -> dict[str, Any]:
-        """Everything about one job; with `wait_eta_s`, it may take so long until a job that was
-        just submitted has been foreseen."""
-        query = {"wait_eta_s": wait_eta_s} if wait_eta_s else {}
-        return self._call("GET", f"/jobs/{_path(job_id)}", params=query)
-
-    def explain(self, job_id: str) -> dict[str, Any]:
+    def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is."""
-        return self._call("GET", f"/jobs/{_path(job_id)}/explain")
+        return self.get(Explanation, f"/jobs/{_path(job_id)}/explain")
 
-    def tell(self, job_id: str, what: str) -> dict[str, Any]:
+    def tell(self, job_id: str, what: str) -> Accepted:
         """`stop`, `halt` or `resume` a job."""
-        return self._call("POST", f"/jobs/{_path(job_id)}/{what}")
+        return _value(Accepted, self._call("POST", f"/jobs/{_path(job_id)}/{what}"))
 
-    def scale(self, job_id: str, workers: int) -> dict[str, Any]:
+    def scale(self, job_id: str, workers: int) -> Scaled:
         """Give an elastic job so many workers."""
-        return self._call("POST", f"/jobs/{_path(job_id)}/scale", json={"workers": workers})
-
-    def wait(self, job_id: str, timeout: float | None = None) -> dict[str, Any]:
-        """Block until a job is over, or so many seconds passed; returns its status."""
-        until = None if timeout is None else time.monotonic() + timeout
-        pause = 0.1
-        while True:
-            body = self.job(job_id)
-            if body["ended_at"] is not None or (until is not None and time.monotonic() >= until):
-                return body
-            left = pause if until is None else min(pause, max(0.0, until - time.monotonic()))
-            time.sleep(left)
-            pause = min(1.0, pause * 1.3)
+        body = self._call("POST", f"/jobs/{_path(job_id)}/scale", json={"workers": workers})
+        return _value(Scaled, body)
 
     def logs(
         self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
     ) -> Iterator[bytes]:
-        """The output of a worker, in pieces."""
+        """The output of a worker, in pieces, as it was written."""
         query: dict[str, Any] = {"worker": worker, "follow": follow}
         if attempt is not None:
             query["attempt"] = attempt
-        path = f"/api/v1/jobs/{_path(job_id)}/logs"
-        timeout = httpx.Timeout(30.0, read=None)
-        try:
-            with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise _error(answer)
-                yield from answer.iter_bytes()
-        except httpx.TransportError as error:
-            raise self._gone(error) from None
+        with self._stream(f"/jobs/{_path(job_id)}/logs", query) as answer:
+            yield from answer.iter_bytes()
 
-    def events(self, job_id: str | None = None) -> Iterator[dict[str, Any]]:
+    def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
         """Status changes as they happen."""
-        query = {"job": job_id} if job_id else {}
-        timeout = httpx.Timeout(30.0, read=None)
-        with self._http.stream("GET", "/api/v1/events", params=query, timeout=timeout) as answer:
-            if not answer.is_success:
-                answer.read()
-                raise _error(answer)
+        with self._stream("/events", {"job": job_id} if job_id else {}) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: "))
+                    yield _value(StatusChange, json.loads(line.removeprefix("data: ")))
 
     # -- the cluster ----------------------------------------------------------------------------
 
-    def nodes(self) -> dict[str, Any]:
+    def nodes(self) -> list[NodeStatus]:
         """The nodes."""
-        return self._call("GET", "/nodes")
+        return _values(NodeStatus, self._call("GET", "/nodes")["nodes"])
 
-    def drain(self, node: str, *, back: bool = False) -> dict[str, Any]:
+    def drain(self, node: str, *, back: bool = False) -> NodeStatus:
         """Give a node no new work; or, with `back`, let it take work again."""
-        return self._call("POST", f"/nodes/{_path(node)}/{'undrain' if back else 'drain'}")
+        what = "undrain" if back else "drain"
+        return _value(NodeStatus, self._call("POST", f"/nodes/{_path(node)}/{what}"))
 
-    def waiting(self, jobs: Sequence[str]) -> dict[str, Any]:
+    def waiting(self, jobs: Sequence[str]) -> list[Waiting]:
         """What jobs wait for, a hundred at a time."""
-        return self._call("GET", "/waiting", params={"job": list(jobs)})
+        body = self._call("GET", "/waiting", params={"job": list(jobs)})
+        return _values(Waiting, body["waiting"])
 
     def what_if(
         self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
-    ) -> dict[str, Any]:
+    ) -> WhatIf:
         """What other policies would have done with the jobs of the journal."""
-        body = {"policies": list(policies), "since_s": since_s, "config": config}
-        return self._call("POST", "/what-if", json=body, timeout=_REPLAY_S)
+        asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        return _value(WhatIf, self._call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
 
-    def journal_trace(self, since_s: float | None = None) -> dict[str, Any]:
+    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
         """The journal as a trace, and its nodes."""
-        return self._call("POST", "/what-if/trace", json={"since_s": since_s}, timeout=_REPLAY_S)
+        asked = {"since_s": since_s}
+        body = self._call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
+        return _value(ExportedTrace, body)
 
-    def queues(self) -> dict[str, Any]:
+    def queues(self) -> list[QueueStatus]:
         """The queues."""
-        return self._call("GET", "/queues")
+        return _values(QueueStatus, self._call("GET", "/queues")["queues"])
 
-    def users(self) -> dict[str, Any]:
+    def users(self) -> list[UserInfo]:
         """The users."""
-        return self._call("GET", "/users")
+        return _values(UserInfo, self._call("GET", "/users")["users"])
 
-    def add_user(self, name: str, role: str, team: str = "") -> dict[str, Any]:
+    def add_user(self, name: str, role: str, team: str = "") -> NewUser:
         """Let somebody in; the answer has the token."""
-        return self._call("POST", "/users", json={"name": name, "role": role, "team": team})
+        asked = {"name": name, "role": role, "team": team}
+        return _value(NewUser, self._call("POST", "/users", json=asked))
 
-    def remove_user(self, name: str) -> dict[str, Any]:
+    def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""
-        return self._call("DELETE", f"/users/{_path(name)}")
+        return _value(UserInfo, self._call("DELETE", f"/users/{_path(name)}"))
 
     # -- how ------------------------------------------------------------------------------------
 
+    def get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
+        """What `GET /api/v1{path}` answers, as a value."""
+        return _value(kind, self._call("GET", path, params=query or {}))
+
+    @contextmanager
+    def _stream(self, path: str, query: Mapping[str, Any]) -> Iterator[httpx.Response]:
+        timeout = httpx.Timeout(30.0, read=None)
+        try:
+            with self._http.stream(
+                "GET", f"/api/v1{path}", params=query, timeout=timeout
+            ) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _error(answer)
+                yield answer
+        except httpx.TransportError as error:
+            raise self._gone(error) from None
+
     def _call(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
-        until = time.monotonic() + self._patience_s
-        pause = 0.1
-        while True:
-            again = time.monotonic() < until
-            try:
-                answer = self._http.request(method, f"/api/v1{path}", **rest)
-            except httpx.ConnectError as error:
-                raise self._gone(error) from None
-            except httpx.TransportError as error:
-                safe = method in ("GET", "HEAD", "PUT") or "Idempotency-Key" in rest.get(
-                    "headers", {}
-                )
-                if not (safe and again):
-                    raise self._gone(error) from None
-                answer = None
-            if answer is not None and not (answer.status_code == 503 and again):
-                break
-            time.sleep(pause)
-            pause = min(1.0, pause * 1.5)
+        try:
+            answer = self._http.request(method, f"/api/v1{path}", **rest)
+        except httpx.TransportError as error:
+            raise self._gone(error) from None
         if not answer.is_success:
             raise _error(answer)
         body: dict[str, Any] = answer.json() if answer.content else {}
@@ -306,18 +447,54 @@ def _pack(folder: Path) -> bytes:
     return gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
 
 
-class PackError(PresageError):
-    """A folder cannot be sent."""
-
-    code = "bad_folder"
-    exit_code = 2
-
-
 def _files(folder: Path) -> Iterator[Path]:
     for home, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if name not in _SKIPPED)
         for name in names + files:
             yield Path(home) / name
+
+
+def _patience() -> float:
+    text = os.environ.get("PRESAGE_WAIT_S") or str(_PATIENCE_S)
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"PRESAGE_WAIT_S is a number of seconds, not {text!r}") from None
+
+
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    if kind not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+def _value(kind: type[T], body: object) -> T:
+    """An answer as a value; fields that a newer server adds are left out."""
+    from pydantic import ValidationError
+
+    try:
+        found: T = _adapter(kind).validate_python(body)
+        return found
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ApiError(
+            200, "bad_answer", f"the server's answer makes no sense here: {where}: {first['msg']}"
+        ) from None
+
+
+def _values(kind: type[T], bodies: Sequence[object]) -> list[T]:
+    return [_value(kind, body) for body in bodies]
+
+
+def to_json(answer: object) -> Any:
+    """A value as the server sent it, for `--json`."""
+    return _adapter(type(answer)).dump_python(answer, mode="json", exclude_defaults=True)
 
 
 def _path(part: str) -> str:

@@ -1,5 +1,5 @@
-"""HTML pages that need no network and no other file: the look, the charts, and how they are
-written. Whoever makes a page brings its words; texts that come from users are escaped there.
+"""HTML pages that need no network and no other file: `render` puts values into a template of
+`templates/`, where every text is escaped (Jinja2 with autoescape).
 
 A page has `figures`: `charts`, a Plotly figure by the id of its place, and `choices`, a list of
 figures for a place with a `<select data-chart="the place's id">`.
@@ -7,32 +7,32 @@ figures for a place with a `<select data-chart="the place's id">`.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.model.errors import UserError
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from plotly.graph_objects import Figure
+
 __all__ = [
     "COLOURS",
-    "asset",
-    "choice",
     "counted",
     "duration_text",
-    "embedded",
-    "page",
-    "plotly",
+    "figure",
+    "html_table",
     "readable_unit",
-    "section",
+    "render",
     "short",
     "write_page",
 ]
@@ -53,40 +53,24 @@ _LARGER = {
 _TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-def page(title: str, facts: Mapping[str, str], body: str, figures: Mapping[str, Any]) -> str:
-    """A page with a heading, a list of facts (both plain text) and a body (HTML)."""
-    listed = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items()
-    )
-    return Template(asset("_page.html")).substitute(
-        title=escape(f"{title} · Presage"),
-        heading=escape(title),
-        style=asset("_page.css"),
-        facts=listed,
-        body=body,
-        plotlyjs=plotly(),
-        figures=embedded(figures),
-        script=asset("_page.js"),
-    )
+def render(template: str, **values: object) -> str:
+    """A template of the package with these values; one that it needs and does not get raises."""
+    return _environment().get_template(template).render(values)
 
 
-def section(title: str, words: str, inside: str, *, wide: bool = True) -> str:
-    """A card of a page: a title (plain text), a sentence about it and its content (HTML)."""
-    kind = ' class="wide"' if wide else ""
-    return f"<section{kind}><h2>{escape(title)}</h2><p>{words}</p>{inside}</section>"
+def html_table(
+    title: str, heads: Sequence[str], rows: Sequence[tuple[object, Sequence[object]]]
+) -> str:
+    """How a result shows itself in a notebook; rows are a name and its cells each."""
+    return render("notebook.html", title=title, heads=heads, rows=rows)
 
 
-def choice(place: str, label: str, groups: Mapping[str, list[str]]) -> str:
-    """A list to choose a figure from, and the place where it is drawn. The figures of a place have
-    the order of the options; a group without a name is not shown as one."""
-    options = []
-    for group, names in groups.items():
-        items = "".join(f"<option>{escape(name[:80])}</option>" for name in names)
-        options.append(f'<optgroup label="{escape(group)}">{items}</optgroup>' if group else items)
-    return (
-        f'<p><label>{escape(label)} <select data-chart="{place}">{"".join(options)}</select>'
-        f'</label></p><div class="chart" id="{place}"></div>'
-    )
+def figure(chart: Mapping[str, Any], title: str) -> Figure:
+    """A chart as a Plotly figure, to show in a notebook or to change."""
+    from plotly.graph_objects import Figure
+
+    layout = {"template": "plotly_white", "title": {"text": title}, **chart["layout"]}
+    return Figure(_texts({"data": list(chart["data"]), "layout": layout}))
 
 
 def readable_unit(unit: str, most: float) -> tuple[float, str]:
@@ -116,23 +100,6 @@ def short(values: npt.ArrayLike) -> list[float | None]:
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in numbers]
 
 
-def asset(name: str) -> str:
-    """A file that pages are made of."""
-    return (files("presage") / name).read_text(encoding="utf-8")
-
-
-def plotly() -> str:
-    """The program that draws charts."""
-    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return text.replace("</script", "<\\/script")
-
-
-def embedded(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
 def write_page(path: Path, text: str) -> None:
     """Write a page whole or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -144,3 +111,36 @@ def write_page(path: Path, text: str) -> None:
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("presage"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["plotly"] = _plotly
+    made.filters["texts"] = _texts
+    dense = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+    made.policies["json.dumps_kwargs"] = dense
+    return made
+
+
+def _plotly() -> str:
+    """The program that draws charts."""
+    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return text.replace("</script", "<\\/script")
+
+
+def _texts(figure: Any) -> Any:
+    """A figure in which tags are text: Plotly would follow them. `<extra>` is its own word."""
+    if isinstance(figure, str):
+        return escape(figure).replace("&lt;extra&gt;&lt;/extra&gt;", "<extra></extra>")
+    if isinstance(figure, Mapping):
+        return {key: _texts(value) for key, value in figure.items()}
+    return [_texts(value) for value in figure] if isinstance(figure, list) else figure

@@ -10,6 +10,7 @@ import polars as pl
 from typer.testing import CliRunner
 
 from presage.cli.main import app
+from presage.telemetry.rows import Row, append
 
 EVERY_S = 15.0
 MIB = float(1 << 20)
@@ -54,4 +55,11 @@ def made(pods: int = 6, samples: int = 200, seed: int = 0) -> pl.DataFrame:
 def written(table: pl.DataFrame, path: Path) -> Path:
     """The table as CSV."""
     table.write_csv(path)
+    return path
+
+
+def as_rows(table: pl.DataFrame, path: Path) -> Path:
+    """The table as the JSON lines that guardians write."""
+    for pod, at, cores, memory in table.iter_rows():
+        append(path, Row(at, pod, cpu_cores=cores, rss_mib=memory / MIB))
     return path

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from presage import __version__
-from presage.cli import simulate as command
+from presage._api import simulation
 from presage.cli.main import app
 from presage.model.errors import InternalError
 from presage.policy import registry
@@ -188,7 +188,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     def never(*args: object, **options: object) -> None:
         pytest.fail("simulated before everything was checked")
 
-    monkeypatch.setattr(command, "run", never)
+    monkeypatch.setattr(simulation, "run", never)
     before = {path: path.stat().st_mtime_ns for path in bad.rglob("*")}
     words = [
         str(bad / word) if word == "." or "." in word or "/" in word else word for word in words
@@ -236,7 +236,7 @@ def test_a_broken_rule_of_our_own_is_one_line_too(
     def broken(*args: object, **options: object) -> None:
         raise InternalError("two jobs\non one GPU")
 
-    monkeypatch.setattr(command, "run", broken)
+    monkeypatch.setattr(simulation, "run", broken)
     done = presage("simulate", trace, "--cluster", "1x8")
     assert done.exit_code == 70
     assert done.stderr == "error: two jobs on one GPU\n"
@@ -246,7 +246,7 @@ def test_an_interrupt_exits_with_130(trace: Path, monkeypatch: pytest.MonkeyPatc
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", interrupted)
+    monkeypatch.setattr(simulation, "run", interrupted)
     done = presage("simulate", trace, "--cluster", "1x8", "--report", trace.parent / "report.html")
     assert done.exit_code == 130
     assert done.stderr == "interrupted\n"

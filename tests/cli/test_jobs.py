@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from presage.cli.jobs import span_words, starts_in
+from presage.model.answers import Eta
 
 Numbers = tuple[float | None, float | None, float | None]
 
@@ -22,7 +23,7 @@ Numbers = tuple[float | None, float | None, float | None]
     ],
 )
 def test_a_start_in_words(told: Numbers, words: str, short: str) -> None:
-    eta = {**dict(zip(("p10", "p50", "p90"), told, strict=True)), "age_s": 3.2}
+    eta = Eta(*told, age_s=3.2)
     assert starts_in(eta) == f"{words}, estimated 3 s ago"
     assert starts_in(eta, age=False) == words
     assert span_words(eta) == short

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,23 +13,34 @@ from typer.testing import CliRunner
 from presage.cli.main import app
 from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
+from presage.layout import Layout
 from presage.model.estimate import Estimate
+from presage.store import open_store
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    champions = Champions(tmp_path / "models")
-    for k in range(24):
-        champions.add("memory", OwnRun(f"w{k % 3}", "cpu", float(k), 100.0 + k % 3, 900.0))
-    champions.challenge("memory", champions.runs("memory"), 1_800_000_000.0)
+    with learned(tmp_path) as champions:
+        for k in range(24):
+            champions.add("memory", OwnRun(f"w{k % 3}", "cpu", float(k), 100.0 + k % 3, 900.0))
+        champions.challenge("memory", champions.runs("memory"), 1_800_000_000.0)
     return tmp_path
+
+
+@contextmanager
+def learned(data: Path) -> Iterator[Champions]:
+    """What a server learned."""
+    store = open_store(f"sqlite:///{Layout(data).database}")
+    yield Champions(store.knowledge)
+    store.close()
 
 
 def test_estimates_that_drift_are_told(data: Path) -> None:
     _, text = run("--data", str(data))
     assert "no estimate was judged yet" in text
-    for _ in range(6):
-        Champions(data / "models").judge("memory", Estimate(90.0, 100.0, 110.0, "MiB", ""), 250.0)
+    with learned(data) as champions:
+        for _ in range(6):
+            champions.judge("memory", Estimate(90.0, 100.0, 110.0, "MiB", ""), 250.0)
     _, text = run("--data", str(data))
     assert "the latest 6 estimates were off by 150.0 % on average; ALERT" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -80,3 +93,23 @@ def test_what_makes_no_sense_is_one_line(data: Path, words: tuple[str, ...], sai
     assert code == 2
     assert said in text
     assert "Traceback" not in text
+
+
+def test_without_a_server_nothing_was_learned_and_nothing_is_changed(tmp_path: Path) -> None:
+    code, text = run("--data", str(tmp_path))
+    assert code == 0
+    assert "nothing was learned yet" in text
+    code, text = run("pin", "memory", "0", "--data", str(tmp_path))
+    assert code == 2
+    assert "there is no server's database in" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_database_may_be_elsewhere(
+    data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    where = ("--db", f"sqlite:///{Layout(data).database}")
+    other = ("--data", str(tmp_path_factory.mktemp("other")))
+    assert json.loads(run(*where, *other, "--json")[1])["memory"]["champion"] == 1
+    assert run("pin", "memory", "0", *where)[0] == 0
+    assert json.loads(run("--data", str(data), "--json")[1])["memory"]["pinned"] is True

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from presage.observe.phases import PhaseModel
-from tests.cli.telemetry import EVERY_S, made, refused, run, written
+from tests.cli.telemetry import EVERY_S, as_rows, made, refused, run, written
 
 HOSTILE = "</script><script>alert('x')</script>"
 WARM_UP = 3
@@ -49,6 +49,18 @@ def test_fit_says_what_it_found(folder: Path) -> None:
     assert found["cohesion"]["1"] > found["cohesion"][str(found["phases"])]
     idle, busy = found["statistics"][0]["use"], found["statistics"][-1]["use"]
     assert idle["cpu"]["mean"] < 0.5 < 2.5 < busy["cpu"]["mean"]
+
+
+def test_what_guardians_write_is_telemetry_too(folder: Path, tmp_path: Path) -> None:
+    lines = as_rows(made(), tmp_path / "1.jsonl")
+    words = ("--out", tmp_path / "own.npz", "--every", "15s", "--json")
+    done = run("phases", "fit", lines, *words)
+    assert done.exit_code == 0, done.output
+    found, before = json.loads(done.stdout), json.loads((folder / "fit.json").read_text())
+    for key in ("features", "phases", "pods", "samples"):
+        assert found[key] == before[key]
+    done = run("phases", "show", tmp_path / "own.npz", lines, "--json")
+    assert json.loads(done.stdout) == shown(folder, folder / "pods.csv")
 
 
 @pytest.mark.parametrize("k", ["2", "3"])

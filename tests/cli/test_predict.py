@@ -150,7 +150,7 @@ def test_a_model_nobody_knows_leaves_the_others(shared_data: Path) -> None:
     assert unknown == ["dummy"]
 
 
-def test_ten_thousand_rows_are_quick() -> None:
+def test_many_rows_take_little_longer_than_few() -> None:
     from time import process_time
 
     table = pl.DataFrame(
@@ -161,6 +161,9 @@ def test_ten_thousand_rows_are_quick() -> None:
         }
     )
     predict_table(table.head(2), "step_time")
-    begin = process_time()
-    predict_table(table, "step_time")
-    assert process_time() - begin < 6  # 3 s on a quiet machine
+    times = []
+    for few in (table.head(1000), table):
+        begin = process_time()
+        predict_table(few, "step_time")
+        times.append(process_time() - begin)
+    assert times[1] < 20 * times[0]  # 10 times is usual; its square would be 100

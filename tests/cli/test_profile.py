@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from presage.cli.main import app
-from presage.observe.telemetry.store import ProfileStore
+from presage.telemetry.store import ProfileStore
 
 SCRIPT = "from presage.cli.main import main; main()"
 

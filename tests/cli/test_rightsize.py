@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
-from tests.cli.telemetry import made, refused, run, written
+from tests.cli.telemetry import as_rows, made, refused, run, written
 
 KEYS = {"alloc_over_use", "fulfilment_pct", "oom", "throttled", "resizes", "margin"}
 ALL = "forecast,phase,adaptive,dynamic,vpa,krr"
@@ -59,6 +59,21 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     assert wider["adaptive"]["cpu"]["alloc_over_use"] == pytest.approx(1.05)
     assert wider["adaptive"]["cpu"]["margin"] == 0.05
     assert wider["static"]["cpu"]["resizes"] == 0
+
+
+def test_what_guardians_write_gives_the_same_figures(tmp_path: Path) -> None:
+    table = made(pods=2).with_columns(pl.col("cpu_cores", "memory_bytes").round(0))
+    words = ("--policies", "adaptive,dynamic,krr", "--window", "2m")
+    lines = as_rows(table, tmp_path / "1.jsonl")
+    same = sized(lines, *words)
+    for name, figures in sized(written(table, tmp_path / "pods.csv"), *words).items():
+        assert same[name]["cpu"] == pytest.approx(figures["cpu"])
+        assert same[name]["memory"] == pytest.approx(figures["memory"], rel=1e-3)
+    done = run("rightsize", lines, "--policies", "krr", "--patch")
+    assert done.exit_code == 0, done.output
+    for patch in yaml.safe_load_all(done.stdout):
+        (container,) = patch["spec"]["containers"]
+        assert container["resources"]["limits"]["memory"].endswith("Mi")
 
 
 def test_every_policy_has_every_figure(folder: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from math import exp
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from presage.core.ports import Entry
 from presage.foresee.champions import Champions, error_of
 from presage.foresee.own import SIZES, OwnRun, OwnRuns
-from presage.model.errors import UserError
+from presage.model.errors import StoreUnavailable, UserError
+from presage.model.estimate import Estimate
+from presage.store.memory import MemoryKnowledge
 
 
 def runs(count: int, workloads: int = 12, seed: int = 0, device: str = "cpu") -> list[OwnRun]:
@@ -78,8 +80,8 @@ def test_a_model_comes_back_from_json_as_it_was() -> None:
         OwnRuns.from_json({"unit": "ms", "factors": {"cpu": {"intercept": 0, "weights": [1]}}})
 
 
-def test_a_better_challenger_answers_and_a_bad_one_is_refused_and_kept(tmp_path: Path) -> None:
-    champions = Champions(tmp_path)
+def test_a_better_challenger_answers_and_a_bad_one_is_refused_and_kept() -> None:
+    champions = Champions(MemoryKnowledge())
     assert champions.challenge("step_time", runs(8), 8.0) is None
     first = champions.challenge("step_time", runs(20), 20.0)
     assert first is not None
@@ -108,8 +110,8 @@ def test_a_better_challenger_answers_and_a_bad_one_is_refused_and_kept(tmp_path:
     assert not blind.accepted
 
 
-def test_versions_are_pinned_and_rolled_back(tmp_path: Path) -> None:
-    champions = Champions(tmp_path)
+def test_versions_are_pinned_and_rolled_back() -> None:
+    champions = Champions(MemoryKnowledge())
     champions.challenge("memory", runs(20), 20.0)
     champions.pin("memory", 0)
     assert champions.model("memory") == OwnRuns("MiB")
@@ -127,11 +129,63 @@ def test_versions_are_pinned_and_rolled_back(tmp_path: Path) -> None:
         champions.standing("joy")
 
 
-def test_a_damaged_index_is_one_clear_line(tmp_path: Path) -> None:
-    champions = Champions(tmp_path)
+def test_a_damaged_index_is_one_clear_line() -> None:
+    knowledge = MemoryKnowledge()
+    champions = Champions(knowledge)
     champions.challenge("memory", runs(20), 20.0)
-    (tmp_path / "memory" / "index.json").write_text("{")
+    knowledge.write(Entry("models/memory/index", b"{"))
     with pytest.raises(UserError, match="cannot be read"):
         champions.standing("memory")
     with pytest.raises(UserError, match="no other champion"):
         champions.rollback("step_time")
+
+
+class Failing(MemoryKnowledge):
+    """A store that is away from time to time."""
+
+    away = False
+
+    def write(self, *entries: Entry) -> None:
+        if self.away:
+            raise StoreUnavailable("it is away")
+        super().write(*entries)
+
+
+def test_a_lesson_is_kept_whole_or_learned_again() -> None:
+    knowledge = Failing()
+    champions = Champions(knowledge)
+    first, *_ = runs(1)
+    said = Estimate(90.0, 100.0, 110.0, "MiB", "")
+
+    def lesson() -> None:
+        with champions.lesson(7):
+            champions.add("memory", first)
+            champions.judge("memory", said, 100.0)
+            champions.ran_out("w", 512.0)
+            assert champions.runs("memory") == []  # not yet
+
+    knowledge.away = True
+    with pytest.raises(StoreUnavailable):
+        lesson()
+    assert champions.learned_until() == 0
+    assert champions.not_enough("w") == 0.0
+    knowledge.away = False
+    lesson()
+    for again in (champions, Champions(knowledge)):
+        assert again.learned_until() == 7
+        assert again.runs("memory") == [first]
+        assert again.not_enough("w") == 512.0
+        drift = again.drift("memory")
+        assert drift is not None
+        assert drift.judged == 1
+
+
+def test_runs_that_no_version_has_seen_are_counted() -> None:
+    champions = Champions(MemoryKnowledge())
+    for run in runs(20):
+        champions.add("memory", run)
+    assert champions.unlearned("memory") == 20
+    champions.challenge("memory", champions.runs("memory"), 20.0)
+    for run in runs(24)[20:]:
+        champions.add("memory", run)
+    assert champions.unlearned("memory") == 3  # the version was fitted when the first was over

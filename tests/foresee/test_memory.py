@@ -24,9 +24,8 @@ from presage.foresee.memory import (
     memory_features,
     table_features,
 )
-from presage.learn import NotFitted
 from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
-from presage.model.errors import UserError
+from presage.model.errors import NotFitted, UserError
 
 Floats = npt.NDArray[np.float64]
 FLOOR = 600.0

@@ -23,8 +23,8 @@ from presage.foresee.scaling import (
     fit_steps,
     own_scaling,
 )
-from presage.learn.bundle import BundleError, save_bundle
-from presage.model.errors import UserError
+from presage.learn.bundle import save_bundle
+from presage.model.errors import BundleError, UserError
 from presage.model.speed import SpeedBook, SpeedPoint
 
 TRUE = StepModel((0.10, 0.002, 0.01, 0.004, 0.05, 0.006), 64.0)

@@ -27,9 +27,8 @@ from presage.foresee.steptime import (
     totals,
     totals_features,
 )
-from presage.learn import NotFitted
 from presage.learn.evaluate import coverage, mape, rmsle
-from presage.model.errors import UserError
+from presage.model.errors import NotFitted, UserError
 
 Floats = npt.NDArray[np.float64]
 LAUNCH_MS = 0.004

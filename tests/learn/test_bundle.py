@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from presage.learn import bundle
-from presage.learn.bundle import BundleError, load_bundle, prefixed, save_bundle, under
+from presage.learn.bundle import load_bundle, prefixed, save_bundle, under
+from presage.model.errors import BundleError
 
 CARD: dict[str, Any] = {
     "name": "sample",

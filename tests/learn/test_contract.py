@@ -7,8 +7,8 @@ import sys
 import pytest
 from sklearn.base import clone
 
-from presage.learn import Estimator, NotFitted, sklearn_ensemble
-from presage.model.errors import MissingExtra, UserError
+from presage.learn import Estimator, sklearn_ensemble
+from presage.model.errors import MissingExtra, NotFitted, UserError
 
 
 class Sample(Estimator):

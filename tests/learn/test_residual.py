@@ -9,10 +9,9 @@ import numpy.typing as npt
 import pytest
 from sklearn.base import clone
 
-from presage.learn import NotFitted
 from presage.learn.evaluate import coverage
 from presage.learn.residual import LogResidual
-from presage.model.errors import UserError
+from presage.model.errors import NotFitted, UserError
 
 Floats = npt.NDArray[np.float64]
 

@@ -59,7 +59,7 @@ def test_the_given_week_is_not_slower_than_the_peer(
     shared_data: Path, week_pairs: Measured
 ) -> None:
     table = read_table(shared_data, lucid_week.WEEK)
-    found = lucid_week.simulate_week(lucid_week.given_week(shared_data), week_pairs).summary()
+    found = lucid_week.simulate_week(lucid_week.given_week(shared_data), week_pairs).summary
     assert found["finished"] == table.height
     assert found["avg_jct_s"] < table["lucid_patched_jct"].mean()  # type: ignore[operator]
     assert found["avg_wait_s"] < 1000  # type: ignore[operator]

@@ -8,7 +8,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from presage.foresee.champions import Champions
+from presage.layout import Layout
 from presage.model.estimate import Estimate
+from presage.store import open_store
 from tests.server.kit import Server, Zygote
 
 ROOT_TOKEN = "presage_root-of-the-pages"
@@ -23,8 +25,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that wants a token, and whose estimates have been far off."""
     zygote = Zygote(tmp_path_factory.mktemp("commands"))
     data = tmp_path_factory.mktemp("pages") / "data"
+    data.mkdir()
+    store = open_store(f"sqlite:///{Layout(data).database}")
     for _ in range(6):
-        Champions(data / "models").judge("memory", Estimate(90.0, 100.0, 110.0, "MiB", ""), 250.0)
+        said = Estimate(90.0, 100.0, 110.0, "MiB", "")
+        Champions(store.knowledge).judge("memory", said, 250.0)
+    store.close()
     server = Server(zygote, data, nodes="3x4", env={"PRESAGE_TOKEN": ROOT_TOKEN}, token=ROOT_TOKEN)
     yield server.start()
     server.close()
@@ -35,7 +41,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def tokens(guarded: Server) -> dict[str, str]:
     """A token of each person."""
     with guarded.client() as client:
-        made = {name: client.add_user(name, *about)["token"] for name, about in PEOPLE.items()}
+        made = {name: client.add_user(name, *about).token for name, about in PEOPLE.items()}
     return {**made, "admin": ROOT_TOKEN}
 
 

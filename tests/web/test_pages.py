@@ -15,7 +15,7 @@ Visitor = Callable[..., Page]
 
 MANIFEST = """\
 name: browsed
-command: for i in $(seq 100); do echo line $i; sleep 0.2; done
+command: for i in $(seq 100); do echo "<u> line $i"; sleep 0.2; done
 workers: 2
 resources: {gpus: 1, cpus: 1, memory: 64Mi}
 """
@@ -39,7 +39,7 @@ def test_a_job_from_its_manifest_to_its_end(visit: Visitor, guarded: Server) -> 
     status = page.get_by_test_id("status")
     expect(status).to_have_text("PROCESSING")
     output = page.get_by_role("log")
-    expect(output).to_contain_text("line 2\n")  # it comes without a reload
+    expect(output).to_contain_text("<u> line 2\n")  # it comes without a reload
     page.get_by_role("combobox", name="Worker").select_option(label="worker-1, attempt 1")
     expect(output).to_contain_text("line 3\n")
     chart = page.get_by_role("img", name=re.compile("Memory in use"))
@@ -208,7 +208,7 @@ def test_other_pages_cannot_sign_somebody_in(guarded: Server, tokens: dict[str, 
 
 def test_a_revoked_token_ends_the_visit(visit: Visitor, guarded: Server) -> None:
     with guarded.client() as client:
-        token = client.add_user("short", "viewer")["token"]
+        token = client.add_user("short", "viewer").token
         page = visit("/ui/", None)
         page.get_by_label("Token").fill(token)
         page.get_by_role("button", name="Sign in").click()

@@ -13,15 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from presage.model.errors import UserError
 
@@ -43,6 +34,16 @@ def say(text: str) -> None:
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
     """A function to call with (done, total); it draws a bar if stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None

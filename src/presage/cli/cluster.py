@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from presage.cli._output import print_json, say
-from presage.client import Client
+from presage.client import Client, to_json
 
 __all__ = ["drain", "nodes", "queues", "undrain", "users"]
 
@@ -20,17 +20,17 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node.")]
 def nodes(json: Json = False) -> None:
     """List nodes, what is free on them, and who is there."""
     with Client() as client:
-        body = client.nodes()
+        found = client.nodes()
     if json:
-        print_json(body)
+        print_json({"nodes": [to_json(node) for node in found]})
         return
     table = Table(box=None, pad_edge=False)
     for name in ("NODE", "STATE", "GPUS FREE", "TYPE", "JOBS"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for node in body["nodes"]:
-        free = f"{node['free_gpus']:g} of {node['gpus']}"
-        jobs = ", ".join(node["jobs"])
-        table.add_row(node["name"], node["state"], free, ", ".join(node["gpu_types"]), jobs)
+    for node in found:
+        free = f"{node.free_gpus:g} of {node.gpus}"
+        jobs = ", ".join(node.jobs)
+        table.add_row(node.name, node.state, free, ", ".join(node.gpu_types), jobs)
     Console().print(table)
 
 
@@ -46,31 +46,31 @@ def undrain(node: NodeName, json: Json = False) -> None:
 
 def _turn(node: str, back: bool, json: bool) -> None:
     with Client() as client:
-        body = client.drain(node, back=back)
+        found = client.drain(node, back=back)
     if json:
-        print_json(body)
+        print_json(to_json(found))
     else:
-        typer.echo(f"{body['name']} {body['state']}")
+        typer.echo(f"{found.name} {found.state}")
 
 
 def queues(json: Json = False) -> None:
     """List queues: what each may have, and what it has."""
     with Client() as client:
-        body = client.queues()
+        found = client.queues()
     if json:
-        print_json(body)
+        print_json({"queues": [to_json(queue) for queue in found]})
         return
     table = Table(box=None, pad_edge=False)
     for name in ("QUEUE", "GPUS", "QUOTA", "LIMIT", "WEIGHT", "WAIT", "RUN"):
         table.add_column(name)
-    for queue in body["queues"]:
-        bounds = [queue["quota_gpus"], queue["limit_gpus"], queue["weight"]]
+    for queue in found:
+        bounds = [queue.quota_gpus, queue.limit_gpus, queue.weight]
         table.add_row(
-            queue["name"],
-            f"{queue['used_gpus']:g}",
+            queue.name,
+            f"{queue.used_gpus:g}",
             *("" if bound is None else f"{bound:g}" for bound in bounds),
-            str(queue["pending"]),
-            str(queue["running"]),
+            str(queue.pending),
+            str(queue.running),
         )
     Console().print(table)
 
@@ -84,18 +84,18 @@ def list_users(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with Client() as client:
-        body = client.users()
+        found = client.users()
     if json:
-        print_json(body)
+        print_json({"users": [to_json(user) for user in found]})
         return
-    if not body["users"]:
+    if not found:
         say("no users: whoever reaches the loopback address may do everything")
         return
     table = Table(box=None, pad_edge=False)
     for name in ("USER", "ROLE", "TEAM"):
         table.add_column(name)
-    for user in body["users"]:
-        table.add_row(user["name"], user["role"], user["team"])
+    for user in found:
+        table.add_row(user.name, user.role, user.team)
     Console().print(table)
 
 
@@ -108,11 +108,11 @@ def add(
 ) -> None:
     """Let somebody in, or give a new token; it is printed this once."""
     with Client() as client:
-        body = client.add_user(name, role, team)
+        made = client.add_user(name, role, team)
     if json:
-        print_json(body)
+        print_json(to_json(made))
         return
-    typer.echo(body["token"])
+    typer.echo(made.token)
     say(f"{name} is a {role}; this token is not shown again (PRESAGE_TOKEN)")
 
 
@@ -120,8 +120,8 @@ def add(
 def remove(name: Annotated[str, typer.Argument(help="A user.")], json: Json = False) -> None:
     """Take somebody's access away; the jobs stay."""
     with Client() as client:
-        body = client.remove_user(name)
+        gone = client.remove_user(name)
     if json:
-        print_json(body)
+        print_json(to_json(gone))
     else:
-        typer.echo(f"{body['name']} removed")
+        typer.echo(f"{gone.name} removed")

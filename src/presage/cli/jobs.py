@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from presage.cli._output import print_json, say
-from presage.client import Client
+from presage.client import Client, to_json
 from presage.manifest import advice, read_manifest
+from presage.model.answers import Eta, JobSummary
 from presage.model.errors import PresageError, UserError
 
 __all__ = [
@@ -61,17 +61,19 @@ def submit(
     if dry_run:
         _dry_run(manifest, advice(checked, manifest.absolute().parent), json)
         return
+    eta = None
     with Client() as client:
-        body = client.submit(manifest)
+        job = client.submit(manifest)
+        status = job.status
         with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
-            body["eta_s"] = client.job(body["id"], wait_eta_s=_ETA_S)["eta_s"]
+            eta = job.refresh(wait_eta_s=_ETA_S).info.eta_s
     if json:
-        print_json(body)
+        print_json({"id": job.id, "status": status, "eta_s": eta and to_json(eta)})
         return
-    typer.echo(body["id"])
-    say(f"{checked.name} is {body['status']}; follow it with: presage logs -f {body['id']}")
-    if body["eta_s"]:
-        say(f"it {starts_in(body['eta_s'])}")
+    typer.echo(job.id)
+    say(f"{checked.name} is {status}; follow it with: presage logs -f {job.id}")
+    if eta:
+        say(f"it {starts_in(eta)}")
 
 
 _ETA_S = 2.0
@@ -80,13 +82,13 @@ _ETA_S = 2.0
 
 def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
     with Client() as client:
-        body = client.dry_run(manifest.read_bytes())
+        found = client.dry_run(manifest.read_bytes())
     if json:
-        print_json({"manifest": str(manifest), "valid": True, **body, "notes": notes})
+        print_json({"manifest": str(manifest), "valid": True, **to_json(found), "notes": notes})
         return
-    where = f" on {', '.join(body['nodes'])}" if body["nodes"] else ""
-    when = "starts now" if body["starts_now"] else starts_in(body["eta_s"], age=False)
-    typer.echo(f"{body['name']} {when}{where}, if it is submitted to queue {body['queue']}")
+    where = f" on {', '.join(found.nodes)}" if found.nodes else ""
+    when = "starts now" if found.starts_now else starts_in(found.eta_s, age=False)
+    typer.echo(f"{found.name} {when}{where}, if it is submitted to queue {found.queue}")
     for note in notes:
         say(f"note: {note}")
 
@@ -106,9 +108,10 @@ def ps(
     if not wanted and not (all or json):
         wanted = ["QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED"]
     with Client() as client:
-        jobs = list(client.jobs(status=wanted, queue=queue, owner=owner, limit=limit))
+        found = client.jobs(status=wanted, queue=queue, owner=owner, limit=limit)
+        jobs = [job.summary for job in found]
     if json:
-        print_json({"jobs": jobs})
+        print_json({"jobs": [to_json(job) for job in jobs]})
         return
     if not jobs:
         say("no jobs" if all or status else "no jobs that are not over; --all shows the others")
@@ -119,12 +122,12 @@ def ps(
         table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
     for job in jobs:
         table.add_row(
-            job["id"],
+            job.id,
             styled_status(job),
-            str(job["workers"] or ""),
-            _span(time.time() - job["submitted_at"]),
-            span_words(job["eta_s"]),
-            job["reason"]["text"] or _done(job),
+            str(job.workers or ""),
+            _span(time.time() - job.submitted_at),
+            span_words(job.eta_s),
+            job.reason.text or _done(job),
         )
     Console().print(table)
 
@@ -132,33 +135,32 @@ def ps(
 def status(id: JobId, json: Json = False) -> None:
     """Say everything about a job."""
     with Client() as client:
-        job = client.job(id)
+        job = client.job(id).info
     if json:
-        print_json(job)
+        print_json(to_json(job))
         return
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("job", job["id"])
+    grid.add_row("job", job.id)
     grid.add_row("status", styled_status(job))
-    if job["reason"]["text"]:
-        grid.add_row("because", job["reason"]["text"])
-    if job["status"] == "QUEUED":
-        grid.add_row("", starts_in(job["eta_s"]))
-    if job["estimates"]:
-        grid.add_row("foreseen", job["estimates"]["text"])
-    grid.add_row("owner", f"{job['owner']}, queue {job['queue']}")
-    if job["workers"]:
-        grid.add_row("workers", f"{job['workers']} on {', '.join(job['nodes'])}")
-    if job["attempt"] > 1:
-        grid.add_row("attempt", str(job["attempt"]))
-    if job["exit_code"] is not None:
-        grid.add_row("exit code", str(job["exit_code"]))
-    if job["progress"]:
+    if job.reason.text:
+        grid.add_row("because", job.reason.text)
+    if job.status == "QUEUED":
+        grid.add_row("", starts_in(job.eta_s))
+    if job.estimates:
+        grid.add_row("foreseen", job.estimates.text)
+    grid.add_row("owner", f"{job.owner}, queue {job.queue}")
+    if job.workers:
+        grid.add_row("workers", f"{job.workers} on {', '.join(job.nodes)}")
+    if job.attempt > 1:
+        grid.add_row("attempt", str(job.attempt))
+    if job.exit_code is not None:
+        grid.add_row("exit code", str(job.exit_code))
+    if job.progress:
         grid.add_row("progress", _done(job))
-    began = job["submitted_at"]
-    for item in job["history"]:
-        text = item["reason"]["text"]
-        line = Text(f"+{_span(item['at'] - began)} ", style="dim")
-        line.append(item["status"], style=_STYLE.get(item["status"], ""))
+    for item in job.history:
+        text = item.reason.text
+        line = Text(f"+{_span(item.at - job.submitted_at)} ", style="dim")
+        line.append(item.status, style=_STYLE.get(item.status, ""))
         grid.add_row("", line.append(f"  {text}" if text else "", style="dim"))
     Console().print(grid)
 
@@ -170,13 +172,13 @@ def wait(
 ) -> None:
     """Wait until a job is over; exit 0 when it is COMPLETED, 1 otherwise."""
     with Client() as client:
-        job = client.wait(id, timeout)
+        job = client.job(id).wait(timeout).info
     if json:
-        print_json(job)
+        print_json(to_json(job))
     else:
-        why = job["reason"]["text"]
-        typer.echo(f"{job['id']} {job['status']}" + (f": {why}" if why else ""))
-    if job["status"] != "COMPLETED":
+        why = job.reason.text
+        typer.echo(f"{job.id} {job.status}" + (f": {why}" if why else ""))
+    if job.status != "COMPLETED":
         raise typer.Exit(1)
 
 
@@ -201,27 +203,27 @@ def explain(id: JobId, json: Json = False) -> None:
     """Say why a job is where it is: what it waits for, who is ahead, when it starts, and what
     would help."""
     with Client() as client:
-        body = client.explain(id)
+        found = client.explain(id)
     if json:
-        print_json(body)
+        print_json(to_json(found))
         return
-    typer.echo(f"{body['id']} is {body['status']}: {body['reason']['text'] or 'all is well'}")
-    if body["estimates"]:
-        typer.echo(f"foreseen: {body['estimates']['text']}")
-    if body["status"] != "QUEUED":
+    typer.echo(f"{found.id} is {found.status}: {found.reason.text or 'all is well'}")
+    if found.estimates:
+        typer.echo(f"foreseen: {found.estimates.text}")
+    if found.status != "QUEUED":
         return
-    if body["ahead"]:
-        named = body["ahead_jobs"]
-        more = "" if len(named) == body["ahead"] else ", …" if named else ""
+    if found.ahead:
+        named = found.ahead_jobs
+        more = "" if len(named) == found.ahead else ", …" if named else ""
         who = f": {', '.join(named)}{more}" if named else ""
-        jobs = "1 job is" if body["ahead"] == 1 else f"{body['ahead']} jobs are"
+        jobs = "1 job is" if found.ahead == 1 else f"{found.ahead} jobs are"
         typer.echo(f"ahead in its queue {jobs} waiting{who}")
-    typer.echo(f"it {starts_in(body['eta_s'])}")
-    for option in body["helps"] or ():
-        typer.echo(f"{option['change']} it {starts_in(option['eta_s'], age=False)}")
-    if body["helps"] is None:
+    typer.echo(f"it {starts_in(found.eta_s)}")
+    for option in found.helps or ():
+        typer.echo(f"{option.change} it {starts_in(option.eta_s, age=False)}")
+    if found.helps is None:
         say("what would help was not worked out in time; ask again")
-    elif not body["helps"]:
+    elif not found.helps:
         typer.echo("nothing that was tried lets it start notably earlier")
 
 
@@ -244,19 +246,19 @@ def _tell(job_id: str, what: str, json: bool) -> None:
     if not job_id:
         raise UserError("name a job; `presage ps` lists them")
     with Client() as client:
-        body = client.tell(job_id, what)
+        told = client.tell(job_id, what)
     if json:
-        print_json(body)
+        print_json(to_json(told))
     else:
-        typer.echo(f"{body['id']} {body['status']}")
+        typer.echo(f"{told.id} {told.status}")
 
 
-def starts_in(eta: Mapping[str, float | None] | None, *, age: bool = True) -> str:
+def starts_in(eta: Eta | None, *, age: bool = True) -> str:
     """When a job starts, in words: 'starts in 4–12 min (most likely 7), estimated 3 s ago'."""
     if eta is None:
         return "starts at a time that is not known yet"
-    ago = f", estimated {eta['age_s']:.0f} s ago" if age else ""
-    low, middle, high = eta["p10"], eta["p50"], eta["p90"]
+    ago = f", estimated {eta.age_s:.0f} s ago" if age else ""
+    low, middle, high = eta.p10, eta.p50, eta.p90
     if low is None:
         return f"starts later than can be foreseen{ago}"
     if high is not None and high < 1:
@@ -267,14 +269,14 @@ def starts_in(eta: Mapping[str, float | None] | None, *, age: bool = True) -> st
     return f"starts in {_number(low / size)}{upto}{likely}{ago}"
 
 
-def span_words(eta: Mapping[str, float | None] | None) -> str:
+def span_words(eta: Eta | None) -> str:
     """The interval alone, for a table: '4–12 min'."""
-    if eta is None or eta["p10"] is None:
+    if eta is None or eta.p10 is None:
         return ""
-    high = eta["p90"]
-    size, unit = _unit(high if high is not None else eta["p10"])
+    high = eta.p90
+    size, unit = _unit(high if high is not None else eta.p10)
     upto = f"–{_number(high / size)} {unit}" if high is not None else f" {unit} …"
-    return f"{_number(eta['p10'] / size)}{upto}"
+    return f"{_number(eta.p10 / size)}{upto}"
 
 
 def _unit(seconds: float) -> tuple[float, str]:
@@ -288,14 +290,14 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 
 
-def styled_status(job: dict[str, Any]) -> Text:
+def styled_status(job: JobSummary) -> Text:
     """The status of a job in its colour."""
-    text = job["status"] + (f" ({job['stage']})" if job["stage"] else "")
-    return Text(text, style=_STYLE.get(job["status"], ""))
+    text = job.status + (f" ({job.stage})" if job.stage else "")
+    return Text(text, style=_STYLE.get(job.status, ""))
 
 
-def _done(job: dict[str, Any]) -> str:
-    progress = job["progress"] or {}
+def _done(job: JobSummary) -> str:
+    progress = job.progress or {}
     if "done" not in progress:
         return ""
     rest = ", ".join(

@@ -6,6 +6,8 @@ a bug here.
 
 from __future__ import annotations
 
+import gc
+import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -63,6 +65,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+"""Modules whose commands do."""
+
+
 class _Commands(TyperGroup):
     """Runs a command; what Presage says on purpose ends as one line on stderr and an exit code."""
 
@@ -82,6 +88,11 @@ class _Commands(TyperGroup):
             alone.command(cmd_name, context_settings=settings)(found)
             command = typer.main.get_command(alone)
         command.name = cmd_name
+        if module in _ASK_A_SERVER:
+            asking = typer.Typer(add_completion=False)
+            asking.command()(_ask)
+            for one in getattr(command, "commands", {cmd_name: command}).values():
+                one.params += typer.main.get_command(asking).params
         return command
 
     def invoke(self, ctx: Any) -> Any:
@@ -95,6 +106,25 @@ class _Commands(TyperGroup):
             raise typer.Exit(_INTERRUPTED) from None
 
 
+def _set_no_wait(wanted: bool) -> None:
+    if wanted:
+        os.environ["PRESAGE_WAIT_S"] = "0"
+
+
+def _ask(
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait",
+            callback=_set_no_wait,
+            expose_value=False,
+            help="Fail at once when no server answers; else it is given 10 seconds.",
+        ),
+    ] = False,
+) -> None:
+    """What every command that asks a server takes beside its own."""
+
+
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
@@ -105,6 +135,8 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point of the `presage` command."""
+    # Imports make a hundred thousand objects and no garbage: do not look through them for it.
+    gc.set_threshold(50_000, 20, 100)
     app()
 
 

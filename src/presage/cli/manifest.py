@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from presage.cli._output import print_json, say
-from presage.manifest import EXAMPLE, Manifest, ManifestError, advice, read_manifest
-from presage.model.errors import UserError
+from presage.manifest import EXAMPLE, Manifest, advice, read_manifest
+from presage.model.errors import ManifestError, UserError
 
 __all__ = ["init", "lint"]
 

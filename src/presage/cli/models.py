@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import expm1
@@ -16,6 +18,7 @@ from rich.table import Table
 
 from presage.cli._output import print_json, say
 from presage.foresee.champions import QUANTITIES, Champions, Drift, Standing, error_of
+from presage.layout import Layout
 from presage.model.errors import UserError
 
 __all__ = ["models"]
@@ -31,34 +34,38 @@ _Data = Annotated[
     Path | None,
     typer.Option(help="The server's --data.", show_default="~/.local/share/presage/server"),
 ]
+_Db = Annotated[
+    str | None,
+    typer.Option(help="The server's --db.", show_default="SQLite in --data"),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 _Quantity = Annotated[str, typer.Argument(help=f"{', '.join(QUANTITIES)}.")]
 
 
 @models.callback(invoke_without_command=True)
-def _list(context: typer.Context, data: _Data = None, json: _Json = False) -> None:
+def _list(context: typer.Context, data: _Data = None, db: _Db = None, json: _Json = False) -> None:
     """List the versions of every quantity; the one that answers is marked."""
     if context.invoked_subcommand is None:
-        listing(data, json)
+        listing(data, db, json)
 
 
 @models.command("list")
-def listing(data: _Data = None, json: _Json = False) -> None:
+def listing(data: _Data = None, db: _Db = None, json: _Json = False) -> None:
     """List the versions of every quantity; the one that answers is marked."""
-    champions = _champions(data)
-    standings = {name: champions.standing(name) for name in QUANTITIES}
+    with _champions(data, db) as champions:
+        standings = {name: champions.standing(name) for name in QUANTITIES}
+        drifts = {name: champions.drift(name) for name in QUANTITIES}
     if json:
         found = {name: _as_json(standing) for name, standing in standings.items()}
-        for name in found:
-            drift = champions.drift(name)
+        for name, drift in drifts.items():
             found[name]["drift"] = asdict(drift) if drift else None
         print_json(found)
         return
     for name, standing in standings.items():
         Console().print(_table(name, standing))
-        Console().print(_latest(champions.drift(name)), highlight=False)
+        Console().print(_latest(drifts[name]), highlight=False)
     if not any(standing.versions for standing in standings.values()):
-        say(f"nothing was learned yet in {champions.folder}; run jobs with a model reference")
+        say("nothing was learned yet; run jobs with a model reference")
 
 
 @models.command()
@@ -68,14 +75,15 @@ def compare(
     second: Annotated[int, typer.Argument(help="Another one.")],
     last: Annotated[int, typer.Option(min=1, help="Runs to compare on, the latest.")] = 20,
     data: _Data = None,
+    db: _Db = None,
     json: _Json = False,
 ) -> None:
     """Compare two versions on the latest runs; both may have learned from some of them."""
-    champions = _champions(data)
-    runs = champions.runs(quantity)[-last:]
-    if not runs:
-        raise UserError(f"no runs were kept of {quantity}; there is nothing to compare on")
-    errors = {n: error_of(champions.model(quantity, n), runs) for n in (first, second)}
+    with _champions(data, db) as champions:
+        runs = champions.runs(quantity)[-last:]
+        if not runs:
+            raise UserError(f"no runs were kept of {quantity}; there is nothing to compare on")
+        errors = {n: error_of(champions.model(quantity, n), runs) for n in (first, second)}
     if json:
         print_json(
             {
@@ -95,28 +103,49 @@ def pin(
     quantity: _Quantity,
     version: Annotated[int, typer.Argument(help="The version that is to answer.")],
     data: _Data = None,
+    db: _Db = None,
     json: _Json = False,
 ) -> None:
     """Have a version answer, whatever challengers come, until `unpin`."""
-    _told(quantity, _champions(data).pin(quantity, version), json)
+    with _champions(data, db, change=True) as champions:
+        _told(quantity, champions.pin(quantity, version), json)
 
 
 @models.command()
-def unpin(quantity: _Quantity, data: _Data = None, json: _Json = False) -> None:
+def unpin(quantity: _Quantity, data: _Data = None, db: _Db = None, json: _Json = False) -> None:
     """Let better challengers replace the champion again."""
-    _told(quantity, _champions(data).unpin(quantity), json)
+    with _champions(data, db, change=True) as champions:
+        _told(quantity, champions.unpin(quantity), json)
 
 
 @models.command()
-def rollback(quantity: _Quantity, data: _Data = None, json: _Json = False) -> None:
+def rollback(quantity: _Quantity, data: _Data = None, db: _Db = None, json: _Json = False) -> None:
     """Have the champion before the present one answer again, pinned."""
-    _told(quantity, _champions(data).rollback(quantity), json)
+    with _champions(data, db, change=True) as champions:
+        _told(quantity, champions.rollback(quantity), json)
 
 
-def _champions(data: Path | None) -> Champions:
+@contextmanager
+def _champions(data: Path | None, db: str | None, *, change: bool = False) -> Iterator[Champions]:
+    """The models in the store of a server; nothing where there is none yet."""
+    from presage.control.files import take_over_files
     from presage.server.settings import default_data
+    from presage.store import open_store
+    from presage.store.memory import MemoryKnowledge
 
-    return Champions((data or default_data()).expanduser() / "models")
+    layout = Layout((data or default_data()).expanduser())
+    if not db and not layout.database.exists():
+        if change:
+            raise UserError(f"there is no server's database in {layout.data}; give --data or --db")
+        yield Champions(MemoryKnowledge())
+        return
+    store = open_store(db or f"sqlite:///{layout.database}")
+    try:
+        if data or not db:
+            take_over_files(layout, store.knowledge)
+        yield Champions(store.knowledge)
+    finally:
+        store.close()
 
 
 def _told(quantity: str, standing: Standing, json: bool) -> None:

@@ -1,33 +1,30 @@
 """`presage predict` and `presage fit`: what a job will need, and estimators of one's own.
 
-The commands compose; `foresee` does the work, and the store of profiles is asked first. What
-predicts is imported and read while a process of its own reads the user's model.
+The commands compose; `presage.predict` and `foresee` do the work.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from presage._api import foresight
 from presage.cli._output import check_file, print_json, say
-from presage.foresee.gpus import Gpu, find
+from presage.foresee.gpus import find
 from presage.foresee.graph.load import load_graph
-from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.graph.summary import short
-from presage.model.errors import PresageError, UserError
+from presage.model.errors import UserError
 
 if TYPE_CHECKING:
     import polars as pl
 
     from presage.foresee.predict import Prediction
-    from presage.model.profile import Profile
 
 __all__ = ["fit", "predict"]
 
@@ -86,114 +83,74 @@ def predict(
     if table is not None:
         _table(table, what, out)
         return
-    gpus = list(dict.fromkeys(find(name.strip()) for name in device.split(",") if name.strip()))
+    gpus = [name.strip() for name in device.split(",") if name.strip()]
     if not gpus:
         raise UserError("--device names no GPU; `presage gpus` lists them")
-    options: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
-    if not all(name.startswith("zoo:") for name in pair or (target or "",)):
-        Thread(target=_get_ready, daemon=True).start()
     if pair is not None:
-        graphs = [load_graph(name, inputs=input, **options) for name in pair]
-        _pair((graphs[0], graphs[1]), batch, gpus, json)
+        _pair(pair, batch, gpus, json, inputs=input, optimizer=optimizer, precision=precision)
         return
-    assert target is not None
-    graph = load_graph(target, inputs=input, inference=inference, **options)
-    from presage.foresee.predict import predict_graph
-
-    found = predict_graph(graph, batch, gpus)
-    answer = _with_history(found, graph, gpus)
+    found = foresight.predict(
+        target,
+        input,
+        batch=batch,
+        gpu=gpus,
+        optimizer=optimizer,
+        precision=precision,
+        inference=inference,
+    )
     if json:
-        print_json(answer)
+        print_json(found.to_dict())
     else:
-        _show(answer)
+        _show(found)
 
 
-def _get_ready() -> None:
-    """Import what predicts, and read its models; what is wrong with them is told when they are
-    asked."""
-    from presage.foresee import estimators, predict  # noqa: F401
-
-    with suppress(PresageError):
-        for of in (estimators.memory, estimators.step_time, estimators.utilization):
-            of()
-
-
-def _with_history(found: Prediction, graph: OpGraph, gpus: list[Gpu]) -> dict[str, Any]:
-    """The prediction; what the same job was seen to use before takes its place and says so."""
-    from presage.observe.telemetry.store import ProfileStore
-
-    answer = found.to_dict()
-    signature = graph.signature()
-    for profile in ProfileStore().read_all():
-        if profile.graph_signature != signature or profile.batch != found.batch:
-            continue
-        gpu = _gpu_of(profile, gpus)
-        if gpu is None or not profile.alone:
-            continue
-        _overlay(answer["gpus"][gpu.name], profile)
-        day = datetime.fromtimestamp(profile.started_s, UTC).date()
-        answer["evidence"].insert(0, f"history: this graph ran on {gpu.name} on {day}")
-    return answer
-
-
-def _gpu_of(profile: Profile, gpus: list[Gpu]) -> Gpu | None:
-    try:
-        device = find(profile.device)
-    except UserError:
-        return None
-    return next((gpu for gpu in gpus if gpu.name == device.name), None)
-
-
-def _overlay(row: dict[str, Any], profile: Profile) -> None:
-    for name, seen in (("gpu_util_pct", profile.gpu_util_pct), ("step_ms", profile.step_ms)):
-        if seen is not None:
-            row[name] = {"p10": seen.p50, "p50": seen.p50, "p90": seen.p95}
-    if profile.gpu_memory_mib is not None:
-        most = profile.gpu_memory_mib.max
-        row["memory_mib"] |= {"p10": most, "p50": most, "p90": most}
-
-
-def _show(answer: dict[str, Any]) -> None:
+def _show(found: Prediction) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    options = answer["options"]
+    options = found.options
     kind = "inference" if options["inference"] else f"training with {options['optimizer']}"
     console.print(
-        f"{answer['name']}, batch {answer['batch']:,}, {kind}, {options['precision']}: "
-        f"{short(answer['macs'])} MACs, {short(answer['params'])} parameters"
+        f"{found.name}, batch {found.batch:,}, {kind}, {options['precision']}: "
+        f"{short(found.macs)} MACs, {short(found.params)} parameters"
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", "max batch"):
         grid.add_column(name, justify="left" if name == "GPU" else "right")
-    for name, row in answer["gpus"].items():
-        memory, step, busy = row["memory_mib"], row["step_ms"], row["gpu_util_pct"]
+    for name, on in found.gpus.items():
+        memory, step = on.memory_mib, on.step_ms
         grid.add_row(
             name,
-            f"{memory['p50']:,.0f}",
-            f"{memory['p10']:,.0f}–{memory['p90']:,.0f}",
-            f"{busy['p50']:.0f} %",
-            f"{step['p50']:,.1f}",
-            f"{step['p10']:,.1f}–{step['p90']:,.1f}",
-            f"{row['max_batch']:,}",
+            f"{memory.p50:,.0f}",
+            f"{memory.p10:,.0f}–{memory.p90:,.0f}",
+            f"{on.gpu_util_pct.p50:.0f} %",
+            f"{step.p50:,.1f}",
+            f"{step.p10:,.1f}–{step.p90:,.1f}",
+            f"{on.max_batch:,}",
         )
     console.print(grid)
-    for name, row in answer["gpus"].items():
-        console.print(f"{name}: {row['reason']}")
-    parts = next(iter(answer["gpus"].values()))["memory_mib"]["breakdown"]
+    for name, on in found.gpus.items():
+        console.print(f"{name}: {on.reason}")
+    parts = next(iter(found.gpus.values())).breakdown
     listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if abs(size) >= 0.5)
     console.print(f"memory in MiB: {listed}")
-    for line in answer["evidence"]:
+    for line in found.evidence:
         say(f"  {line}")
 
 
-def _pair(graphs: tuple[OpGraph, OpGraph], batch: int, gpus: list[Gpu], as_json: bool) -> None:
+def _pair(
+    pair: tuple[str, str], batch: int, names: list[str], as_json: bool, **options: Any
+) -> None:
+    gpus = [find(name) for name in names]
+    if not all(name.startswith("zoo:") for name in pair):
+        foresight.get_ready()
+    graphs = [load_graph(name, **options) for name in pair]
     from presage.foresee.predict import share
 
-    found = {gpu.name: share(*graphs, (batch, batch), gpu) for gpu in gpus}
+    found = {gpu.name: share(graphs[0], graphs[1], (batch, batch), gpu) for gpu in gpus}
     if as_json:
         print_json(
             {
                 name: {
-                    "speed": [_numbers(one.first), _numbers(one.second)],
+                    "speed": [asdict(one.first), asdict(one.second)],
                     "cannot_share": one.cannot_share,
                     "reason": one.reason,
                 }
@@ -202,18 +159,13 @@ def _pair(graphs: tuple[OpGraph, OpGraph], batch: int, gpus: list[Gpu], as_json:
         )
         return
     console = Console(highlight=False, soft_wrap=True)
-    names = [graph.name for graph in graphs]
     for name, one in found.items():
         console.print(f"{name}: {one.reason}")
-        for job, speed in zip(names, (one.first, one.second), strict=True):
+        for job, speed in zip(graphs, (one.first, one.second), strict=True):
             console.print(
-                f"  {job}: {100 * speed.p50:.0f} % of its speed alone "
+                f"  {job.name}: {100 * speed.p50:.0f} % of its speed alone "
                 f"({100 * speed.p10:.0f}–{100 * speed.p90:.0f} %)"
             )
-
-
-def _numbers(quantiles: Any) -> dict[str, float]:
-    return {"p10": quantiles.p10, "p50": quantiles.p50, "p90": quantiles.p90}
 
 
 def _table(path: Path, what: str | None, out: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from presage.cli._output import print_json
-from presage.client import Client
+from presage.client import Client, to_json
 
 __all__ = ["scale"]
 
@@ -19,8 +19,8 @@ def scale(
 ) -> None:
     """Give an elastic job N workers, within the range of its manifest, after a checkpoint."""
     with Client() as client:
-        body = client.scale(id, workers)
+        told = client.scale(id, workers)
     if json:
-        print_json(body)
+        print_json(to_json(told))
     else:
-        typer.echo(f"{body['id']} {body['status']}: {body['workers']} workers as there is room")
+        typer.echo(f"{told.id} {told.status}: {told.workers} workers as there is room")

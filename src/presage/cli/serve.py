@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +19,13 @@ from presage.cli._output import say
 from presage.edge import read_yaml
 from presage.model.cluster import Device, Node
 from presage.model.errors import ConfigError, MissingExtra, UserError
-from presage.nvml import open_gpus
 from presage.policy import registry
 from presage.policy.config import ConfigFile
 from presage.sim.clusters import describe, read_cluster
+from presage.telemetry.nvml import open_gpus
 
 if TYPE_CHECKING:
-    from presage.executors.ray import RayLink
+    from presage.executors.ray.executor import RayLink
     from presage.server.settings import Settings
 
 __all__ = ["serve"]
@@ -160,9 +159,7 @@ def _set_up_process() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Threads wait for each other at most this long: reads stay quick while others submit.
     sys.setswitchinterval(0.001)
-    gc.collect()
     gc.freeze()  # what is imported stays: do not look through it again and again
-    gc.set_threshold(50_000, 20, 100)
 
 
 @contextmanager
@@ -179,7 +176,7 @@ def _world(wish: _Wish, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink 
 
 
 def _connect(address: str, data: Path) -> RayLink:
-    from presage.executors.ray import RayHead, RayLink
+    from presage.executors.ray.executor import RayHead, RayLink
 
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = data / "ray-driver.log"
@@ -195,6 +192,7 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
     """Answer until somebody stops it."""
     import uvicorn
 
+    from presage import web
     from presage.server.app import create_app
     from presage.server.settings import is_loopback
 
@@ -207,8 +205,8 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
-    if find_spec("nicegui") is not None:
-        say(f"dashboard: {settings.url}/ui/")
+    if web.installed():
+        say(f"dashboard: {settings.url}{web.HOME}/")
     uvicorn.Server(
         uvicorn.Config(
             app,

@@ -15,29 +15,19 @@ import polars as pl
 import typer
 from rich.console import Console
 
+from presage._api.simulation import Study
+from presage.cli._input import listed
 from presage.cli._output import check_directory, check_file, print_json, progress, say
-from presage.edge import read_yaml
-from presage.model.cluster import Node
-from presage.model.errors import ConfigError, UserError
+from presage.control.simulated import ADVISORS
+from presage.model.errors import UserError
 from presage.policy import registry
-from presage.policy.config import ConfigFile, PolicyConfig
-from presage.sim.behaviour import WorldConfig, world_rules
-from presage.sim.clusters import read_cluster
 from presage.sim.report import table, to_json, write_all
 from presage.sim.result import SimResult
-from presage.sim.run import simulate as run
-from presage.sim.traces import FORMATS, Trace, read_trace
-from presage.sim.world import WorldRules
+from presage.sim.traces import FORMATS
 
 __all__ = ["simulate"]
 
 _REJECTED_SHOWN = 3
-
-
-class SimulationFile(ConfigFile):
-    """What `--config` reads: policies and queues, and how the simulated world behaves."""
-
-    world: WorldConfig = WorldConfig()
 
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace: Parquet, CSV or JSON lines.")]
@@ -66,6 +56,16 @@ Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.
 JobsOut = Annotated[
     Path | None, typer.Option(help="A directory for <policy>.parquet, a row for each job.")
 ]
+TelemetryFile = Annotated[
+    Path | None,
+    typer.Option(help="What jobs used over time; a pod is called by the id of its job."),
+]
+Advisors = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Advisors that look at telemetry: {', '.join(ADVISORS)}.", show_default="none"
+    ),
+]
 ReportPath = Annotated[Path | None, typer.Option(help="Write an HTML page.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -80,6 +80,8 @@ def simulate(
     config: ConfigPath = None,
     restart_cost: RestartCost = None,
     seed: Seed = 0,
+    telemetry: TelemetryFile = None,
+    advise: Advisors = None,
     jobs_out: JobsOut = None,
     report: ReportPath = None,
     json: AsJson = False,
@@ -91,63 +93,46 @@ def simulate(
         check_directory(jobs_out, "--jobs-out")
     if restart_cost is not None and not isfinite(restart_cost):
         raise UserError("--restart-cost must be a finite number of seconds")
-    file = read_yaml(config, SimulationFile, ConfigError) if config else SimulationFile()
-    rules = world_rules(file.world, restart_cost_s=restart_cost, seed=seed)
-    chosen = _choose(policy, file, placement)
-    nodes = read_cluster(cluster)
-    jobs = read_trace(trace, format, estimates)
-    for note in jobs.notes:
+    study = Study.of(
+        trace,
+        cluster,
+        None if policy is None else _names(policy),
+        config=config,
+        placement=placement,
+        format=format,
+        estimates=estimates,
+        restart_cost_s=restart_cost,
+        seed=seed,
+        telemetry=telemetry,
+        advise=[] if advise is None else listed(advise, "--advise"),
+    )
+    for note in study.trace.notes:
         say(f"note: {note}")
-    results = [
-        _run(jobs, nodes, name, pipeline, rules, seed, estimates is not None)
-        for name, pipeline in chosen.items()
-    ]
-    write_all(results, jobs, nodes, jobs_out=jobs_out, report=report)
+    results = [_run(study, name) for name in study.policies]
+    write_all(results, study.trace, study.cluster, jobs_out=jobs_out, report=report)
     if json:
         print_json(to_json(results))
     else:
         Console().print(table(results))
+        for result in results:
+            for line in result.advice.lines() if result.advice else ():
+                typer.echo(f"{result.policy}: {line}")
     _explain_rejected(results)
 
 
-def _run(
-    jobs: Trace,
-    nodes: Sequence[Node],
-    name: str,
-    pipeline: PolicyConfig,
-    rules: WorldRules,
-    seed: int,
-    use_estimates: bool,
-) -> SimResult:
-    """One policy, with a bar while it runs and a line when it is done."""
-    policy = registry.build(pipeline)
-    with progress(name) as shown:
-        result = run(
-            jobs,
-            nodes,
-            policy,
-            name=name,
-            rules=rules,
-            seed=seed,
-            use_estimates=use_estimates,
-            progress=shown,
-        )
-    say(f"{name}: {jobs.jobs.height:,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
-    return result
-
-
-def _choose(
-    policy: str | None, file: ConfigFile, placement: str | None
-) -> dict[str, PolicyConfig]:
-    """The pipelines to run, by name: those asked for, else all of the file's, else fifo."""
-    configs = registry.pipelines(file)
-    if policy is None:
-        names = list(file.policies) or ["fifo"]
-    else:
-        names = [name.strip() for name in policy.split(",") if name.strip()]
+def _names(policy: str) -> list[str]:
+    names = [name.strip() for name in policy.split(",") if name.strip()]
     if not names:
         raise UserError(f"--policy is empty; there are: {', '.join(registry.names())}")
-    return {name: registry.policy_config(name, configs, placement) for name in names}
+    return list(dict.fromkeys(names))
+
+
+def _run(study: Study, name: str) -> SimResult:
+    """One policy, with a bar while it runs and a line when it is done."""
+    with progress(name) as shown:
+        result = study.run(name, shown)
+    say(f"{name}: {len(study.trace):,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    return result
 
 
 def _explain_rejected(results: Sequence[SimResult]) -> None:

@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from presage._api.simulation import make_trace, usual_cluster
 from presage.cli._output import check_file, print_json
 from presage.model.cluster import WHOLE_GPU
-from presage.sim.clusters import describe, read_cluster, total_gpus
-from presage.sim.generate import KINDS, make_trace, write_trace
+from presage.sim.clusters import Cluster, describe
+from presage.sim.generate import KINDS, write_trace
 from presage.sim.traces import FORMATS, Trace, read_trace
 
 __all__ = ["trace"]
@@ -64,8 +65,8 @@ def make(
 ) -> None:
     """Make a synthetic trace, in the native format, from a seed."""
     check_file(out, "--out")
-    nodes = read_cluster(cluster or (KINDS[kind].cluster if kind in KINDS else "30x8"))
-    made = make_trace(kind, jobs, seed, total_gpus(nodes), load)
+    nodes = Cluster(cluster or usual_cluster(kind))
+    made = make_trace(kind, jobs, cluster=nodes, load=load, seed=seed)
     write_trace(made, out)
     if json:
         print_json({"path": str(out)} | _facts(made))

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
-from presage.client import Client
+from presage.client import Client, to_json
+from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, UserError
 from presage.page import duration_text
 
@@ -57,12 +58,11 @@ def what_if(
         if export is not None:
             check_file(export, "--export")
             report["export"] = _export(client.journal_trace(since_s), export)
-        if names:
-            report |= client.what_if(names, since_s, text)
+        found = client.what_if(names, since_s, text) if names else None
     if json:
-        print_json(report)
-    elif names:
-        _show(report)
+        print_json(report if found is None else report | to_json(found))
+    elif found is not None:
+        _show(found)
 
 
 def _read(config: Path) -> str:
@@ -72,7 +72,7 @@ def _read(config: Path) -> str:
         raise ConfigError(f"--config {config} cannot be read: {error}") from None
 
 
-def _export(body: dict[str, Any], path: Path) -> dict[str, Any]:
+def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
     """Write the trace, and the nodes to a YAML file of the same name."""
     import polars as pl
     import yaml
@@ -80,21 +80,22 @@ def _export(body: dict[str, Any], path: Path) -> dict[str, Any]:
     from presage.sim.traces import COLUMNS
 
     nodes = path.with_suffix(".yaml")
-    pl.DataFrame(body["jobs"], schema=COLUMNS).write_parquet(path)
-    nodes.write_text(yaml.safe_dump({"nodes": body["nodes"]}, sort_keys=False), encoding="utf-8")
-    for note in body["notes"]:
+    pl.DataFrame(exported.jobs, schema=COLUMNS).write_parquet(path)
+    listed = {"nodes": list(exported.nodes)}
+    nodes.write_text(yaml.safe_dump(listed, sort_keys=False), encoding="utf-8")
+    for note in exported.notes:
         say(f"note: {note}")
-    jobs = len(body["jobs"]["job_id"])
+    jobs = len(exported.jobs["job_id"])
     say(f"wrote {jobs:,} jobs: presage simulate {path} --cluster {nodes} --policy fifo")
     return {"trace": str(path), "cluster": str(nodes), "jobs": jobs}
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: WhatIf) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("POLICY", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right")
-    rows = {"as it happened": report["recorded"], **report["policies"]}
+    rows = {"as it happened": report.recorded, **report.policies}
     for name, figures in rows.items():
         cells = []
         for key, text in _COLUMNS.values():
@@ -102,13 +103,13 @@ def _show(report: dict[str, Any]) -> None:
             cells.append("" if value is None else text(value))
         table.add_row(name, *cells)
     Console().print(table)
-    span = duration_text(report["until"] - report["since"])
-    say(f"{report['recorded']['jobs']:,} jobs in {span}")
-    for note in report["notes"]:
+    span = duration_text(report.until - report.since)
+    say(f"{report.recorded['jobs'] or 0:,.0f} jobs in {span}")
+    for note in report.notes:
         say(f"note: {note}")
-    audit = report["audit"]
-    if audit["same"]:
-        say(f"audit: all {audit['decisions']:,} decisions of the journal come out the same again")
+    audit = report.audit
+    if audit.same:
+        say(f"audit: all {audit.decisions:,} decisions of the journal come out the same again")
     else:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(audit["first_difference_at"]))
-        say(f"audit: {audit['decisions']:,} decisions come out the same, at {at} one does not")
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(audit.first_difference_at))
+        say(f"audit: {audit.decisions:,} decisions come out the same, at {at} one does not")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee.gpus import Gpu, find
 from presage.learn import Floats
@@ -164,6 +163,8 @@ class Pairs:
 
 def read_lucid(data_dir: Path) -> Pairs:
     """Pairs on an RTX 3090, with what Lucid measured of each job alone."""
+    import polars as pl  # for fitting alone: a server starts without it
+
     gpu = find("rtx3090")
     key = ("model", "dataset", "batchsize", "amp")
     alone: dict[tuple[object, ...], JobAlone] = {}
@@ -189,6 +190,8 @@ def read_lucid(data_dir: Path) -> Pairs:
 
 def read_gavel(data_dir: Path) -> Pairs:
     """Pairs of one-GPU jobs on K80, P100 and V100, each consolidated on one machine."""
+    import polars as pl
+
     isolated = pl.read_parquet(data_dir / "colocation/gavel_isolated.parquet").filter(
         (pl.col("scale_factor") == 1) & (pl.col("source") == "gavel_sim")
     )

@@ -1,24 +1,22 @@
-"""Which model answers: versions on disk, a champion among them, and challengers that must be
-better on the latest runs before they replace it.
+"""Which model answers: versions, a champion among them, and challengers that must be better on the
+latest runs before they replace it.
 
-Each quantity has a folder with a file for every version, champion or refused, and an index that
-says who answers. Files are written whole or not at all; nothing is ever deleted. Version 0 is what
-the estimators say without own runs.
+In what a server learned (`Knowledge`), each quantity has a document for every version, champion or
+refused, and an index that says who answers. No version is ever deleted. Version 0 is what the
+estimators say without own runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import log
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from presage.core.ports import Entry, Knowledge
 from presage.foresee.own import OwnRun, OwnRuns
 from presage.model.codec import decode, encode
 from presage.model.errors import UserError
@@ -33,7 +31,7 @@ _JUDGES = 0.25
 """The part of the runs, the latest, that decide; a challenger has not seen them."""
 _LEAST_JUDGES = 5
 _MOST_RUNS = 5000
-"""Runs that are read back, the latest."""
+"""Runs that are kept, the latest."""
 _BETTER = 0.98
 """A challenger's error must be at most this part of the champion's."""
 _WATCHED = 30
@@ -43,8 +41,8 @@ _DRIFTED = 2.0
 """Estimates drift when they are off by this many times what the champion was off when it was
 chosen, and by at least `_ALLOWED`."""
 _ALLOWED = 0.3
-_LINE = 100
-"""Bytes that a line on an estimate has at most."""
+_UNTIL = "models/learned-until"
+_RAN_OUT = "models/memory/ran-out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +86,30 @@ class Drift:
 
 
 class Champions:
-    """The models of own runs in a folder."""
+    """The models of own runs. One thread writes, any may read."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._lesson: list[Entry] | None = None
+        """What the present lesson is going to write."""
+        self._notes: tuple[int, dict[str, float]] | None = None
+        """Workloads that ran out of memory, and the epoch under which that was read."""
+
+    @property
+    def epoch(self) -> int:
+        """Another one when another server may have learned."""
+        return self._knowledge.epoch
 
     def standing(self, quantity: str) -> Standing:
         """Who answers, and all versions there are."""
-        path = self._known(quantity) / "index.json"
-        if not path.is_file():
+        name = f"{_of(quantity)}/index"
+        body = self._knowledge.get(name)
+        if body is None:
             return Standing()
         try:
-            found: Standing = decode(Standing, json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} cannot be read: {error}; restore it or remove it") from None
+            found: Standing = decode(Standing, json.loads(body))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{name} in the store cannot be read: {error}") from None
         return found
 
     def model(self, quantity: str, number: int | None = None) -> OwnRuns:
@@ -110,30 +118,43 @@ class Champions:
             number = self.standing(quantity).champion
         if number == 0:
             return OwnRuns(QUANTITIES[quantity])
-        path = self._known(quantity) / f"{number}.json"
+        body = self._knowledge.get(f"{_of(quantity)}/{number}")
+        if body is None:
+            raise UserError(f"there is no version {number} of {quantity}; see `presage models`")
+        return OwnRuns.from_json(json.loads(body))
+
+    @contextmanager
+    def lesson(self, until: int) -> Iterator[None]:
+        """What is added, judged and noted in the block is written at its end, in one transaction
+        with the number of the latest end that it was learned from."""
+        entries = self._lesson = [_entry(_UNTIL, until)]
         try:
-            return OwnRuns.from_json(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+            yield
+            self._knowledge.write(*entries)
+        except BaseException:
+            self._notes = None
+            raise
+        finally:
+            self._lesson = None
+
+    def learned_until(self) -> int:
+        """The number of the latest end that was learned from; 0 before the first."""
+        return int(self._knowledge.get(_UNTIL) or 0)
 
     def add(self, quantity: str, run: OwnRun) -> None:
-        """Keep a run to learn from; when this returns, it is on the disk."""
-        self._append(quantity, "runs.jsonl", encode(run))
+        """Keep a run to learn from."""
+        self._write(_entry(f"{_of(quantity)}/runs", encode(run), _MOST_RUNS))
 
     def runs(self, quantity: str) -> list[OwnRun]:
-        """The latest runs that were kept, oldest first; a line that a crash tore is left out."""
-        path = self._known(quantity) / "runs.jsonl"
-        try:
-            lines = path.read_bytes().splitlines()[-_MOST_RUNS:]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-        found: list[OwnRun] = []
-        for line in lines:
-            with suppress(ValueError, TypeError):
-                found.append(decode(OwnRun, json.loads(line)))
-        return found
+        """The latest runs that were kept, oldest first."""
+        lines = self._knowledge.tail(f"{_of(quantity)}/runs", _MOST_RUNS)
+        return [decode(OwnRun, json.loads(line)) for line in lines]
+
+    def unlearned(self, quantity: str) -> int:
+        """Runs that were kept since a version was fitted."""
+        versions = self.standing(quantity).versions
+        since = versions[-1].at if versions else float("-inf")
+        return sum(run.at > since for run in self.runs(quantity))
 
     def challenge(
         self, quantity: str, runs: Sequence[OwnRun], at: float, challenger: OwnRuns | None = None
@@ -166,11 +187,11 @@ class Champions:
         if accepted and standing.pinned:
             note = f"better, but version {standing.champion} is pinned"
         version = Version(number, at, len(ordered), error, held, accepted, note)
-        self._write(quantity, f"{number}.json", kept.to_json())
         standing = replace(standing, versions=(*standing.versions, version))
         if accepted and not standing.pinned:
             standing = _crowned(standing, number)
-        self._write(quantity, "index.json", encode(standing))
+        model = _entry(f"{_of(quantity)}/{number}", kept.to_json())
+        self._write(model, _index(quantity, standing))
         return version
 
     def judge(self, quantity: str, estimate: Estimate, actual: float) -> None:
@@ -178,13 +199,14 @@ class Champions:
         if min(estimate.p50, actual) > 0:
             off = abs(log(actual / estimate.p50))
             inside = estimate.p10 <= actual <= estimate.p90
-            self._append(quantity, "judged.jsonl", [round(off, 6), inside])
+            self._write(_entry(f"{_of(quantity)}/judged", [round(off, 6), inside], _WATCHED))
 
     def drift(self, quantity: str) -> Drift | None:
         """How far the latest estimates were off; None before one was judged."""
-        judged = self._judged(quantity)
-        if not judged:
+        lines = self._knowledge.tail(f"{_of(quantity)}/judged", _WATCHED)
+        if not lines:
             return None
+        judged = [json.loads(line) for line in lines]
         error, inside = (float(of) for of in np.mean(judged, axis=0))
         least = max(_ALLOWED, _DRIFTED * self._promised(quantity))
         return Drift(len(judged), error, inside, len(judged) >= _LEAST_WATCHED and error > least)
@@ -196,39 +218,21 @@ class Champions:
                 return version.error
         return _ALLOWED
 
-    def _judged(self, quantity: str) -> list[tuple[float, float]]:
-        path = self._known(quantity) / "judged.jsonl"
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE * _WATCHED))
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-        found = []
-        for line in lines:
-            with suppress(ValueError, TypeError):  # torn, by a crash or by where we began to read
-                off, inside = json.loads(line)
-                found.append((float(off), float(inside)))
-        return found[-_WATCHED:]
-
     def ran_out(self, signature: str, mib: float) -> None:
         """Remember that a workload ran out of memory with so much of it."""
-        notes = self._notes()
+        notes = self._ran_out()
         notes[signature] = max(mib, notes.get(signature, 0.0))
-        self._write("memory", "ran-out.json", notes)
+        self._write(_entry(_RAN_OUT, notes))
 
     def not_enough(self, signature: str) -> float:
         """The most memory with which a workload ran out of it, in MiB; 0 if it never did."""
-        return self._notes().get(signature, 0.0)
+        return self._ran_out().get(signature, 0.0)
 
-    def _notes(self) -> dict[str, float]:
-        try:
-            found = json.loads((self.folder / "memory" / "ran-out.json").read_bytes())
-            return {str(name): float(mib) for name, mib in found.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
+    def _ran_out(self) -> dict[str, float]:
+        epoch, known = self.epoch, self._notes
+        if known is None or known[0] != epoch:
+            known = self._notes = epoch, json.loads(self._knowledge.get(_RAN_OUT) or "{}")
+        return known[1]
 
     def pin(self, quantity: str, number: int) -> Standing:
         """Have a version answer until `unpin`."""
@@ -239,13 +243,13 @@ class Champions:
                 f"{quantity} has no version {number}; there are {', '.join(map(str, there))}"
             )
         standing = replace(_crowned(standing, number), pinned=True)
-        self._write(quantity, "index.json", encode(standing))
+        self._write(_index(quantity, standing))
         return standing
 
     def unpin(self, quantity: str) -> Standing:
         """Let challengers replace the champion again."""
         standing = replace(self.standing(quantity), pinned=False)
-        self._write(quantity, "index.json", encode(standing))
+        self._write(_index(quantity, standing))
         return standing
 
     def rollback(self, quantity: str) -> Standing:
@@ -255,38 +259,29 @@ class Champions:
             raise UserError(f"{quantity} has had no other champion; see `presage models`")
         before = standing.before[-1]
         standing = replace(standing, champion=before, before=standing.before[:-1], pinned=True)
-        self._write(quantity, "index.json", encode(standing))
+        self._write(_index(quantity, standing))
         return standing
 
-    def _known(self, quantity: str) -> Path:
-        if quantity not in QUANTITIES:
-            raise UserError(f"nothing is learned of '{quantity}'; of {', '.join(QUANTITIES)} is")
-        return self.folder / quantity
+    def _write(self, *entries: Entry) -> None:
+        if self._lesson is None:
+            self._knowledge.write(*entries)
+        else:
+            self._lesson += entries
 
-    def _append(self, quantity: str, name: str, body: object) -> None:
-        path = self._known(quantity) / name
-        line = json.dumps(body, allow_nan=False) + "\n"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
-    def _write(self, quantity: str, name: str, body: Mapping[str, Any] | Any) -> None:
-        folder = self._known(quantity)
-        draft = folder / f".{name}.{os.getpid()}.part"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(body, file, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(folder / name)
-        except OSError as error:
-            raise UserError(f"cannot write {folder / name}: {error.strerror or error}") from None
+def _of(quantity: str) -> str:
+    """Where what was learned of a quantity is."""
+    if quantity not in QUANTITIES:
+        raise UserError(f"nothing is learned of '{quantity}'; of {', '.join(QUANTITIES)} is")
+    return f"models/{quantity}"
+
+
+def _entry(name: str, body: object, keep: int = 1) -> Entry:
+    return Entry(name, json.dumps(body, allow_nan=False).encode(), keep)
+
+
+def _index(quantity: str, standing: Standing) -> Entry:
+    return _entry(f"{_of(quantity)}/index", encode(standing))
 
 
 def error_of(model: OwnRuns, runs: Sequence[OwnRun]) -> float | None:

@@ -1,20 +1,24 @@
-"""The fitted estimators: shipped ones, or a user's own where `presage fit` has put some."""
+"""The fitted estimators: shipped ones, or a user's own where `presage fit` has put some.
+
+Each is imported when it is first asked for: most of them read tables with Polars, and a server
+starts without.
+"""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.interference import InterferenceEstimator, MemoryLimit
-from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
-from presage.foresee.steptime import StepTimeEstimator, TotalsStepTimeEstimator
-from presage.foresee.utilization import UtilizationEstimator
 from presage.learn.bundle import load_bundle, under
+
+if TYPE_CHECKING:
+    from presage.foresee.interference import InterferenceEstimator, MemoryLimit
+    from presage.foresee.utilization import UtilizationEstimator
 
 __all__ = [
     "Memory",
@@ -53,6 +57,8 @@ class Memory:
     """Both memory estimators."""
 
     def __init__(self) -> None:
+        from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
+
         arrays, self.card = _bundle("memory")
         self.graph = MemoryEstimator.from_arrays(under("graph", arrays))
         self.table = TableMemoryEstimator.from_arrays(under("table", arrays))
@@ -62,6 +68,8 @@ class StepTime:
     """Training from graphs and totals, inference from totals."""
 
     def __init__(self) -> None:
+        from presage.foresee.steptime import StepTimeEstimator, TotalsStepTimeEstimator
+
         arrays, self.card = _bundle("step_time")
         self.graph = StepTimeEstimator.from_arrays(under("graph", arrays))
         self.train = TotalsStepTimeEstimator.from_arrays(under("train", arrays))
@@ -86,18 +94,24 @@ def step_time() -> StepTime:
 @cache
 def utilization() -> UtilizationEstimator:
     """The utilization estimator."""
+    from presage.foresee.utilization import UtilizationEstimator
+
     return UtilizationEstimator.from_arrays(_bundle("utilization")[0])
 
 
 @cache
 def interference() -> InterferenceEstimator:
     """The interference estimator."""
+    from presage.foresee.interference import InterferenceEstimator
+
     return InterferenceEstimator.from_arrays(_bundle("interference")[0])
 
 
 @cache
 def sharing_limit() -> MemoryLimit:
     """Whether jobs fit together at all."""
+    from presage.foresee.interference import MemoryLimit
+
     made = MemoryLimit()
     made.weights_ = np.asarray(_bundle("interference")[0]["limit"])
     return made

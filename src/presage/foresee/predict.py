@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from presage.foresee import estimators
 from presage.foresee.allocator import live_peak
-from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.opgraph import (
-    CONVOLUTIONS,
-    KINDS,
-    GraphError,
-    InputSpec,
-    OpGraph,
-    input_elements,
-)
+from presage.foresee.gpus import Gpu
+from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import largest_batch, memory_features
 from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, Kind, Pipeline, Workload
 from presage.learn import Floats
+from presage.model.errors import GraphError
+from presage.page import figure, html_table
 
-__all__ = ["OnGpu", "Prediction", "Quantiles", "Sharing", "predict", "predict_graph", "share"]
+if TYPE_CHECKING:
+    import polars as pl
+    from plotly.graph_objects import Figure
+
+__all__ = ["OnGpu", "Prediction", "Quantiles", "Sharing", "predict_graph", "share", "verdict"]
 
 _MEASURED_GPU = "rtx3090"
 _MEASURED_PRECISION = "amp"
@@ -80,7 +79,42 @@ class Prediction:
     activations: float
     options: dict[str, Any]
     gpus: dict[str, OnGpu]
+    """By name, in the order asked for; what follows below is that of the first."""
     evidence: list[str] = field(default_factory=list)
+
+    @property
+    def memory_mib(self) -> Quantiles:
+        """GPU memory at its peak."""
+        return self._first.memory_mib
+
+    @property
+    def gpu_util_pct(self) -> Quantiles:
+        """How busy it keeps the GPU."""
+        return self._first.gpu_util_pct
+
+    @property
+    def step_ms(self) -> Quantiles:
+        """How long a step takes."""
+        return self._first.step_ms
+
+    @property
+    def fits(self) -> bool:
+        """Whether the 90 % quantile of memory fits."""
+        return self._first.fits
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch that fits."""
+        return self._first.max_batch
+
+    @property
+    def reason(self) -> str:
+        """Why it fits or does not, in words."""
+        return self._first.reason
+
+    @property
+    def _first(self) -> OnGpu:
+        return next(iter(self.gpus.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -89,34 +123,62 @@ class Prediction:
             gpu["memory_mib"]["breakdown"] = gpu.pop("breakdown")
         return out
 
+    def to_polars(self) -> pl.DataFrame:
+        """A row for each GPU; quantiles are columns such as memory_mib_p90."""
+        import polars as pl
 
-def predict(
-    module: Any,
-    inputs: str | Sequence[InputSpec],
-    *,
-    batch: int,
-    device: str | Sequence[str] = "a100-40g",
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
-) -> Prediction:
-    """Foresee a PyTorch module, or what a function without arguments builds.
+        return pl.DataFrame(
+            {
+                "gpu": name,
+                "fits": on.fits,
+                **{
+                    f"{what}_{at}": getattr(getattr(on, what), at)
+                    for what in _QUANTITIES
+                    for at in ("p10", "p50", "p90")
+                },
+                **{"max_batch": on.max_batch, "headroom_mib": on.headroom_mib},
+                "reason": on.reason,
+            }
+            for name, on in self.gpus.items()
+        )
 
-    `inputs` describes one sample: `"3x224x224"`, or `"128:int64"` for token numbers.
-    """
-    from presage.foresee.graph.torch_trace import trace
+    def plot(self) -> Figure:
+        """Memory, utilization and step time on each GPU: the median, and from 10 to 90 %."""
+        data: list[dict[str, Any]] = []
+        layout: dict[str, Any] = {"showlegend": False}
+        for at, (what, title) in enumerate(_QUANTITIES.items()):
+            seen = [getattr(on, what) for on in self.gpus.values()]
+            axis = "" if at == 0 else str(at + 1)
+            error = {
+                **{"type": "data", "symmetric": False},
+                "array": [each.p90 - each.p50 for each in seen],
+                "arrayminus": [each.p50 - each.p10 for each in seen],
+            }
+            data.append(
+                {
+                    **{"type": "bar", "x": list(self.gpus), "y": [each.p50 for each in seen]},
+                    **{"error_y": error, "xaxis": f"x{axis}", "yaxis": f"y{axis}"},
+                }
+            )
+            layout[f"xaxis{axis}"] = {"domain": [at / 3, at / 3 + 0.25], "anchor": f"y{axis}"}
+            layout[f"yaxis{axis}"] = {"title": {"text": title}, "anchor": f"x{axis}"}
+        return figure({"data": data, "layout": layout}, f"{self.name}, batch {self.batch:,}")
 
-    specs = InputSpec.parse(inputs) if isinstance(inputs, str) else tuple(inputs)
-    graph = trace(
-        module,
-        specs,
-        name=type(module).__name__,
-        optimizer=optimizer,
-        precision=precision,
-        inference=inference,
-    )
-    names = [device] if isinstance(device, str) else device
-    return predict_graph(graph, batch, [find(name) for name in names])
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, on in self.gpus.items():
+            seen = [getattr(on, what) for what in _QUANTITIES]
+            cells = [f"{q.p50:,.4g} ({q.p10:,.4g}–{q.p90:,.4g})" for q in seen]
+            rows.append((name, [*cells, f"{on.max_batch:,}", on.reason]))
+        heads = ["GPU", *_QUANTITIES.values(), "max batch", ""]
+        return html_table(f"{self.name}, batch {self.batch:,}: median (10–90 %)", heads, rows)
+
+
+_QUANTITIES = {
+    "memory_mib": "memory (MiB)",
+    "gpu_util_pct": "GPU use (%)",
+    "step_ms": "step (ms)",
+}
 
 
 def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction:
@@ -160,23 +222,29 @@ def _on(
 ) -> OnGpu:
     job = Features.of([_workload(graph, batch, gpu)])
     busy = estimators.utilization().predict_interval(job)[0]
-    room = float(gpu.usable_mib)
-    most = largest_batch(estimators.memory().graph, graph, room)
-    fits = bool(memory[2] <= room)
+    most = largest_batch(estimators.memory().graph, graph, float(gpu.usable_mib))
     return OnGpu(
         memory_mib=Quantiles.of(memory),
         breakdown=breakdown,
         gpu_util_pct=Quantiles.of(np.clip(busy, 0, 100)),
         step_ms=Quantiles.of(step, 3),
         max_batch=most,
-        fits=fits,
-        headroom_mib=round(room - float(memory[2]), 1),
-        reason=_reason(memory, room, most, batch),
+        **verdict(memory, gpu, most, batch),
         mattered={name: round(value, 3) for name, value in mattered.items()},
     )
 
 
-def _reason(memory: Floats, room: float, most: int, batch: int) -> str:
+def verdict(memory: Sequence[float] | Floats, gpu: Gpu, most: int, batch: int) -> dict[str, Any]:
+    """Whether quantiles of memory fit: the fields `fits`, `headroom_mib` and `reason`."""
+    room = float(gpu.usable_mib)
+    return {
+        "fits": bool(memory[2] <= room),
+        "headroom_mib": round(room - float(memory[2]), 1),
+        "reason": _reason(memory, room, most, batch),
+    }
+
+
+def _reason(memory: Sequence[float] | Floats, room: float, most: int, batch: int) -> str:
     need = f"{memory[2] / 1024:.1f} of {room / 1024:.1f} GiB at the 90 % quantile"
     if memory[2] <= room:
         return f"fits: {need}; batch up to {most:,}"

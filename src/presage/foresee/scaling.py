@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.learn.bundle import BundleError, load_bundle, save_bundle
-from presage.model.errors import UserError
+from presage.learn.bundle import load_bundle, save_bundle
+from presage.model.errors import BundleError, UserError
 from presage.model.speed import SpeedBook, SpeedPoint
 
 if TYPE_CHECKING:

@@ -13,17 +13,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from presage.model.errors import MissingExtra, UserError
+from presage.model.errors import MissingExtra, NotFitted, UserError
 
-__all__ = ["Estimator", "Floats", "NotFitted", "sklearn_ensemble"]
+__all__ = ["Estimator", "Floats", "sklearn_ensemble"]
 
 Floats = npt.NDArray[np.float64]
-
-
-class NotFitted(UserError):
-    """A prediction was asked of an estimator that has learned nothing yet."""
-
-    code = "not_fitted"
 
 
 class Estimator:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.model.errors import UserError
+from presage.model.errors import BundleError
 
-__all__ = ["FORMAT", "BundleError", "load_bundle", "prefixed", "save_bundle", "under"]
+__all__ = ["FORMAT", "load_bundle", "prefixed", "save_bundle", "under"]
 
 FORMAT = 2
 """The version of the file's layout; a reader refuses one that it does not know."""
@@ -30,12 +30,6 @@ _MOST_BYTES = 256 << 20
 _KEYS = ("name", "version", "date", "data", "licence", "features", "splits", "errors")
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-class BundleError(UserError):
-    """A file is no bundle, is damaged, or is of a version that this program does not know."""
-
-    code = "bad_bundle"
 
 
 def save_bundle(

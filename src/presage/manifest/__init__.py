@@ -17,20 +17,14 @@ from pathlib import Path
 from presage.edge import Limits, parse_json, parse_yaml, read_yaml
 from presage.manifest.advice import advice
 from presage.manifest.auto import Needs, resolved, says_auto
-from presage.manifest.schema import (
-    Manifest,
-    ManifestError,
-    ModelReference,
-    RoleManifest,
-    WorkerResources,
-)
+from presage.manifest.schema import Manifest, ModelReference, RoleManifest, WorkerResources
 from presage.manifest.spec import argv, to_spec
+from presage.model.errors import ManifestError
 
 __all__ = [
     "EXAMPLE",
     "LIMITS",
     "Manifest",
-    "ManifestError",
     "ModelReference",
     "Needs",
     "RoleManifest",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from presage.manifest.quantities import AUTO
-from presage.manifest.schema import Manifest, ManifestError, RoleManifest, WorkerResources
+from presage.manifest.schema import Manifest, RoleManifest, WorkerResources
+from presage.model.errors import ManifestError
 
 __all__ = ["Needs", "resolved", "says_auto"]
 

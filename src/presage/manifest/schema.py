@@ -23,14 +23,9 @@ from pydantic import (
 from presage.edge import check, misplaced
 from presage.manifest import quantities
 from presage.manifest.quantities import MOST_WORKERS, shown, worker_span
-from presage.model.errors import UserError
+from presage.model.errors import ManifestError
 
-__all__ = [
-    "Manifest",
-    "ManifestError",
-    "RoleManifest",
-    "WorkerResources",
-]
+__all__ = ["Manifest", "RoleManifest", "WorkerResources"]
 
 LONGEST_TEXT = 64 << 10
 
@@ -50,12 +45,6 @@ RESERVED = frozenset(
     }
 )
 """Variables that Presage itself sets for a worker."""
-
-
-class ManifestError(UserError):
-    """A manifest cannot be read or makes no sense."""
-
-    code = "bad_manifest"
 
 
 def _name(value: str) -> str:

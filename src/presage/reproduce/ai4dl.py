@@ -18,10 +18,10 @@ import polars as pl
 
 from presage.model.errors import UserError
 from presage.observe.phases import PhaseModel
-from presage.observe.telemetry.readers import read_telemetry
-from presage.observe.telemetry.series import Series
 from presage.provision.rightsize import rightsize
 from presage.reproduce.result import Line, Progress, Reproduction
+from presage.telemetry.readers import read_telemetry
+from presage.telemetry.series import Series
 
 __all__ = ["GENAI", "TARGET", "TARGETS", "Split", "at_equal_service", "measure", "run", "splits"]
 

@@ -103,7 +103,7 @@ def measure(result: SimResult, last_arrival_s: float) -> dict[str, float]:
         "makespan_h": result.makespan_s / 3600,
         "jobs_that_waited": jobs.filter(pl.col("wait_s") > 0).height,
         "mean_queue": float((series["queued"].to_numpy() * spans).sum() / spans.sum()),
-        "mean_wait_h": (result.summary()["avg_wait_s"] or 0.0) / 3600,
+        "mean_wait_h": (result.summary["avg_wait_s"] or 0.0) / 3600,
         "held_gpu_h": result.held_gpu_seconds / 3600,
         "held_share_pct": 100 * result.held_gpu_seconds / result.gpu_seconds,
         "unfinished": jobs.filter(pl.col("status") == "unfinished").height,

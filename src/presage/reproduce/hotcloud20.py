@@ -147,7 +147,7 @@ def draw(measured: Measured, errors: Errors, seed: int, error: float) -> Batch:
         "utilization": [one.util_pct / 100 for one in alone],
     }
     nothing = {"workers": None, "min_workers": None, "max_workers": None, "estimate_s": None}
-    texts = {"gpu_types": "", "queue": "default", "owner": ""}
+    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": ""}
     columns = {name: [{**nothing, **texts}.get(name, 0)] * JOBS for name in COLUMNS} | given
     return Batch(
         Trace("hotcloud20", "drawn", pl.DataFrame(columns, schema=COLUMNS)),

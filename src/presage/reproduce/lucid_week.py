@@ -215,7 +215,7 @@ def nodes(count: int) -> list[Node]:
 def _trace(jobs: pl.DataFrame, memory: pl.Series) -> Trace:
     """Jobs as the simulator takes them."""
     given = {"job_id", "submit_s", "duration_s", "estimate_s"}
-    rest = {"queue": "default", "owner": "", "gpu_types": ""}
+    rest = {"queue": "default", "owner": "", "gpu_types": "", "workload": ""}
     frame = jobs.with_columns(gpu_milli=pl.col("gpus") * WHOLE_GPU, gpu_memory_mib=memory).select(
         (
             pl.col(name)
@@ -237,7 +237,7 @@ _OPEN = ("workers", "min_workers", "max_workers", "utilization")
 
 
 def _given_lines(table: pl.DataFrame, ours: SimResult) -> list[Line]:
-    figures = ours.summary()
+    figures = ours.summary
     peer = {name: table[f"{_PEER}_{name}"] for name in ("jct", "queue")}
     p99 = _number(peer["jct"].quantile(0.99, "linear"))
     lost = figures["jobs"] - figures["finished"]  # type: ignore[operator]  # both are counts
@@ -280,7 +280,7 @@ def _unseen_lines(others: dict[str, list[dict[str, SimResult]]]) -> list[Line]:
     for week, repeats in others.items():
         mean = {
             name: {
-                what: float(np.mean([_number(one[name].summary()[what]) for one in repeats]))
+                what: float(np.mean([_number(one[name].summary[what]) for one in repeats]))
                 for what in ("avg_jct_s", "p99_jct_s")
             }
             for name in repeats[0]

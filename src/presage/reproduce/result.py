@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from presage.page import page, section
+from presage.page import render
 
 __all__ = ["Chart", "Line", "Progress", "Reproduction", "reproduction_page"]
 
@@ -110,40 +109,25 @@ def verdict(line: Line) -> str:
 
 def reproduction_page(found: Reproduction) -> str:
     """The page as HTML."""
-    places = {f"chart{at}": chart for at, chart in enumerate(found.charts)}
-    body = [
-        section(
-            "The paper beside ours",
-            "A target says what was aimed at before the run.",
-            f'<div class="scroll">{_table(found)}</div>',
+    charts = {f"chart{at}": chart for at, chart in enumerate(found.charts)}
+    rows = [
+        (
+            line.what,
+            (
+                figure(line.paper, line.unit),
+                figure(line.ours, line.unit),
+                line.target,
+                verdict(line),
+            ),
         )
+        for line in found.lines
     ]
-    body += [
-        section(chart.title, escape(chart.words), f'<div class="chart" id="{place}"></div>')
-        for place, chart in places.items()
-    ]
-    if found.differs:
-        items = "".join(f"<li>{escape(text)}</li>" for text in found.differs)
-        body.append(section("What differs", "In the set-up, from the paper.", f"<ul>{items}</ul>"))
-    figures = {
-        "charts": {place: chart.figure for place, chart in places.items()},
-        "choices": {},
-    }
-    facts = {"Experiment": found.name, "Published": found.source}
-    return page(found.title, facts, "".join(body), figures)
-
-
-def _table(found: Reproduction) -> str:
-    heads = ("", "paper", "ours", "target", "")
-    rows = []
-    for line in found.lines:
-        cells = (
-            figure(line.paper, line.unit),
-            figure(line.ours, line.unit),
-            line.target,
-            verdict(line),
-        )
-        body = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(line.what)}</th>{body}</tr>')
-    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return render(
+        "reproduction.html",
+        title=found.title,
+        facts={"Experiment": found.name, "Published": found.source},
+        rows=rows,
+        charts=charts,
+        differs=found.differs,
+        figures={"charts": {place: chart.figure for place, chart in charts.items()}},
+    )

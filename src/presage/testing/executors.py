@@ -1,6 +1,6 @@
-"""What every executor must keep, as tests to inherit.
+"""What every executor must keep, as tests to inherit: `PortSuite` first, then `ExecutorSuite`.
 
-    class TestMine(ExecutorSuite):
+    class TestMine(PortSuite):
         @pytest.fixture
         def kit(self) -> Iterator[ExecutorKit]:
             ...
@@ -24,7 +24,7 @@ from presage.model.event import Outcome
 from presage.model.job import Reason, ReasonCode
 from presage.testing.runs import Counting, ExecutorKit, RoleWork, Watcher, dedented
 
-__all__ = ["Counting", "ExecutorKit", "ExecutorSuite", "RoleWork", "Watcher"]
+__all__ = ["Counting", "ExecutorKit", "ExecutorSuite", "PortSuite", "RoleWork", "Watcher"]
 
 _LONG = "import time\nprint('up')\ntime.sleep(600)"
 _IN_STEP = """
@@ -53,11 +53,8 @@ _IN_STEP = """
 _ASKED = Reason(ReasonCode.REQUESTED, "halted by request")
 
 
-class ExecutorSuite:
-    """The port `Executor`, with real jobs and real signals."""
-
-    log_cap = 100_000
-    """Bytes that the log of a worker may have; the kit makes executors that keep to it."""
+class PortSuite:
+    """What the deciding loop relies on, with real jobs of one worker and real signals."""
 
     @pytest.fixture
     def kit(self) -> Iterator[ExecutorKit]:
@@ -68,8 +65,6 @@ class ExecutorSuite:
     def watch(self, kit: ExecutorKit) -> Watcher:
         """An executor with nothing to do."""
         return Watcher(kit)
-
-    # -- how runs end ---------------------------------------------------------------------------
 
     def test_a_run_starts_and_ends_well(self, watch: Watcher) -> None:
         before = time.time()
@@ -99,6 +94,95 @@ class ExecutorSuite:
         assert (exited.outcome, exited.exit_code) == (Outcome.FAILED, 139)
         assert exited.reason is not None
         assert "SIGSEGV" in exited.reason.text
+
+    def test_a_program_that_is_not_there_is_refused(self, watch: Watcher) -> None:
+        watch.run("typo", RoleWork(program=("presage-no-such-program",)))
+        watch.until(lambda: watch.of("typo", ev.LaunchFailed), "refused")
+        (failed,) = watch.of("typo", ev.LaunchFailed)
+        assert failed.reason.code is ReasonCode.LAUNCH_FAILED
+        assert "presage-no-such-program" in failed.reason.text
+        watch.assert_nothing_left("typo")
+
+    def test_a_launch_sent_again_changes_nothing(self, watch: Watcher) -> None:
+        workers = watch.run("once", RoleWork("print('ran')"))
+        watch.executor.launch(ev.Launch("once", 1, workers))
+        watch.end("once")
+        watch.settle()
+        watch.executor.launch(ev.Launch("once", 1, workers))
+        watch.let_time_pass()
+        assert watch.kit.log("once", 1, "worker-0") == "ran\n"
+        watch.assert_nothing_left("once")
+
+    def test_a_stop_leaves_time_for_a_checkpoint(self, watch: Watcher) -> None:
+        script = """
+            import os, pathlib, signal, sys, time
+            place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"]) / "state"
+            print("continues" if place.exists() else "begins")
+            if place.exists(): sys.exit()
+            def save(*_):
+                time.sleep(0.2)
+                place.write_text("half way")
+                sys.exit(143)
+            signal.signal(signal.SIGTERM, save)
+            print("up")
+            while True: time.sleep(0.01)
+        """
+        work = RoleWork(dedented(script))
+        workers = watch.run("saver", work)
+        watch.until_log("saver", "up")
+        watch.stop("saver")
+        watch.stop("saver")
+        exited = watch.end("saver")
+        assert exited.outcome is Outcome.STOPPED
+        assert exited.reason == _ASKED
+        watch.assert_nothing_left("saver")
+        watch.executor.launch(ev.Launch("saver", 2, workers))
+        assert watch.end("saver", 2).outcome is Outcome.SUCCEEDED
+        assert watch.kit.log("saver", 2, "worker-0") == "continues\n"
+        assert len(watch.of("saver", ev.JobExited)) == 1
+
+    def test_a_job_that_will_not_stop_is_killed(self, watch: Watcher) -> None:
+        script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _LONG
+        watch.run("stubborn", RoleWork(script), grace_s=0.3)
+        watch.until_log("stubborn", "up")
+        watch.stop("stubborn")
+        assert watch.end("stubborn").outcome is Outcome.STOPPED
+        watch.assert_nothing_left("stubborn")
+
+    def test_a_stop_right_after_the_launch_is_heard(self, watch: Watcher) -> None:
+        watch.run("hasty", RoleWork(_LONG))
+        watch.stop("hasty")
+        assert watch.end("hasty").outcome is Outcome.STOPPED
+        watch.assert_nothing_left("hasty")
+
+    def test_a_stop_of_an_unknown_run_is_answered(self, watch: Watcher) -> None:
+        workers = watch.kit.add_job("unknown", RoleWork("print('ran')"))
+        watch.stop("unknown")
+        assert watch.end("unknown").outcome is Outcome.STOPPED
+        watch.executor.launch(ev.Launch("unknown", 1, workers))
+        watch.let_time_pass()
+        assert not watch.of("unknown", ev.JobStarted)
+        watch.assert_nothing_left("unknown")
+
+    def test_a_stop_of_an_older_run_leaves_the_present_one_alone(self, watch: Watcher) -> None:
+        workers = watch.kit.add_job("again", RoleWork(_LONG))
+        watch.executor.launch(ev.Launch("again", 2, workers))
+        watch.until_started("again", 2)
+        watch.stop("again", 1)
+        assert watch.end("again", 1).outcome is Outcome.STOPPED
+        assert not watch.of("again", ev.JobExited, 2)
+        watch.stop("again", 2)
+        assert watch.end("again", 2).outcome is Outcome.STOPPED
+
+
+class ExecutorSuite(PortSuite):
+    """What users rely on besides: gangs, limits, logs, runs that outlive the server, and nothing
+    that is left behind."""
+
+    log_cap = 100_000
+    """Bytes that the log of a worker may have; the kit makes executors that keep to it."""
+
+    # -- how runs end ---------------------------------------------------------------------------
 
     def test_out_of_memory_is_told_apart(self, watch: Watcher) -> None:
         hoard = "kept = []\nwhile True: kept.append(b'x' * (1 << 20))"
@@ -149,16 +233,6 @@ class ExecutorSuite:
         assert "presage-no-such-program" in failed.reason.text
         assert not watch.of("half", ev.JobStarted)
         watch.assert_nothing_left("half")
-
-    def test_a_launch_sent_again_changes_nothing(self, watch: Watcher) -> None:
-        workers = watch.run("once", RoleWork("print('ran')"))
-        watch.executor.launch(ev.Launch("once", 1, workers))
-        watch.end("once")
-        watch.settle()
-        watch.executor.launch(ev.Launch("once", 1, workers))
-        watch.let_time_pass()
-        assert watch.kit.log("once", 1, "worker-0") == "ran\n"
-        watch.assert_nothing_left("once")
 
     def test_a_launch_sent_again_after_a_restart_changes_nothing(self, watch: Watcher) -> None:
         workers = watch.run("twice", RoleWork("print('ran')"))
@@ -228,69 +302,6 @@ class ExecutorSuite:
         watch.run("served", RoleWork("print('trained')"), RoleWork(_LONG))
         assert watch.end("served").outcome is Outcome.SUCCEEDED
         watch.assert_nothing_left("served")
-
-    # -- stopping -------------------------------------------------------------------------------
-
-    def test_a_stop_leaves_time_for_a_checkpoint(self, watch: Watcher) -> None:
-        script = """
-            import os, pathlib, signal, sys, time
-            place = pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"]) / "state"
-            print("continues" if place.exists() else "begins")
-            if place.exists(): sys.exit()
-            def save(*_):
-                time.sleep(0.2)
-                place.write_text("half way")
-                sys.exit(143)
-            signal.signal(signal.SIGTERM, save)
-            print("up")
-            while True: time.sleep(0.01)
-        """
-        work = RoleWork(dedented(script))
-        workers = watch.run("saver", work)
-        watch.until_log("saver", "up")
-        watch.stop("saver")
-        watch.stop("saver")
-        exited = watch.end("saver")
-        assert exited.outcome is Outcome.STOPPED
-        assert exited.reason == _ASKED
-        watch.assert_nothing_left("saver")
-        watch.executor.launch(ev.Launch("saver", 2, workers))
-        assert watch.end("saver", 2).outcome is Outcome.SUCCEEDED
-        assert watch.kit.log("saver", 2, "worker-0") == "continues\n"
-        assert len(watch.of("saver", ev.JobExited)) == 1
-
-    def test_a_job_that_will_not_stop_is_killed(self, watch: Watcher) -> None:
-        script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _LONG
-        watch.run("stubborn", RoleWork(script), grace_s=0.3)
-        watch.until_log("stubborn", "up")
-        watch.stop("stubborn")
-        assert watch.end("stubborn").outcome is Outcome.STOPPED
-        watch.assert_nothing_left("stubborn")
-
-    def test_a_stop_right_after_the_launch_is_heard(self, watch: Watcher) -> None:
-        watch.run("hasty", RoleWork(_LONG))
-        watch.stop("hasty")
-        assert watch.end("hasty").outcome is Outcome.STOPPED
-        watch.assert_nothing_left("hasty")
-
-    def test_a_stop_of_an_unknown_run_is_answered(self, watch: Watcher) -> None:
-        workers = watch.kit.add_job("unknown", RoleWork("print('ran')"))
-        watch.stop("unknown")
-        assert watch.end("unknown").outcome is Outcome.STOPPED
-        watch.executor.launch(ev.Launch("unknown", 1, workers))
-        watch.let_time_pass()
-        assert not watch.of("unknown", ev.JobStarted)
-        watch.assert_nothing_left("unknown")
-
-    def test_a_stop_of_an_older_run_leaves_the_present_one_alone(self, watch: Watcher) -> None:
-        workers = watch.kit.add_job("again", RoleWork(_LONG))
-        watch.executor.launch(ev.Launch("again", 2, workers))
-        watch.until_started("again", 2)
-        watch.stop("again", 1)
-        assert watch.end("again", 1).outcome is Outcome.STOPPED
-        assert not watch.of("again", ev.JobExited, 2)
-        watch.stop("again", 2)
-        assert watch.end("again", 2).outcome is Outcome.STOPPED
 
     # -- resizing, where the executor can -------------------------------------------------------
 

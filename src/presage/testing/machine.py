@@ -1,10 +1,11 @@
 """A Hypothesis state machine: random clusters, jobs, failures, drains and policies, driven through
 the same loop as a live cluster.
 
-What must hold after every step: `State.check()`, and the promises of the policy's configuration
-(`_check_promises`). At the end every node comes back and every halted job is resumed; then every
-job that was not rejected must end, a replay of the facts must give the same decisions, and folding
-the journal must give the same state. Run it with
+What must hold after every step: `State.check()`, that nobody but the state changed it
+(`GuardedState`), and the promises of the policy's configuration (`_check_promises`). At the end
+every node comes back and every halted job is resumed; then every job that was not rejected must
+end, a replay of the facts must give the same decisions, and folding the journal must give the same
+state. Run it with
 
     TestCluster = ClusterMachine.TestCase
 """
@@ -12,10 +13,11 @@ the journal must give the same state. Run it with
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from math import inf
+from operator import attrgetter
 from typing import Any, cast
 from zlib import crc32
 
@@ -40,7 +42,7 @@ from presage.sim.world import Task, World, WorldRules
 from presage.store.memory import MemoryStore
 from presage.testing.strategies import clusters, job_specs, policy_configs
 
-__all__ = ["ClusterMachine", "StablePredictor", "UnsteadyWorld", "task_for"]
+__all__ = ["ClusterMachine", "GuardedState", "StablePredictor", "UnsteadyWorld", "task_for"]
 
 STEPS_PER_JOB = 200
 """Steps in which a job must end once the cluster is whole again, on average; a run that needs more
@@ -89,6 +91,52 @@ class StablePredictor:
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """A half for each neighbour."""
         return Estimate.exact(1.0 + 0.5 * len(neighbours), "times", self.version)
+
+
+class GuardedState(State):
+    """A state that notices when anybody else changed it, and soon forgets changes."""
+
+    MOST_CHANGES = 1
+    _left: Any = None
+
+    def apply(self, now: float, event: ev.Event) -> None:
+        """Compare, and apply."""
+        self.assert_untouched()
+        super().apply(now, event)
+        self._left = self._everything()
+
+    def apply_all(self, now: float, events: Iterable[ev.Event]) -> None:
+        """Compare, and apply."""
+        self.assert_untouched()
+        super().apply_all(now, events)
+        self._left = self._everything()
+
+    def undo(self, decision: ev.Decision, memo: Any) -> None:
+        """Compare, and undo."""
+        self.assert_untouched()
+        super().undo(decision, memo)
+        self._left = self._everything()
+
+    def assert_untouched(self) -> None:
+        """It holds what the last event left."""
+        if self._left is not None:
+            for was, is_ in zip(self._left, self._everything(), strict=True):
+                assert was == is_, f"somebody changed {was} to {is_}"
+
+    def _everything(self) -> list[Any]:
+        """But capacity: a policy lends it for a moment, and `check` counts it anew."""
+        plain = (self.now, self.wake_at, self.submitted, self.rules, self.changes.dropped)
+        dicts: list[dict[Any, Any]] = [self.reservations, self.usage, self.speeds.points]
+        indexes = (self.pending, self.active, self.incomplete, self.down, self.draining)
+        return [
+            plain,
+            *map(list, (*indexes, self.scaling, self.changes.jobs, self.ended, self.moves)),
+            *(list(part.items()) for part in dicts),
+            [_FIELDS(job) for job in self.jobs.values()],
+        ]
+
+
+_FIELDS = attrgetter(*(field.name for field in fields(Job)))
 
 
 class UnsteadyWorld(World):
@@ -297,14 +345,25 @@ class ClusterMachine(RuleBasedStateMachine):
         """The next launch will fail."""
         self._run().world.fail_launches += 1
 
-    @rule(read_snapshot=st.booleans())
-    def crash(self, read_snapshot: bool) -> None:
-        """The scheduler dies, and another one takes over from the journal or from a snapshot."""
+    @rule(can_resize=st.booleans())
+    def change_executor(self, can_resize: bool) -> None:
+        """Another executor takes over, which may not be able to resize; it says so."""
+        self._step([ev.RulesChanged("", "", () if can_resize else ("Resize",))])
+
+    @rule(source=st.sampled_from(("journal", "snapshot", "copy")))
+    def crash(self, source: str) -> None:
+        """The scheduler dies, and another one takes over from the journal or from a snapshot; or
+        it goes on with a copy."""
         run = self._run()
-        kept = json.loads(json.dumps(run.engine.state.snapshot()))
-        recovered = State.restore(kept) if read_snapshot else fold(run.store.read())
+        state = run.engine.state
+        if source == "journal":
+            recovered = fold(run.store.read(), GuardedState())
+        elif source == "snapshot":
+            recovered = GuardedState.restore(json.loads(json.dumps(state.snapshot())))
+        else:
+            recovered = state.copy()
         recovered.check()
-        assert recovered.snapshot() == run.engine.state.snapshot()
+        assert recovered.snapshot() == state.snapshot()
         run.engine = _engine(run.config, recovered)
 
     # -- the end --------------------------------------------------------------------------------
@@ -424,6 +483,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 def _engine(config: PolicyConfig, state: State | None = None) -> Engine:
+    state = GuardedState() if state is None else state
     return Engine(build(config), StablePredictor(), state, check_every=1)
 
 

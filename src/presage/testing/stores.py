@@ -15,6 +15,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -26,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from presage.core.loop import fold
-from presage.core.ports import KeepsSnapshots, Store
+from presage.core.ports import Entry, KeepsSnapshots, Knowledge, Store
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
@@ -34,7 +35,14 @@ from presage.model.errors import StaleLease
 from presage.model.job import JobSpec, Reason, ReasonCode, Role, StopIntent
 from presage.testing.strategies import job_specs
 
-__all__ = ["DurableStore", "DurableStoreSuite", "Opener", "PostgresCluster", "StoreSuite"]
+__all__ = [
+    "DurableStore",
+    "DurableStoreSuite",
+    "KnowledgeSuite",
+    "Opener",
+    "PostgresCluster",
+    "StoreSuite",
+]
 
 Step: TypeAlias = tuple[float, tuple[ev.Fact, ...], tuple[ev.Decision, ...]]
 
@@ -235,6 +243,64 @@ def _open(opener: Opener) -> Iterator[DurableStore]:
         yield store
     finally:
         store.close()
+
+
+class KnowledgeSuite:
+    """The port `Knowledge`: documents and logs by name, bounded."""
+
+    @pytest.fixture
+    def knowledge(self) -> Iterator[Knowledge]:
+        """An empty one."""
+        raise NotImplementedError
+
+    def test_nothing_is_known_at_first(self, knowledge: Knowledge) -> None:
+        """Neither a document nor a log; writing nothing changes nothing."""
+        knowledge.write()
+        assert knowledge.get("a") is None
+        assert knowledge.tail("a", 9) == []
+
+    def test_a_document_is_its_newest_body(self, knowledge: Knowledge) -> None:
+        """Whatever bytes it has."""
+        for body in (b"one", b"", b"\0\xff" + b"x" * 100_000):
+            knowledge.write(Entry("a/b", body))
+            assert knowledge.get("a/b") == body
+            assert knowledge.tail("a/b", 9) == [body]
+        assert knowledge.get("a") is None
+        assert knowledge.get("a/b/c") is None
+
+    def test_a_log_keeps_its_newest_lines_in_order(self, knowledge: Knowledge) -> None:
+        """And is read from its end."""
+        lines = [b"%d" % number for number in range(9)]
+        for line in lines:
+            knowledge.write(Entry("log", line, 6))
+        assert knowledge.tail("log", 99) == lines[3:]
+        assert knowledge.tail("log", 2) == lines[7:]
+        assert knowledge.get("log") == lines[8]
+        knowledge.write(Entry("log", b"less", 2))
+        assert knowledge.tail("log", 99) == [lines[8], b"less"]
+
+    def test_one_write_has_many_names_and_many_lines_of_one(self, knowledge: Knowledge) -> None:
+        """Each line counts for those before it, in this write and earlier."""
+        knowledge.write(*(Entry("log", b"%d" % number, 9) for number in range(5)))
+        knowledge.write(Entry("log", b"sum"), Entry("log", b"next", 9), Entry("other", b"o"))
+        assert knowledge.tail("log", 99) == [b"sum", b"next"]
+        assert knowledge.get("other") == b"o"
+
+    def test_writers_do_not_lose_each_others_lines(self, knowledge: Knowledge) -> None:
+        """Any thread may write."""
+
+        def write(writer: int) -> None:
+            for number in range(10):
+                knowledge.write(Entry("log", b"%d %d" % (writer, number), 1000))
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [tuple(map(int, line.split())) for line in knowledge.tail("log", 99)]
+        assert sorted(found) == [(writer, number) for writer in range(4) for number in range(10)]
+        assert [pair for pair in found if pair[0] == 2] == [(2, number) for number in range(10)]
 
 
 class PostgresCluster:

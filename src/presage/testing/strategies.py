@@ -105,6 +105,7 @@ def job_specs(draw: DrawFn, name: str = "j0") -> JobSpec:
         checkpointable=whims % 4 != 2,
         shareable=whims % 7 != 3,
         max_retries=whims % 3,
+        max_lost=1 if whims % 9 == 4 else 100,
         oom=OomRetry(2, 1.5, 0) if whims % 8 == 5 else None,
     )
 

@@ -15,12 +15,11 @@ from urllib.parse import quote
 import httpx
 from fastapi import FastAPI
 
-from presage.client import ApiError
+from presage.model.errors import ApiError
+from presage.web import HOME
 
-__all__ = ["COOKIE", "HOME", "ApiError", "Asker", "Backend", "part"]
+__all__ = ["COOKIE", "HOME", "Asker", "Backend", "part"]
 
-HOME = "/ui"
-"""Where the pages are."""
 COOKIE = "presage_token"
 """The cookie that keeps a token; scripts in the browser cannot read it."""
 

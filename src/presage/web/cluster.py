@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from nicegui import ui
 
-from presage.web.backend import ApiError
+from presage.model.errors import ApiError
 from presage.web.elements import ClusterMap
 from presage.web.frame import Tag, Tiles, begin, notice
 from presage.web.words import amount

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from importlib.resources import files
 from urllib.parse import quote
 
@@ -13,7 +12,9 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 from nicegui import ui
 
-from presage.web.backend import COOKIE, HOME, ApiError, Asker, Backend
+from presage.model.errors import ApiError
+from presage.page import render
+from presage.web.backend import COOKIE, HOME, Asker, Backend
 
 __all__ = ["FAVICON", "Tag", "Tiles", "Visit", "begin", "go", "notice"]
 
@@ -53,7 +54,8 @@ class Visit(Asker):
         if theme in ("light", "dark"):
             ui.dark_mode(theme == "dark")
         # Plain HTML outside of the application, so that it is there before any script has run.
-        ui.add_body_html(_header(self.me, here, theme or "auto"))
+        shown = {"me": self.me, "home": HOME, "links": _LINKS, "here": here}
+        ui.add_body_html(render("header.html", **shown, theme=theme or "auto"))
         with ui.element("div").classes("content").props("id=content tabindex=-1"):
             Tag("h1", title)
             self._banner = Tag("p", "", "banner", role="status")
@@ -104,28 +106,6 @@ async def begin(request: Request) -> Visit | Response:
 def _sign_in(request: Request) -> str:
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return f"{HOME}/sign-in?next={quote(wanted, safe='')}"
-
-
-def _header(me: dict[str, str], here: str, theme: str) -> str:
-    links = "".join(
-        f'<a href="{HOME}{path}"{" aria-current=page" if path == here else ""}>{name}</a>'
-        for path, name in _LINKS
-    )
-    known = me.get("role") is not None and not (me["name"] == "local" and not me["created_at"])
-    leave = (
-        f'<form method="post" action="{HOME}/session/end">'
-        f'<button class="quiet" type="submit">Sign out</button></form>'
-        if known
-        else ""
-    )
-    who = f'<span class="who">{escape(me["name"])} · {escape(me["role"])}</span>' if me else ""
-    nav = f'<nav aria-label="Pages">{links}</nav>' if me else ""
-    return (
-        '<header class="bar"><a class="skip" href="#content">Skip to the content</a>'
-        f'<a class="brand" href="{HOME}/">Presage</a>{nav}<span class="grow"></span>{who}'
-        f'<button class="quiet" type="button" data-theme-choice="{theme}" '
-        f'onclick="presageTheme(this)">Colours: {theme}</button>{leave}</header>'
-    )
 
 
 class Tag(ui.element):

@@ -10,7 +10,8 @@ from fastapi import Request
 from fastapi.responses import Response
 from nicegui import ui
 
-from presage.web.backend import ApiError, part
+from presage.model.errors import ApiError
+from presage.web.backend import part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.logs import Output

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from presage.web.backend import ApiError
+from presage.model.errors import ApiError
 from presage.web.charts import COLOURS
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.words import clock, duration

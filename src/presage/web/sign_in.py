@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from nicegui import ui
 
-from presage.web.backend import COOKIE, HOME, ApiError, Backend
+from presage.model.errors import ApiError
+from presage.web.backend import COOKIE, HOME
 from presage.web.frame import Tag, Visit, notice
 
 __all__ = ["install"]
@@ -17,15 +18,10 @@ __all__ = ["install"]
 _WORKING_DAY_S = 12 * 3600
 
 
-def install(app: FastAPI) -> None:
-    """Add the routes that forms are sent to, and lead the root to the pages."""
-    app.add_api_route("/", _home, methods=["GET"], include_in_schema=False)
-    for path, handler in ((f"{HOME}/session", _enter), (f"{HOME}/session/end", _leave)):
-        app.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
-
-
-async def _home() -> Response:
-    return RedirectResponse(f"{HOME}/", 307)
+def install(pages: FastAPI) -> None:
+    """Add the routes that forms are sent to."""
+    for path, handler in (("/session", _enter), ("/session/end", _leave)):
+        pages.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
 
 
 async def _enter(request: Request) -> Response:
@@ -34,7 +30,7 @@ async def _enter(request: Request) -> Response:
     wanted = _own(fields.get("next", [""])[0])
     try:
         # As a header would: what is no text in a header is no token either.
-        await Backend(request.app).call("GET", "/api/v1/me", token)
+        await request.app.state.backend.call("GET", "/api/v1/me", token)
     except (ApiError, UnicodeEncodeError):
         return RedirectResponse(f"{HOME}/sign-in?wrong=1", 303)
     answer = RedirectResponse(wanted, 303)

@@ -6,7 +6,8 @@ from fastapi import Request
 from fastapi.responses import Response
 from nicegui import ui
 
-from presage.web.backend import HOME, ApiError, part
+from presage.model.errors import ApiError
+from presage.web.backend import HOME, part
 from presage.web.elements import ManifestForm
 from presage.web.frame import Tag, begin, go, notice
 

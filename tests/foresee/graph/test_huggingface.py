@@ -10,7 +10,7 @@ import pytest
 
 from presage.foresee.graph.huggingface import MODEL_TYPES, read_config
 from presage.foresee.graph.load import load_graph
-from presage.foresee.graph.opgraph import GraphError
+from presage.model.errors import GraphError
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from presage.foresee.graph.load import load_graph, trace_factory
-from presage.foresee.graph.opgraph import GraphError, OpGraph
-from presage.model.errors import MissingExtra, UserError
+from presage.foresee.graph.opgraph import OpGraph
+from presage.model.errors import GraphError, MissingExtra, UserError
 
 OPTIONS = {"optimizer": "sgd", "precision": "fp32", "inference": False}
 SOURCE = """

@@ -14,8 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.onnx_reader import read_onnx
-from presage.foresee.graph.opgraph import GraphError
-from presage.model.errors import MissingExtra
+from presage.model.errors import GraphError, MissingExtra
 
 Nodes = Sequence[Any]
 

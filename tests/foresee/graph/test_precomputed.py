@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from presage.foresee.graph import precomputed, zoo
-from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.graph.torch_trace import OPTIMIZERS, trace
+from presage.model.errors import GraphError
 
 
 def assert_same(one: OpGraph, two: OpGraph) -> None:

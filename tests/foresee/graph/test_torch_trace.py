@@ -14,8 +14,9 @@ from torch import nn
 
 from presage.foresee.allocator import live_peak
 from presage.foresee.graph import torch_trace
-from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, GraphError, InputSpec, OpGraph
+from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, InputSpec, OpGraph
 from presage.foresee.graph.torch_trace import trace
+from presage.model.errors import GraphError
 
 
 class Module(nn.Module):  # type: ignore[misc]  # PyTorch's types are not looked at

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from presage.foresee.graph import precomputed, zoo
-from presage.foresee.graph.opgraph import GraphError
+from presage.model.errors import GraphError
 
 TIMM = {
     "resnet18": "resnet18",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from presage.foresee.graph.opgraph import GraphError
+from presage.model.errors import GraphError
 
 __all__ = ["DTYPES", "Node", "Operator", "argument", "axes_of", "ints", "operator"]
 

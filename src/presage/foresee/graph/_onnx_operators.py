@@ -24,7 +24,7 @@ from presage.foresee.graph._onnx_node import (
     operator,
 )
 from presage.foresee.graph._onnx_shapes import SHAPES
-from presage.foresee.graph.opgraph import GraphError
+from presage.model.errors import GraphError
 
 __all__ = ["KNOWN_ARGUMENTS", "OPERATORS"]
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.model.errors import GraphError
 
 if TYPE_CHECKING:
     from presage.foresee.graph.zoo.transformers import Shape

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
-from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
-from presage.model.errors import MissingExtra
+from presage.model.errors import GraphError, MissingExtra
 
 __all__ = ["load_data_graph", "load_graph", "read_data", "trace_factory"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.graph.opgraph import GraphError, InputSpec, OpGraph
-from presage.model.errors import MissingExtra
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.model.errors import GraphError, MissingExtra
 
 if TYPE_CHECKING:
     from presage.foresee.graph._onnx_node import Node

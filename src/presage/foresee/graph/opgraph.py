@@ -17,18 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.model.errors import UserError
+from presage.model.errors import GraphError
 
-__all__ = [
-    "CONVOLUTIONS",
-    "KINDS",
-    "PHASES",
-    "ROLES",
-    "GraphError",
-    "InputSpec",
-    "OpGraph",
-    "Tensors",
-]
+__all__ = ["CONVOLUTIONS", "KINDS", "PHASES", "ROLES", "InputSpec", "OpGraph", "Tensors"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,10 +54,6 @@ _POWERS = 3
 _FORMAT = 1
 _FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _INTS = {"int64": 8, "int32": 4, "bool": 1}
-
-
-class GraphError(UserError):
-    """A model whose graph cannot be made or read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.foresee.graph import zoo
-from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, GraphError, OpGraph, Tensors
+from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, OpGraph, Tensors
 from presage.foresee.graph.torch_trace import OPTIMIZERS
+from presage.model.errors import GraphError
 
 __all__ = ["read", "with_optimizer", "write"]
 

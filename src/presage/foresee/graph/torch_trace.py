@@ -16,15 +16,8 @@ from typing import Any
 import numpy as np
 
 from presage.foresee.graph.operators import kind_of, macs_of
-from presage.foresee.graph.opgraph import (
-    KINDS,
-    PHASES,
-    ROLES,
-    GraphError,
-    InputSpec,
-    OpGraph,
-    Tensors,
-)
+from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, InputSpec, OpGraph, Tensors
+from presage.model.errors import GraphError
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "trace"]
 

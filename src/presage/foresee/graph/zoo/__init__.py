@@ -14,7 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from presage.foresee.graph.opgraph import GraphError, InputSpec
+from presage.foresee.graph.opgraph import InputSpec
+from presage.model.errors import GraphError
 
 __all__ = ["Published", "ZooEntry", "find", "names"]
 

@@ -30,3 +30,16 @@ function draw(id, figure) {
   const config = {responsive: true, displaylogo: false, displayModeBar: false};
   Plotly.react(place, figure.data, themed(figure.layout), config);
 }
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const lists = document.querySelectorAll("select[data-chart]");
+function chosen(list) {
+  draw(list.dataset.chart, figures.choices[list.dataset.chart][list.selectedIndex]);
+}
+function drawAll() {
+  for (const [id, figure] of Object.entries(figures.charts)) draw(id, figure);
+  lists.forEach(chosen);
+}
+drawAll();
+dark.addEventListener("change", drawAll);
+narrow.addEventListener("change", drawAll);
+lists.forEach((list) => list.addEventListener("change", () => chosen(list)));

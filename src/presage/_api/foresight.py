@@ -1,0 +1,136 @@
+"""`presage.predict`: what a model will need on a GPU, before it runs.
+
+`foresee` does the work, and the store of profiles is asked first. What predicts is imported and
+read while a process of its own reads the user's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from os import PathLike, fspath
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from presage.foresee.gpus import Gpu, find
+from presage.foresee.graph.load import load_graph
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.model.errors import PresageError, UserError
+
+if TYPE_CHECKING:
+    from presage.foresee.predict import OnGpu, Prediction
+    from presage.model.profile import Profile
+
+__all__ = ["get_ready", "predict"]
+
+
+def predict(
+    model: Any,
+    inputs: str | Sequence[InputSpec] | None = None,
+    *,
+    batch: int = 32,
+    gpu: str | Sequence[str] = "a100-40g",
+    optimizer: str = "sgd",
+    precision: str = "fp32",
+    inference: bool = False,
+    device: str | Sequence[str] | None = None,
+) -> Prediction:
+    """Foresee GPU memory, utilization and step time of a model on one GPU or several.
+
+    The model is `zoo:resnet50`, `file.py:function`, `package.module:function`, `model.onnx`, a
+    Hugging Face `config.json`, a PyTorch module, or a function without arguments that builds one;
+    the last two need `inputs`, one sample without the batch: `"3x224x224"`, or `"128:int64"` for
+    token numbers. What the same job was seen to use before takes the place of what is foreseen,
+    and the evidence says so. `device` is an older name of `gpu`.
+
+        presage.predict("zoo:resnet50", batch=64, gpu="a100-40g").memory_mib.p90
+    """
+    wanted = gpu if device is None else device
+    gpus = list(dict.fromkeys(find(name) for name in _listed(wanted)))
+    if not gpus:
+        raise UserError("no GPU is named; `presage gpus` lists them")
+    if not isinstance(batch, int) or batch < 1:
+        raise UserError(f"a batch has 1 sample or more, not {batch!r}")
+    options = {"optimizer": optimizer, "precision": precision, "inference": inference}
+    graph = _graph(model, inputs, options)
+    from presage.foresee.predict import predict_graph
+
+    return _with_history(predict_graph(graph, batch, gpus), graph, gpus)
+
+
+def get_ready() -> None:
+    """Import what predicts and read its models, beside something else that takes time; what is
+    wrong with them is told when they are asked."""
+    Thread(target=_warm_up, daemon=True).start()
+
+
+def _warm_up() -> None:
+    from presage.foresee import estimators, predict  # noqa: F401
+
+    with suppress(PresageError):
+        for of in (estimators.memory, estimators.step_time, estimators.utilization):
+            of()
+
+
+def _graph(model: Any, inputs: str | Sequence[InputSpec] | None, options: Any) -> OpGraph:
+    if isinstance(model, OpGraph):
+        return model
+    if isinstance(model, str | PathLike):
+        if inputs is not None and not isinstance(inputs, str):
+            raise UserError("write the inputs of a model that is named as text: 3x224x224")
+        target = fspath(model)
+        if not target.startswith("zoo:"):
+            get_ready()
+        return load_graph(target, inputs=inputs, **options)
+    if inputs is None:
+        raise UserError("a module needs its inputs, one sample without the batch: '3x224x224'")
+    from presage.foresee.graph.torch_trace import trace
+
+    specs = InputSpec.parse(inputs) if isinstance(inputs, str) else tuple(inputs)
+    return trace(model, specs, name=type(model).__name__, **options)
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _with_history(found: Prediction, graph: OpGraph, gpus: Sequence[Gpu]) -> Prediction:
+    """What the same job was seen to use before takes the place of what was foreseen."""
+    from presage.telemetry.store import ProfileStore
+
+    signature = graph.signature()
+    on, evidence = dict(found.gpus), list(found.evidence)
+    for profile in ProfileStore().read_all():
+        if profile.graph_signature != signature or profile.batch != found.batch:
+            continue
+        gpu = _gpu_of(profile, gpus)
+        if gpu is None or not profile.alone:
+            continue
+        on[gpu.name] = _as_seen(on[gpu.name], profile, gpu, found.batch)
+        day = datetime.fromtimestamp(profile.started_s, UTC).date()
+        evidence.insert(0, f"history: this graph ran on {gpu.name} on {day}")
+    return replace(found, gpus=on, evidence=evidence)
+
+
+def _gpu_of(profile: Profile, gpus: Sequence[Gpu]) -> Gpu | None:
+    try:
+        device = find(profile.device)
+    except UserError:
+        return None
+    return next((gpu for gpu in gpus if gpu.name == device.name), None)
+
+
+def _as_seen(on: OnGpu, profile: Profile, gpu: Gpu, batch: int) -> OnGpu:
+    from presage.foresee.predict import Quantiles, verdict
+
+    if (busy := profile.gpu_util_pct) is not None:
+        on = replace(on, gpu_util_pct=Quantiles(busy.p50, busy.p50, busy.p95))
+    if (step := profile.step_ms) is not None:
+        on = replace(on, step_ms=Quantiles(step.p50, step.p50, step.p95))
+    if profile.gpu_memory_mib is not None:
+        most = (profile.gpu_memory_mib.max,) * 3
+        told = verdict(most, gpu, on.max_batch, batch)
+        on = replace(on, memory_mib=Quantiles(*most), **told)
+    return on
