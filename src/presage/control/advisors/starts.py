@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,9 @@ from presage.sim.calibrate import Calibration, ForecastLog
 from presage.sim.helps import Option, what_would_help
 from presage.sim.history import History
 from presage.store.records import JobRow
-from presage.store.sql import SqlStore
+
+if TYPE_CHECKING:  # the simulator's advisors do without a database
+    from presage.store.sql import SqlStore
 
 __all__ = ["Declared", "Experience", "Outlook", "StartTimes", "eta_view"]
 
