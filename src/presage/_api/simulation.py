@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import polars as pl
 
-from presage.control.simulated import Advised, check_advisors
 from presage.core.plan import Plan
 from presage.core.ports import Policy, Predictor
 from presage.edge import read_yaml
@@ -36,6 +35,9 @@ from presage.sim.traces import Trace, read_trace
 from presage.sim.usage import RecordedUse, recorded_uses
 from presage.sim.world import WorldRules
 from presage.telemetry.readers import read_telemetry
+
+if TYPE_CHECKING:  # a simulation without advisors starts without the estimators
+    from presage.control.simulated import Advised
 
 __all__ = ["Study", "compare", "make_trace", "pipeline", "simulate", "usual_cluster"]
 
@@ -214,9 +216,8 @@ class Study:
         if restart_cost_s is not None and not (isfinite(restart_cost_s) and restart_cost_s >= 0):
             raise UserError("the restart cost is a finite number of seconds, 0 or more")
         file = read_yaml(Path(config), SimulationFile, ConfigError) if config else SimulationFile()
-        check_advisors(advise)
-        if advise and telemetry is None:
-            raise UserError("advisors look at telemetry: give what the jobs of the trace used")
+        if advise:
+            _check_advisors(advise, telemetry)
         chosen, jobs = _chosen(policies, file, placement), read_trace(trace, format, estimates)
         return cls(
             policies=chosen,
@@ -241,7 +242,7 @@ class Study:
             seed=self.seed,
             use_estimates=self.use_estimates,
             uses=self.uses,
-            advise=Advised(self.advise, self.cluster) if self.advise else None,
+            advise=_advised(self.advise, self.cluster) if self.advise else None,
             progress=progress,
             check_every=check_every,
         )
@@ -249,6 +250,20 @@ class Study:
     def compared(self, results: Iterable[SimResult]) -> Comparison:
         """The results side by side."""
         return Comparison(self.trace, self.cluster, tuple(results))
+
+
+def _check_advisors(names: Sequence[str], telemetry: TelemetryLike | None) -> None:
+    from presage.control.simulated import check_advisors
+
+    check_advisors(names)
+    if telemetry is None:
+        raise UserError("advisors look at telemetry: give what the jobs of the trace used")
+
+
+def _advised(names: Sequence[str], cluster: Cluster) -> Advised:
+    from presage.control.simulated import Advised
+
+    return Advised(names, cluster)
 
 
 def _uses(telemetry: TelemetryLike, trace: Trace) -> dict[str, RecordedUse]:

@@ -18,7 +18,6 @@ from rich.console import Console
 from presage._api.simulation import Study
 from presage.cli._input import listed
 from presage.cli._output import check_directory, check_file, print_json, progress, say
-from presage.control.simulated import ADVISORS
 from presage.model.errors import UserError
 from presage.policy import registry
 from presage.sim.report import table, to_json, write_all
@@ -62,9 +61,7 @@ TelemetryFile = Annotated[
 ]
 Advisors = Annotated[
     str | None,
-    typer.Option(
-        help=f"Advisors that look at telemetry: {', '.join(ADVISORS)}.", show_default="none"
-    ),
+    typer.Option(help="Advisors that look at telemetry: sizing, learning.", show_default="none"),
 ]
 ReportPath = Annotated[Path | None, typer.Option(help="Write an HTML page.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
