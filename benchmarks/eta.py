@@ -44,7 +44,7 @@ from presage.policy import registry
 from presage.sim.ahead import TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 from presage.sim.clusters import read_cluster
-from presage.sim.history import DAY_S, History
+from presage.sim.history import DAY_S, RuntimeHistory
 from presage.sim.oracle import Oracle
 from presage.sim.run import simulate
 from presage.sim.traces import Trace, read_trace
@@ -140,9 +140,9 @@ class Past:
                 ends.append((float(at[k]) + task.duration_s, task.spec, task.duration_s))
         self._ends = sorted(ends, key=lambda end: end[0])
 
-    def history(self, until: float) -> History:
+    def history(self, until: float) -> RuntimeHistory:
         """Run times known at that moment."""
-        history = History()
+        history = RuntimeHistory()
         for ended_at, spec, ran_s in self._ends:
             if ended_at >= until:
                 break
@@ -325,7 +325,7 @@ def traces(policy: str, count: int, samples: int, seed: int) -> dict[str, dict[s
 def large(policy: str = "fifo", pending: int = 1000, nodes: str = "500x8") -> dict[str, Any]:
     """CPU seconds of one forecast for all jobs of a long queue on a full cluster."""
     rng = np.random.default_rng(0)
-    history = History()
+    history = RuntimeHistory()
     engine = Engine(registry.build(policy), Declared(), State(0))
     engine.handle(0.0, [NodeUp(node) for node in read_cluster(nodes)])
     number, now = 0, 0.0

@@ -29,7 +29,7 @@ from sklearn.model_selection import GridSearchCV
 from benchmarks._data import shared
 from presage.foresee.utilization import (
     Features,
-    Kind,
+    LayerClass,
     UtilizationEstimator,
     families_of,
     features_of,
@@ -174,7 +174,7 @@ def _searched(
 ) -> Floats:
     """The protocol of HotCloud 2020, on its eight features."""
     kinds, macs, _, _, params = data.X.layers.T
-    counts = [data.X.total(kinds == kind) for kind in Kind]
+    counts = [data.X.total(kinds == kind) for kind in LayerClass]
     totals = [2 * data.X.total(macs), data.X.total(params), *counts]
     X = np.column_stack([*totals, data.X.rows[:, 1], data.X.rows[:, 0]])
     grid = {"n_estimators": [50, 150], "max_depth": [3, 6, 12]}

@@ -1,8 +1,8 @@
 """A profile for tests that need one."""
 
-from presage.model.profile import Profile, Spread
+from presage.model.profile import Distribution, Profile
 
-SPREAD = Spread(1.0, 1.0, 2.0, 3.0)
+SPREAD = Distribution(1.0, 1.0, 2.0, 3.0)
 PROFILE = Profile(
     signature="0a1b",
     command=("python", "train.py"),

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import presage
 from presage.cli.main import app
-from presage.client import Client, Job
+from presage.client import Client, JobHandle
 from presage.foresee.graph.load import load_graph
-from presage.model.profile import Spread
+from presage.model.profile import Distribution
 from presage.sim.traces import Trace
 from presage.telemetry.store import ProfileStore
 from tests.cli.telemetry import made, written
@@ -109,7 +109,9 @@ def test_a_name_that_is_not_there_is_said() -> None:
 def test_the_reference_names_everything(root: Path) -> None:
     text = (root / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     wanted = {f"`{name}`" for name in presage.__all__}
-    wanted |= {f"`{name}`" for kind in (Client, Job) for name in vars(kind) if name[0] != "_"}
+    wanted |= {
+        f"`{name}`" for kind in (Client, JobHandle) for name in vars(kind) if name[0] != "_"
+    }
     assert not sorted(name for name in wanted if name not in text)
 
 
@@ -216,8 +218,8 @@ def test_what_was_measured_takes_the_place_of_a_guess() -> None:
         graph_signature=load_graph("zoo:resnet50").signature(),
         gpus=1,
         alone=True,
-        gpu_memory_mib=Spread(50_000.0, 50_000.0, 50_000.0, 50_000.0),
-        step_ms=Spread(70.0, 70.0, 80.0, 90.0),
+        gpu_memory_mib=Distribution(50_000.0, 50_000.0, 50_000.0, 50_000.0),
+        step_ms=Distribution(70.0, 70.0, 80.0, 90.0),
     )
     ProfileStore().add(seen)
     p = presage.predict("zoo:resnet50", batch=64, gpu=["a100-40g", "t4"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -71,6 +71,21 @@ def test_every_package_has_an_init_file() -> None:
     assert not bare
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """One noun, one meaning."""
+    sources = {path.relative_to(SRC).as_posix(): path.read_text("utf-8") for path in MODULES}
+    shared = shared_names(sources)
+    assert not shared
+
+
+@pytest.mark.parametrize(
+    "other", ["class Run: ...", "class _Run: ...", "def f():\n class Run: ..."]
+)
+def test_classes_of_one_name_are_found(other: str) -> None:
+    sources = {"core/x.py": "class Run: ...\nclass Runs: ...", "sim/x.py": other}
+    assert shared_names(sources) == {"Run": ["core/x.py", "sim/x.py"]}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SRC).as_posix())
 def test_module_keeps_the_rules(path: Path) -> None:
     problems = list(check(path.relative_to(SRC).as_posix(), path.read_text(encoding="utf-8")))
@@ -130,6 +145,16 @@ def test_a_broken_rule_is_found(name: str, source: str, problem: str) -> None:
 )
 def test_what_is_allowed_passes(name: str, source: str) -> None:
     assert list(check(name, f'"""x"""\n{source}')) == []
+
+
+def shared_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names that more than one class has, a leading underscore aside, with where these are."""
+    homes: dict[str, list[str]] = {}
+    for place, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(place)
+    return {name: places for name, places in homes.items() if len(places) > 1}
 
 
 def check(name: str, source: str) -> Iterator[str]:

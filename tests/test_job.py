@@ -307,8 +307,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "_saving", None)
-    monkeypatch.setattr(job, "_report", job._Report())
-    monkeypatch.setattr(job, "_stop", job._Stop())
+    monkeypatch.setattr(job, "_report", job._ProgressFile())
+    monkeypatch.setattr(job, "_stop", job._SignalWatch())
     before = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, before)

@@ -21,7 +21,7 @@ from presage.observe.phases import report as phases
 from presage.page import counted, duration_text, readable_unit, render, short, write_page
 from presage.provision.report import rightsize_page
 from presage.provision.rightsize import rightsize
-from presage.reproduce.result import Chart, Line, Reproduction, reproduction_page
+from presage.reproduce.result import Chart, ReproducedFigure, Reproduction, reproduction_page
 from presage.sim._html import page as simulation_page
 from presage.sim.clusters import read_cluster
 from presage.telemetry.readers import read_telemetry
@@ -72,7 +72,7 @@ def model_graph(folder: Path) -> str:
 
 def reproduction(folder: Path) -> str:
     chart = Chart(HOSTILE, HOSTILE, {"data": [{"name": HOSTILE}], "layout": {}})
-    lines = (Line(HOSTILE, 1.0, unit=HOSTILE, target=HOSTILE),)
+    lines = (ReproducedFigure(HOSTILE, 1.0, unit=HOSTILE, target=HOSTILE),)
     return reproduction_page(Reproduction(HOSTILE, HOSTILE, HOSTILE, lines, (HOSTILE,), (chart,)))
 
 

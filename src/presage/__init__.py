@@ -17,7 +17,7 @@ __all__ = [
     "Cluster",
     "Comparison",
     "Device",
-    "Job",
+    "JobHandle",
     "Node",
     "Pipeline",
     "Placer",
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from presage._api.foresight import predict
     from presage._api.simulation import compare, make_trace, pipeline, simulate
     from presage._api.telemetry import phases, rightsize
-    from presage.client import Client, Job, submit
+    from presage.client import Client, JobHandle, submit
     from presage.core.plan import Plan
     from presage.core.ports import Policy, Predictor
     from presage.foresee.predict import Prediction
@@ -69,7 +69,7 @@ else:
         "_api.foresight": ["predict"],
         "_api.simulation": ["compare", "make_trace", "pipeline", "simulate"],
         "_api.telemetry": ["phases", "rightsize"],
-        "client": ["Client", "Job", "submit"],
+        "client": ["Client", "JobHandle", "submit"],
         "core.plan": ["Plan"],
         "core.ports": ["Policy", "Predictor"],
         "foresee.predict": ["Prediction"],

@@ -44,12 +44,12 @@ from presage.model.answers import (
     NewUser,
     NodeStatus,
     QueueStatus,
-    Scaled,
+    ScaleAccepted,
     Status,
     StatusChange,
     Submitted,
     UserInfo,
-    Waiting,
+    WaitingJob,
     WhatIf,
 )
 from presage.model.errors import ApiError, PackError, Unreachable, UserError
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_URL",
     "Client",
-    "Job",
+    "JobHandle",
     "pack_folder",
     "submit",
     "to_json",
@@ -79,13 +79,13 @@ _SKIPPED = {".git", ".hg", "__pycache__", ".venv", "node_modules", ".mypy_cache"
 _MOST_BYTES = 256 << 20
 
 
-def submit(manifest: str | PathLike[str], *, folder: bool = True) -> Job:
+def submit(manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
     """Submit a manifest, and with it a copy of the folder it is in, to the server of PRESAGE_URL
     with PRESAGE_TOKEN, as `presage submit` does."""
     return Client().submit(manifest, folder=folder)
 
 
-class Job:
+class JobHandle:
     """A job of a server: what was last heard of it, and what can be asked for.
 
     `status`, `reason` and `info` are as of the last answer; `refresh` asks again.
@@ -180,7 +180,7 @@ class Job:
         return self
 
     def __repr__(self) -> str:
-        return f"Job({self.id!r}, {self.status})"
+        return f"JobHandle({self.id!r}, {self.status})"
 
     def _repr_html_(self) -> str:
         from presage.page import html_table
@@ -232,7 +232,7 @@ class Client:
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> Job:
+    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
         """Submit a manifest file, and with it a copy of the folder it is in."""
         from presage.manifest import read_manifest
 
@@ -247,12 +247,12 @@ class Client:
         content_type: str = "application/yaml",
         *,
         folder: str | None = None,
-    ) -> Job:
+    ) -> JobHandle:
         """Submit a manifest that is YAML, or JSON; `folder` is what `upload` returned."""
         headers = {"Content-Type": content_type, "Idempotency-Key": uuid.uuid4().hex}
         query = {"folder": folder} if folder else {}
         body = self._call("POST", "/jobs", content=manifest, params=query, headers=headers)
-        return Job(self, _value(Submitted, body))
+        return JobHandle(self, _value(Submitted, body))
 
     def upload(self, folder: Path) -> str:
         """Send a work folder unless the server has it; returns its name there."""
@@ -273,7 +273,7 @@ class Client:
         queue: str | None = None,
         owner: str | None = None,
         limit: int | None = None,
-    ) -> Iterator[Job]:
+    ) -> Iterator[JobHandle]:
         """Jobs, newest first, page by page."""
         asked = {"status": list(status), "queue": queue, "owner": owner}
         wanted = {key: value for key, value in asked.items() if value}
@@ -282,15 +282,15 @@ class Client:
             size = 1000 if limit is None else min(1000, limit - shown)
             page = {"limit": size, **({"after": after} if after is not None else {})}
             body = self._call("GET", "/jobs", params={**wanted, **page})
-            yield from (Job(self, each) for each in _values(JobSummary, body["jobs"]))
+            yield from (JobHandle(self, each) for each in _values(JobSummary, body["jobs"]))
             shown += len(body["jobs"])
             after = body["next"]
             if after is None or (limit is not None and shown >= limit):
                 return
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobHandle:
         """A job by its name."""
-        return Job(self, self.get(JobStatus, f"/jobs/{_path(job_id)}"))
+        return JobHandle(self, self.get(JobStatus, f"/jobs/{_path(job_id)}"))
 
     def dry_run(self, manifest: bytes | str) -> DryRun:
         """What would become of a YAML manifest if it was submitted; nothing is kept."""
@@ -306,10 +306,10 @@ class Client:
         """`stop`, `halt` or `resume` a job."""
         return _value(Accepted, self._call("POST", f"/jobs/{_path(job_id)}/{what}"))
 
-    def scale(self, job_id: str, workers: int) -> Scaled:
+    def scale(self, job_id: str, workers: int) -> ScaleAccepted:
         """Give an elastic job so many workers."""
         body = self._call("POST", f"/jobs/{_path(job_id)}/scale", json={"workers": workers})
-        return _value(Scaled, body)
+        return _value(ScaleAccepted, body)
 
     def logs(
         self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
@@ -339,10 +339,10 @@ class Client:
         what = "undrain" if back else "drain"
         return _value(NodeStatus, self._call("POST", f"/nodes/{_path(node)}/{what}"))
 
-    def waiting(self, jobs: Sequence[str]) -> list[Waiting]:
+    def waiting(self, jobs: Sequence[str]) -> list[WaitingJob]:
         """What jobs wait for, a hundred at a time."""
         body = self._call("GET", "/waiting", params={"job": list(jobs)})
-        return _values(Waiting, body["waiting"])
+        return _values(WaitingJob, body["waiting"])
 
     def what_if(
         self, policies: Sequence[str], since_s: float | None = None, config: str | None = None

@@ -22,7 +22,7 @@ from presage.model.errors import UserError
 
 __all__ = [
     "FILE_LIMITS",
-    "Limits",
+    "YamlLimits",
     "check",
     "misplaced",
     "parse_json",
@@ -39,7 +39,7 @@ problems, and the one that came closer says more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class YamlLimits:
     """What a text may hold; beyond that it is refused. An alias counts as all it stands for."""
 
     bytes: int
@@ -47,12 +47,12 @@ class Limits:
     depth: int
 
 
-FILE_LIMITS = Limits(bytes=16 << 20, nodes=2_000_000, depth=100)
+FILE_LIMITS = YamlLimits(bytes=16 << 20, nodes=2_000_000, depth=100)
 """For files of the person who runs the command."""
 
 
 def read_yaml(
-    path: Path, model: type[M], error: type[UserError], limits: Limits = FILE_LIMITS
+    path: Path, model: type[M], error: type[UserError], limits: YamlLimits = FILE_LIMITS
 ) -> M:
     """The file as a model; anything wrong with it raises `error`."""
     try:
@@ -66,7 +66,7 @@ def read_yaml(
 
 
 def parse_yaml(
-    text: bytes | str, model: type[M], error: type[UserError], source: str, limits: Limits
+    text: bytes | str, model: type[M], error: type[UserError], source: str, limits: YamlLimits
 ) -> M:
     """The YAML text as a model; messages call it `source`."""
     text = _decoded(text, error, source, limits)
@@ -89,7 +89,7 @@ def parse_yaml(
 
 
 def parse_json(
-    text: bytes | str, model: type[M], error: type[UserError], source: str, limits: Limits
+    text: bytes | str, model: type[M], error: type[UserError], source: str, limits: YamlLimits
 ) -> M:
     """The JSON text as a model; messages call it `source`."""
     text = _decoded(text, error, source, limits)
@@ -138,7 +138,7 @@ def misplaced(says: str, *at: str) -> PydanticCustomError:
     return PydanticCustomError("misplaced", "{says}", {"says": says, "at": at})
 
 
-def _decoded(text: bytes | str, error: type[UserError], source: str, limits: Limits) -> str:
+def _decoded(text: bytes | str, error: type[UserError], source: str, limits: YamlLimits) -> str:
     if len(text) > limits.bytes:
         raise error(f"{source} is larger than {limits.bytes >> 20} MiB")
     try:
@@ -147,7 +147,7 @@ def _decoded(text: bytes | str, error: type[UserError], source: str, limits: Lim
         raise error(f"{source} cannot be read: {broken}") from None
 
 
-def _refuse_bombs(text: str, error: type[UserError], source: str, limits: Limits) -> None:
+def _refuse_bombs(text: str, error: type[UserError], source: str, limits: YamlLimits) -> None:
     """Walk through the text without building anything, and count what it would become."""
     nodes = 0
     complete: dict[str, tuple[int, int]] = {}  # anchor → nodes and levels it stands for

@@ -341,7 +341,7 @@ class _Told(NamedTuple):
         }
 
 
-class _Report:
+class _ProgressFile:
     """The file that says how far the training is: replaced as a whole, never in the way."""
 
     def __init__(self) -> None:
@@ -400,7 +400,7 @@ class _StepTimer:
         return took[len(took) // 2] if took else None  # none before the second step
 
 
-class _Stop:
+class _SignalWatch:
     """Whether SIGTERM came, and who wanted to know of it before."""
 
     def __init__(self) -> None:
@@ -430,7 +430,7 @@ class _Stop:
             self._before(number, frame)
 
 
-class _Resize:
+class _ResizeBarrier:
     """Standing still, all ranks after the same step, while the number of workers changes.
 
     Ranks that train in step cannot be stopped one by one: those left behind would wait for the
@@ -498,10 +498,10 @@ class _Resize:
 
 
 _saving: _Checkpoints | None = None
-_report = _Report()
+_report = _ProgressFile()
 _timer = _StepTimer()
-_stop = _Stop()
-_resize = _Resize()
+_stop = _SignalWatch()
+_resize = _ResizeBarrier()
 
 
 def _end() -> None:

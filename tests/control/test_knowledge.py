@@ -11,14 +11,14 @@ import pytest
 from presage.control.advisors.starts import Experience
 from presage.control.charts import chart_lines
 from presage.control.files import take_over_files
-from presage.control.history import FIELDS, History
-from presage.control.phases import Phases
+from presage.control.history import FIELDS, ClusterHistory
+from presage.control.phases import StoredPhases
 from presage.core.state import State
 from presage.foresee.champions import Champions
 from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.job import JobSpec, Role
-from presage.sim.ahead import Forecast, Start
+from presage.sim.ahead import Start, StartForecast
 from presage.store import open_store
 from presage.store.memory import MemoryKnowledge
 from presage.store.records import JobChange, JobRow
@@ -27,12 +27,12 @@ from presage.store.sql import SqlStore
 
 def test_a_history_survives_and_thins() -> None:
     now, knowledge = 100 * 86_400.0, MemoryKnowledge()
-    history = History(knowledge)
+    history = ClusterHistory(knowledge)
     old = now - 10 * 86_400 + np.arange(60) * 10
     later = now - 3590 + np.arange(360) * 10  # after so many, old ones become means
     for k, at in enumerate([*old, *later]):
         history.add({name: float(k) for name in FIELDS} | {"at": float(at)})
-    for again in (history, History(knowledge)):
+    for again in (history, ClusterHistory(knowledge)):
         found = again.since(0.0, 1000)
         assert found["at"][2:] == later.tolist()
         assert found["gpus"][:2] == [14.5, 44.5]  # two means of five minutes
@@ -61,7 +61,7 @@ def test_forecasts_and_their_outcomes_are_known_to_the_next_server(tmp_path: Pat
     prior = first.calibration(400.0)
     first.catch_up()
     starts = {f"j{k}": Start(10.0, 100.0 + k / 3, 1000.0, ()) for k in range(70)}
-    first.foreseen(Forecast(1.0, 9, 5000.0, starts), waiting(*range(70)))
+    first.foreseen(StartForecast(1.0, 9, 5000.0, starts), waiting(*range(70)))
     for number in range(60):
         at = 51.0 + number / 7
         change = JobChange(job=f"j{number}", at=at, status="DOWNLOADING", attempt=1)
@@ -71,7 +71,7 @@ def test_forecasts_and_their_outcomes_are_known_to_the_next_server(tmp_path: Pat
     assert second.calibration(400.0) == prior
     second.catch_up()
     later = {"j65": Start(1.0, 2.0, 3.0, ())}  # the first forecast of a job counts
-    second.foreseen(Forecast(300.0, 9, 5000.0, later), waiting(*range(60, 70)))
+    second.foreseen(StartForecast(300.0, 9, 5000.0, later), waiting(*range(60, 70)))
     assert second.calibration(400.0) == first.calibration(400.0) != prior
     assert len(second._log.open) == 10
     store.close()
@@ -130,7 +130,7 @@ def taken_over(store: SqlStore) -> None:
     assert (drift.judged, drift.drifted) == (6, True)
     assert champions.not_enough("w7") == 512.0
     assert champions.learned_until() == 62
-    found = History(knowledge).since(0.0, 100)
+    found = ClusterHistory(knowledge).since(0.0, 100)
     assert found["gpus"] == [14.5, 44.5, 60.0, 61.0]
     assert len(knowledge.tail("cluster/coarse", 9)) == 2
     lessons = Experience(store, knowledge, lambda: None)
@@ -140,7 +140,7 @@ def taken_over(store: SqlStore) -> None:
     assert [line["progress"]["loss"] for line in reports[1:]] == [0.9, 0.8]
     held = chart_lines(knowledge, "j3", "limits")
     assert [(line["attempt"], line["cpu_milli"]) for line in held] == [(1, 2000), (2, 500)]
-    phases = Phases(knowledge)
+    phases = StoredPhases(knowledge)
     model = phases.model("w")
     assert model is not None
     assert len(model.centres) == 2

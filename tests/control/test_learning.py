@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from presage.control.advisors.learning import Learner, Sized, sharing, sized
-from presage.control.advisors.needs import Estimator, workload
+from presage.control.advisors.learning import Learner, MeasuredSize, sharing, sized
+from presage.control.advisors.needs import NeedsEstimator, workload
 from presage.control.advisors.starts import Declared
 from presage.control.ends import StoredEnds
-from presage.control.measured import Measured
+from presage.control.measured import StoredTelemetry
 from presage.core.engine import Engine
 from presage.core.state import State
-from presage.foresee.adapter import Foreseen, TimeSharing
+from presage.foresee.adapter import EstimatePredictor, TimeSharing
 from presage.foresee.champions import Champions
 from presage.layout import Layout
 from presage.manifest import Manifest, parse_manifest, to_spec
@@ -70,14 +70,14 @@ def learner(
 ) -> tuple[Learner, Champions]:
     champions = Champions(knowledge or MemoryKnowledge())
     node = Node("n", devices)
-    estimator = Estimator(champions, lambda: (node,), Path)
+    estimator = NeedsEstimator(champions, lambda: (node,), Path)
     store = SimpleNamespace(jobs=rows)
     made = Learner(StoredEnds(store), champions, estimator)  # type: ignore[arg-type]
     return made, champions
 
 
 def catch_up(teacher: Learner, home: Path) -> int:
-    return teacher.catch_up(0.0, Measured(Layout(home)))
+    return teacher.catch_up(0.0, StoredTelemetry(Layout(home)))
 
 
 def telemetry(home: Path, row: JobRow, mib: float, **more: Any) -> None:
@@ -126,7 +126,7 @@ def test_the_next_server_learns_when_the_first_would_have(tmp_path: Path) -> Non
             row = rows.add(MANIFEST, progress={"done": 1.0, "step_s": 0.01})
             telemetry(tmp_path, row, 200.0)
         teacher, _ = learner(rows, knowledge=knowledge)  # another one each time
-        assert teacher.catch_up(float(len(rows.rows)), Measured(Layout(tmp_path))) == count
+        assert teacher.catch_up(float(len(rows.rows)), StoredTelemetry(Layout(tmp_path))) == count
         assert len(champions.standing("memory").versions) == versions
     assert catch_up(first, tmp_path) == 0
 
@@ -216,7 +216,7 @@ def test_jobs_on_one_device_share_it() -> None:
 
 def test_reports_of_elastic_jobs_become_the_speeds_that_the_policy_sees(tmp_path: Path) -> None:
     teacher, _ = learner(Rows())
-    engine = Engine(registry.build("elastic"), Foreseen(TimeSharing(), Declared()))
+    engine = Engine(registry.build("elastic"), EstimatePredictor(TimeSharing(), Declared()))
     spec = JobSpec("a", (Role("worker", Resources(gpu_milli=1000), 1, 2),), entrypoint=("train",))
     engine.handle(0.0, [ev.NodeUp(Node("n", (Device(), Device())))])
     engine.handle(0.0, [ev.JobSubmitted(spec)])
@@ -253,4 +253,4 @@ def test_a_job_beside_another_tells_nothing_of_its_speed(tmp_path: Path) -> None
     teacher, _ = learner(Rows())
     teacher._shared.add("a")
     for ran_s in (1.0, 11.0):
-        assert teacher.time_sizes([Sized("a", (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == []
+        assert teacher.time_sizes([MeasuredSize("a", (1, 0.0, 1, 1), ran_s / 100, ran_s)]) == []

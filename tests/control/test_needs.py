@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from presage.control.advisors.needs import Estimator, workload
+from presage.control.advisors.needs import NeedsEstimator, workload
 from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, parse_manifest, to_spec
@@ -25,13 +25,13 @@ def manifest(text: str) -> Manifest:
 
 
 @pytest.fixture
-def estimator(tmp_path: Path) -> Estimator:
+def estimator(tmp_path: Path) -> NeedsEstimator:
     champions = Champions(MemoryKnowledge())
-    return Estimator(champions, lambda: NODES, lambda d: tmp_path / f"{d}.tar.gz")
+    return NeedsEstimator(champions, lambda: NODES, lambda d: tmp_path / f"{d}.tar.gz")
 
 
 def test_a_model_reference_gives_memory_utilization_step_and_run_time(
-    estimator: Estimator,
+    estimator: NeedsEstimator,
 ) -> None:
     asked = manifest("resources: {gpus: 1}\nmodel: {ref: zoo:resnet18, batch: 32, steps: 1000}")
     found = estimator.of(to_spec(asked, "j", "me"), asked.model, None)
@@ -51,23 +51,23 @@ def test_without_a_model_the_history_answers_and_else_nobody() -> None:
     asked = manifest("resources: {gpus: 1}")
     spec = to_spec(asked, "j", "me")
     champions = Champions(MemoryKnowledge())
-    assert Estimator(champions, lambda: NODES, Path).of(spec, asked.model, None) is None
+    assert NeedsEstimator(champions, lambda: NODES, Path).of(spec, asked.model, None) is None
     hour = Estimate.exact(3600.0, "s", "history of 5 runs")
-    found = Estimator(champions, lambda: NODES, Path, lambda spec: hour).of(
+    found = NeedsEstimator(champions, lambda: NODES, Path, lambda spec: hour).of(
         spec, asked.model, None
     )
     assert found is not None
     assert found.runtime_s == hour
 
 
-def test_models_that_are_code_or_not_there_tell_nothing(estimator: Estimator) -> None:
+def test_models_that_are_code_or_not_there_tell_nothing(estimator: NeedsEstimator) -> None:
     for ref in ("train.py:build", "zoo:nonsense", "model.onnx"):
         asked = manifest(f"resources: {{gpus: 1}}\nmodel: {ref}")
         assert estimator.of(to_spec(asked, "j", "me"), asked.model, None) is None
 
 
 def test_a_config_in_the_uploaded_folder_is_read_as_data(
-    estimator: Estimator, tmp_path: Path
+    estimator: NeedsEstimator, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
     config = {
@@ -93,7 +93,7 @@ def test_a_config_in_the_uploaded_folder_is_read_as_data(
 
 def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
     champions = Champions(MemoryKnowledge())
-    estimator = Estimator(champions, lambda: NODES, lambda d: tmp_path)
+    estimator = NeedsEstimator(champions, lambda: NODES, lambda d: tmp_path)
     asked = manifest(
         "resources: {cpus: 1, memory: auto}\nmodel: {ref: zoo:mlp, batch: 8, steps: 9}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from presage.control.recent import Known, Recent
+from presage.control.recent import Recent, RecentJob
 from presage.store.records import JobRow
 
 
@@ -39,7 +39,7 @@ def test_what_another_lease_wrote_is_not_served() -> None:
 
 def test_nothing_is_kept_while_this_server_does_not_decide() -> None:
     recent = Recent()
-    found = Known(row("a"), ())
+    found = RecentJob(row("a"), ())
     assert recent.read(None, "a", lambda: found) is found
     assert recent.job(None, "a") is None
 
@@ -49,7 +49,7 @@ def test_a_job_that_changed_is_read_again() -> None:
     recent.wrote(7, [row("a")], 1, [])
     recent.wrote(7, [], 1, ["a"])
     assert recent.job(7, "a") is None
-    now = Known(replace(row("a"), manifest=None, status="PROCESSING", seq=1), ())
+    now = RecentJob(replace(row("a"), manifest=None, status="PROCESSING", seq=1), ())
     assert recent.read(7, "a", lambda: now) is now
     assert recent.job(7, "a") is now
 
@@ -57,9 +57,9 @@ def test_a_job_that_changed_is_read_again() -> None:
 def test_what_changes_while_it_is_read_is_not_kept() -> None:
     recent = Recent()
     recent.wrote(7, [row("a")], 1, ["a"])
-    old = Known(replace(row("a"), seq=1), ())
+    old = RecentJob(replace(row("a"), seq=1), ())
 
-    def slowly() -> Known:
+    def slowly() -> RecentJob:
         recent.wrote(7, [], 1, ["a"])  # committed after the old row was read
         return old
 

@@ -13,8 +13,8 @@ import pytest
 from presage.control.advisors.sizing import Sizing
 from presage.control.advisors.starts import Declared
 from presage.control.charts import chart_lines
-from presage.control.measured import Measured
-from presage.control.phases import Phases, sized_workload
+from presage.control.measured import StoredTelemetry
+from presage.control.phases import StoredPhases, sized_workload
 from presage.core.engine import Engine
 from presage.layout import Layout
 from presage.manifest import parse_manifest
@@ -43,7 +43,7 @@ class Loop:
 
     def look(self, sizing: Sizing, home: Path) -> None:
         """As a runner does: have the loop take in what is advised."""
-        measured = Measured(Layout(home))
+        measured = StoredTelemetry(Layout(home))
         for fact in sizing.look(self.now, lambda question: question(self.engine.state), measured):
             self.facts.append(fact)
             self.handle(fact)
@@ -72,7 +72,7 @@ def write(home: Path, job: str, samples: list[tuple[float, float, float]]) -> No
 def made(knowledge: MemoryKnowledge, *rows: JobRow) -> Sizing:
     store = SimpleNamespace(jobs=SimpleNamespace(get={one.id: one for one in rows}.get))
     workload = partial(sized_workload, store)  # type: ignore[arg-type]
-    return Sizing(Phases(knowledge), workload, record=knowledge)
+    return Sizing(StoredPhases(knowledge), workload, record=knowledge)
 
 
 def test_a_run_is_held_to_what_it_used_of_late(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ _PLAN = {
 _GO = {"address": "10.0.0.1", "port": 59543, "ran_s": 1.6, "logs": {"worker-0": 155}}
 _MANIFEST = {"name": "old", "command": ["sleep", "600"], "workers": "1..2"}
 FIRST: list[tuple[type[wire.Message], Any]] = [
-    (msg.Plan, _PLAN),
-    (msg.Plan, {**_PLAN, "warm": True}),
+    (msg.RunPlan, _PLAN),
+    (msg.RunPlan, {**_PLAN, "warm": True}),
     (msg.JobFile, {"manifest": _MANIFEST, "folder": "ab", "owner": "ada", "memory_mib": {"w": 1}}),
     (msg.ResizeOrder, {"number": 1, "target": [_IDENTITY], "workers": [_WORKER]}),
     (msg.StopOrder, {"code": "requested", "text": "halted"}),
@@ -82,7 +82,7 @@ FIRST: list[tuple[type[wire.Message], Any]] = [
     (msg.LimitOrder, {"cpu_milli": 1500, "memory_mib": 900}),
     (msg.Members, {"number": 1, "members": ["worker-0", "worker-1"], "store": "store-7"}),
     (msg.ProgressReport, {"done": 0.5, "detail": {"loss": 0.5, "step": 1, "steps": 2}}),
-    (msg.Request, 3),
+    (msg.SizeRequest, 3),
     (msg.Processes, [[24399, 392643], [24400, 392643]]),
     (msg.Event, {"type": "JobStarted", "job": "old", "attempt": 1, "at": 1.5, "when": 2.5}),
     (msg.Event, {"type": "JobResized", "job": "old", "attempt": 1, "number": 1, "when": 2.5}),
@@ -155,10 +155,10 @@ def _sample(kind: Any) -> Any:
 
 @pytest.mark.parametrize("kind", list(_kinds()), ids=lambda kind: kind.__name__)
 def test_every_message_survives_its_journey(kind: type[wire.Message]) -> None:
-    if kind is msg.News:  # it has bytes: it travels in a call, not as text
+    if kind is msg.RunNews:  # it has bytes: it travels in a call, not as text
         chunk = {"worker-0": (3, b"\xff\n")}
-        news = msg.News(cursor=msg.Cursor(logs={}), logs=chunk)
-        assert wire.unpack(msg.News, wire.pack(news)) == news
+        news = msg.RunNews(cursor=msg.Cursor(logs={}), logs=chunk)
+        assert wire.unpack(msg.RunNews, wire.pack(news)) == news
         return
     message = _sample(kind)
     assert wire.loads(kind, wire.dumps(message)) == message
@@ -187,7 +187,7 @@ def test_what_is_not_understood_is_refused_in_one_line(
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"\xff", b"{}", b"[]", b"3"])
 def test_nonsense_is_refused(text: bytes) -> None:
     with pytest.raises(wire.MessageError, match=r"plan\.json.* (is not JSON|is missing)"):
-        wire.loads(msg.Plan, text)
+        wire.loads(msg.RunPlan, text)
 
 
 def test_a_field_that_came_later_means_what_its_absence_meant() -> None:

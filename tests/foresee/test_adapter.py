@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import FittedSlowdowns, Foreseen, TimeSharing
+from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, TimeSharing
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
 from presage.foresee.interference import InterferenceEstimator
@@ -45,11 +45,11 @@ class Half:
 
 
 @pytest.fixture
-def predict() -> Foreseen:
-    return Foreseen(Half(), StablePredictor())
+def predict() -> EstimatePredictor:
+    return EstimatePredictor(Half(), StablePredictor())
 
 
-def test_what_was_foreseen_at_submission_counts(predict: Foreseen) -> None:
+def test_what_was_foreseen_at_submission_counts(predict: EstimatePredictor) -> None:
     known = job("a", needs(0.4, 1000.0))
     assert predict.runtime(known).p50 == 77.0
     assert predict.utilization(known).p50 == 0.4
@@ -57,14 +57,14 @@ def test_what_was_foreseen_at_submission_counts(predict: Foreseen) -> None:
     assert predict.slowdown(known, [known, known]).p50 == 2.0
 
 
-def test_what_was_not_is_left_to_another_predictor(predict: Foreseen) -> None:
+def test_what_was_not_is_left_to_another_predictor(predict: EstimatePredictor) -> None:
     other: Predictor = StablePredictor()
     unknown = job("a", Estimates("test"))
     assert predict.runtime(unknown) == other.runtime(unknown)
     assert predict.utilization(job("b")) == other.utilization(job("b"))
 
 
-def test_a_workload_that_ran_out_of_memory_is_given_more(predict: Foreseen) -> None:
+def test_a_workload_that_ran_out_of_memory_is_given_more(predict: EstimatePredictor) -> None:
     first = job("a", needs(0.4, 1000.0), model="resnet")
     before = predict.version
     predict.with_speeds(SpeedBook()).out_of_memory(first.spec)  # as the one that an engine has
@@ -88,7 +88,7 @@ def test_fitted_slowdowns_rise_with_the_load() -> None:
     assert fitted.slowdown(one, [one]) is beside
 
 
-def test_progress_sharpens_the_run_time(predict: Foreseen) -> None:
+def test_progress_sharpens_the_run_time(predict: EstimatePredictor) -> None:
     hour = Estimates("v1", runtime_s=Estimate(1800.0, 3600.0, 7200.0, "s", "model"))
     running = job("j", hour)
     assert predict.runtime(running).p50 == 3600
@@ -122,7 +122,7 @@ def on(count: int) -> tuple[Worker, ...]:
 
 
 def test_the_run_time_on_other_workers_is_as_own_runs_scaled() -> None:
-    book, nobody = SpeedBook(), Foreseen(Half(), StablePredictor())
+    book, nobody = SpeedBook(), EstimatePredictor(Half(), StablePredictor())
     predict, good, poor = nobody.with_speeds(book), elastic("g"), elastic("p")
     assert predict.runtime(good, on(4)).p50 == 77.0  # nobody knows
     before = predict.version
@@ -141,7 +141,7 @@ def test_progress_tells_the_run_time_on_the_workers_it_was_made_with() -> None:
     book, running = SpeedBook(), elastic("g")
     for size in (1, 4):
         book.add(same_work(running.spec), SpeedPoint(size, 1, 1000.0 / size, 600.0))
-    predict = Foreseen(Half(), StablePredictor()).with_speeds(book)
+    predict = EstimatePredictor(Half(), StablePredictor()).with_speeds(book)
     running.allocation, running.progress, running.progress_s = on(4), 0.99, 100.0
     here, alone = predict.runtime(running, on(4)).p50, predict.runtime(running, on(1)).p50
     assert here == pytest.approx(100.0, rel=0.1)

@@ -16,10 +16,10 @@ from presage.foresee.gpus import find
 from presage.foresee.utilization import (
     FEATURES,
     Features,
-    Kind,
-    Pipeline,
+    InputPipeline,
+    LayerClass,
+    TrainingProfile,
     UtilizationEstimator,
-    Workload,
     families_of,
     features_of,
     read_profiles,
@@ -33,13 +33,15 @@ from presage.model.errors import UserError
 A100 = find("a100")
 
 
-def network(batch: float = 32, width: int = 64, depth: int = 4, **changes: object) -> Workload:
+def network(
+    batch: float = 32, width: int = 64, depth: int = 4, **changes: object
+) -> TrainingProfile:
     """A plain stack of convolutions on 32 × 32 pixels."""
     out = np.full(depth, width * 1024.0)
     params = np.full(depth, 9.0 * width * width)
-    kinds = np.full(depth, Kind.CONV, dtype=np.intp)
-    given = {"gpu": A100, "pipeline": Pipeline.IMAGES, **changes}
-    return Workload(batch, 3072, kinds, 1024 * params, out, params, **given)  # type: ignore[arg-type]
+    kinds = np.full(depth, LayerClass.CONV, dtype=np.intp)
+    given = {"gpu": A100, "pipeline": InputPipeline.IMAGES, **changes}
+    return TrainingProfile(batch, 3072, kinds, 1024 * params, out, params, **given)  # type: ignore[arg-type]
 
 
 def drawn(n: int, seed: int = 0) -> tuple[Features, npt.NDArray[np.float64]]:
@@ -89,7 +91,7 @@ def test_a_larger_batch_and_a_slower_gpu_mean_more_utilization(
 
 def test_a_stranger_gets_the_step_model_and_a_wide_interval(fitted: UtilizationEstimator) -> None:
     known = network()
-    strange = Workload.from_totals(32, 3072, 1e13, 1e10, 1e12, (0, 5000, 0, 0), A100)
+    strange = TrainingProfile.from_totals(32, 3072, 1e13, 1e10, 1e12, (0, 5000, 0, 0), A100)
     X = Features.of([known, strange])
     base, moved = np.expm1(fitted.base(X)), fitted.predict(X)
     assert abs(moved[1] - base[1]) < 0.1
@@ -150,7 +152,7 @@ def test_wrong_input_is_one_clear_line() -> None:
     with pytest.raises(UserError, match="workload 0: MACs"):
         Features.of([network(width=-1, depth=3)])
     with pytest.raises(UserError, match="at least one layer"):
-        Workload.from_totals(1, 1, 1, 1, 1, (0, 0, 0, 0), A100)
+        TrainingProfile.from_totals(1, 1, 1, 1, 1, (0, 0, 0, 0), A100)
     with pytest.raises(UserError, match="neither GPUMemNet"):
         features_of(pl.DataFrame({"a": [1]}))
     with pytest.raises(UserError, match="no facts about the model 'x'"):
@@ -185,13 +187,13 @@ def test_work_of_a_listed_network_is_that_of_its_shapes() -> None:
     X = features_of(table)
     assert X.layers[:, 1].tolist() == [256 * 1280, 0, 0, 256 * 73792, 650]
     assert X.layers[:, 0].tolist() == [
-        Kind.CONV,
-        Kind.OTHER,
-        Kind.ACTIVATION,
-        Kind.CONV,
-        Kind.LINEAR,
+        LayerClass.CONV,
+        LayerClass.OTHER,
+        LayerClass.ACTIVATION,
+        LayerClass.CONV,
+        LayerClass.LINEAR,
     ]
-    assert X.rows[0, :3].tolist() == [8, 256, Pipeline.IMAGES]
+    assert X.rows[0, :3].tolist() == [8, 256, InputPipeline.IMAGES]
 
 
 def test_measured_columns_are_no_features(shared_data: Path) -> None:

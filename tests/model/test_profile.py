@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.model.errors import UserError
-from presage.model.profile import Profile, Spread, profile_from_json, profile_to_json
+from presage.model.profile import Distribution, Profile, profile_from_json, profile_to_json
 from tests.profiles import PROFILE, SPREAD
 
 FULL = replace(
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named() -> None:
 
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=50))
 def test_a_spread_agrees_with_numpy(values: list[float]) -> None:
-    spread = Spread.of(values)
+    spread = Distribution.of(values)
     assert spread.mean == pytest.approx(np.mean(values))
     assert spread.p50 == pytest.approx(np.quantile(values, 0.5))
     assert spread.p95 == pytest.approx(np.quantile(values, 0.95))

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from presage.provision.allocate import Rules, Wish, allocate, margin_for, score
+from presage.provision.allocate import AllocationRules, Wish, allocate, margin_for, score
 from presage.provision.policies import adaptive, dynamic
 from presage.provision.usage import Usage, Value
 from tests.provision.fleet import fleet, series
 
-PLAIN = Rules()
+PLAIN = AllocationRules()
 
 
 def test_scores_count_samples_and_windows_without_the_first_window() -> None:
@@ -44,7 +44,7 @@ def test_an_oom_is_remembered_up_to_the_ceiling() -> None:
     usage = Usage.of([series(memory=[1, 1, 10, 1, 1, 1, 1, 1])], "memory", 20.0)
     wish = Wish(np.array([np.nan, 2.0, 2.0, 2.0]), bump=1.2)
     assert allocate(usage, wish, 0.0, PLAIN)[1:].tolist() == [2, 12, 12]
-    assert allocate(usage, wish, 0.0, Rules(ceiling=11.0))[1:].tolist() == [2, 11, 11]
+    assert allocate(usage, wish, 0.0, AllocationRules(ceiling=11.0))[1:].tolist() == [2, 11, 11]
     more = Wish(wish.values, bump=1.2, bump_least=100.0)
     assert allocate(usage, more, 0.0, PLAIN)[2] == 20  # at most twice the largest use
 
@@ -53,7 +53,11 @@ def test_reduction_can_be_slow() -> None:
     usage = Usage.of([series(cpu=[8, 8, 8, 8, 1, 1, 1, 1])], "cpu", 20.0)
     wish = adaptive(usage, Value(1.0))
     assert allocate(usage, wish, 0.0, PLAIN)[1:].tolist() == [8, 8, 1]
-    assert allocate(usage, wish, 0.0, Rules(slow_reduction=0.5))[1:].tolist() == [8, 8, 4]
+    assert allocate(usage, wish, 0.0, AllocationRules(slow_reduction=0.5))[1:].tolist() == [
+        8,
+        8,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("target", [80.0, 95.0, 100.0])

@@ -9,8 +9,8 @@ import pytest
 
 from presage.model.errors import MissingExtra
 from presage.provision.allocate import score
-from presage.provision.forecast import Forecaster
-from presage.provision.policies import Outlook, PhaseTable
+from presage.provision.forecast import UsageForecaster
+from presage.provision.policies import ExpectedPhases, PhaseTable
 from presage.provision.usage import Usage
 from tests.provision.fleet import TwoPhases, fleet
 
@@ -18,15 +18,15 @@ MODEL = TwoPhases()
 WINDOW_S = 120.0
 
 
-def outlook_and_table(usage: Usage, pods: TwoPhases) -> tuple[Outlook, PhaseTable]:
-    outlook = Outlook.of(pods, pods.training, WINDOW_S)
+def outlook_and_table(usage: Usage, pods: TwoPhases) -> tuple[ExpectedPhases, PhaseTable]:
+    outlook = ExpectedPhases.of(pods, pods.training, WINDOW_S)
     table = PhaseTable.measured(usage.use, outlook.phase[usage.places], 2)
     return outlook.before(usage), table
 
 
-def fitted(resource: str, target_pct: float = 95.0) -> tuple[Usage, Forecaster]:
+def fitted(resource: str, target_pct: float = 95.0) -> tuple[Usage, UsageForecaster]:
     usage = Usage.of(MODEL.training, resource, WINDOW_S)
-    return usage, Forecaster.fit(usage, *outlook_and_table(usage, MODEL), target_pct)
+    return usage, UsageForecaster.fit(usage, *outlook_and_table(usage, MODEL), target_pct)
 
 
 @pytest.mark.parametrize("resource", ["cpu", "memory"])

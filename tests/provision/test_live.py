@@ -9,7 +9,7 @@ import pytest
 
 from presage.model.cluster import Resources
 from presage.observe.phases import PhaseModel
-from presage.provision.live import Advice, Sizer, SizingRules, series_of
+from presage.provision.live import NewLimits, Sizer, SizingRules, series_of
 
 ASK = Resources(cpu_milli=4000, memory_mib=2048)
 PHASES = ((20, 0.3, 200), (60, 3.0, 900), (25, 1.5, 600), (15, 0.1, 650))
@@ -79,7 +79,7 @@ def test_room_is_there_before_the_phase_that_needs_it(model: PhaseModel) -> None
 def test_less_takes_patience_and_more_does_not() -> None:
     sizer = Sizer(None, SizingRules(patience=3))
     sizer.begin("r", ASK)
-    advice: list[Advice | None] = [sizer.see("r", at, 1.0, 100.0) for at in range(3)]
+    advice: list[NewLimits | None] = [sizer.see("r", at, 1.0, 100.0) for at in range(3)]
     assert advice[:2] == [None, None]
     assert advice[2] is not None
     # Of memory it keeps all it asked for: what it will hold later only earlier runs can tell.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from presage.provision.policies import (
-    Outlook,
+    ExpectedPhases,
     PhaseTable,
     adaptive,
     by_phase,
@@ -27,7 +27,7 @@ def test_dynamic_knows_the_window_and_adaptive_the_one_before() -> None:
 def test_phase_gives_what_the_phase_uses_and_without_a_phase_repeats() -> None:
     usage = Usage.of([series(cpu=[1, 1, 5, 5, 2, 2])], "cpu", 20.0)
     phase = np.array([0, 0, 1, -1, 0, 0])
-    outlook = Outlook(phase, np.eye(2)[np.maximum(phase, 0)], np.zeros(6)).before(usage)
+    outlook = ExpectedPhases(phase, np.eye(2)[np.maximum(phase, 0)], np.zeros(6)).before(usage)
     table = PhaseTable.measured(np.array([2.0, 4.0, 9.0]), np.array([0, 0, 1]), 3)
     assert table.value[:2].tolist() == [3 + 2 * 1, 9]
     assert np.isnan(table.value[2])
@@ -87,7 +87,7 @@ def test_vpa_forgets_cpu_by_half_in_a_day_and_memory_peaks_after_eight() -> None
 
 def test_an_outlook_is_taken_at_the_last_sample_before_a_window() -> None:
     model = TwoPhases()
-    outlook = Outlook.of(model, model.training, 120.0)
+    outlook = ExpectedPhases.of(model, model.training, 120.0)
     usage = Usage.of(model.training, "cpu", 120.0)
     now = outlook.before(usage)
     phases = np.concatenate(model.predict_many(model.training))

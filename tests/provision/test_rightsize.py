@@ -8,18 +8,18 @@ import pytest
 
 from presage.model.errors import ProvisionError
 from presage.provision.recommend import kubernetes_patch, manifest_fragment, recommend
-from presage.provision.rightsize import POLICIES, Outcome, rightsize
+from presage.provision.rightsize import POLICIES, RightsizeResult, rightsize
 from tests.provision.fleet import TwoPhases, fleet, series
 
 KEYS = {"alloc_over_use", "fulfilment_pct", "oom", "throttled", "resizes", "margin"}
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Outcome:
+def outcome() -> RightsizeResult:
     return rightsize(fleet(20, seed=1), POLICIES, 120.0, model=TwoPhases(), target_pct=95.0)
 
 
-def test_every_policy_reports_every_resource(outcome: Outcome) -> None:
+def test_every_policy_reports_every_resource(outcome: RightsizeResult) -> None:
     found = json.loads(json.dumps(outcome.to_json(), allow_nan=False))
     assert list(found) == list(POLICIES)
     assert all(set(found[policy]) == {"cpu", "memory"} for policy in POLICIES)
@@ -28,7 +28,7 @@ def test_every_policy_reports_every_resource(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("resource", ["cpu", "memory"])
 def test_the_forecast_needs_less_than_adaptive_at_the_same_service(
-    outcome: Outcome, resource: str
+    outcome: RightsizeResult, resource: str
 ) -> None:
     found = outcome.to_json()
     forecast, adaptive = found["forecast"][resource], found["adaptive"][resource]
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     assert runs[0].to_json() == runs[1].to_json()
 
 
-def test_a_trace_has_a_pods_samples_with_their_allocation(outcome: Outcome) -> None:
+def test_a_trace_has_a_pods_samples_with_their_allocation(outcome: RightsizeResult) -> None:
     sized = outcome.sized["adaptive"]["cpu"]
     trace = sized.trace("pod3")
     assert trace.use.tolist() == fleet(20, seed=1)[3].column("cpu").tolist()

@@ -18,7 +18,7 @@ def mix(shared_data: Path) -> list[ek.Setup]:
     return [ek.mix_setup(shared_data, seed) for seed in (100, 101, 102)]
 
 
-def less(ours: list[ek.Figures], static: list[ek.Figures], key: str) -> float:
+def less(ours: list[ek.ElasticFigures], static: list[ek.ElasticFigures], key: str) -> float:
     shares = [getattr(a, key) / getattr(b, key) for a, b in zip(ours, static, strict=True)]
     return 100 * (1 - float(np.mean(shares)))
 

@@ -14,16 +14,22 @@ from typer.testing import CliRunner
 from presage.cli.reproduce import reproduce as command
 from presage.model.errors import UserError
 from presage.reproduce import EXPERIMENTS, data_directory, reproduce
-from presage.reproduce.result import Chart, Line, Progress, Reproduction, reproduction_page
+from presage.reproduce.result import (
+    Chart,
+    Progress,
+    ReproducedFigure,
+    Reproduction,
+    reproduction_page,
+)
 
 FOUND = Reproduction(
     "toy",
     "A <toy>",
     "Nobody, 2020",
     (
-        Line.at_least("gain", 1.7, 1.6, paper=1.61),
-        Line.at_most("wait", 1500.0, 1000.0, paper=1280.0, unit="s"),
-        Line("jobs", 100.0),
+        ReproducedFigure.at_least("gain", 1.7, 1.6, paper=1.61),
+        ReproducedFigure.at_most("wait", 1500.0, 1000.0, paper=1280.0, unit="s"),
+        ReproducedFigure("jobs", 100.0),
     ),
     ("It is <not> real.",),
     (Chart("Curve", "Up is better.", {"data": [{"x": [1], "y": [2]}], "layout": {}}),),

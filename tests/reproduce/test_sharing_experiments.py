@@ -8,16 +8,18 @@ import pytest
 
 from presage.policy.registry import NAMED
 from presage.reproduce import hotcloud20, lucid_week
-from presage.reproduce._pairs import Errors, Measured, measured_pairs, read_table
+from presage.reproduce._pairs import Errors, MeasuredPairs, measured_pairs, read_table
 
 
 @pytest.fixture(scope="module")
-def week_pairs(shared_data: Path) -> Measured:
+def week_pairs(shared_data: Path) -> MeasuredPairs:
     table = read_table(shared_data, lucid_week.WEEK)
     return measured_pairs(shared_data, lucid_week.profiles(table), trees=20)
 
 
-def test_the_world_has_the_measured_speeds_and_predictions_do_not(week_pairs: Measured) -> None:
+def test_the_world_has_the_measured_speeds_and_predictions_do_not(
+    week_pairs: MeasuredPairs,
+) -> None:
     first, second = week_pairs.in_pairs[:2]
     true = week_pairs.slowdown(first, [second])
     assert true >= 1.0
@@ -28,7 +30,7 @@ def test_the_world_has_the_measured_speeds_and_predictions_do_not(week_pairs: Me
 
 
 @pytest.mark.slow
-def test_sharing_beats_one_job_a_gpu_on_a_batch(week_pairs: Measured) -> None:
+def test_sharing_beats_one_job_a_gpu_on_a_batch(week_pairs: MeasuredPairs) -> None:
     batch = hotcloud20.draw(week_pairs, Errors.of_shipped_models(), seed=7, error=1.0)
     found = {
         name: hotcloud20.measure(batch, policy, week_pairs, 1.0)
@@ -43,7 +45,7 @@ def test_sharing_beats_one_job_a_gpu_on_a_batch(week_pairs: Measured) -> None:
 
 
 @pytest.mark.slow
-def test_reactive_that_starts_the_longest_first_ends_sooner(week_pairs: Measured) -> None:
+def test_reactive_that_starts_the_longest_first_ends_sooner(week_pairs: MeasuredPairs) -> None:
     batch = hotcloud20.draw(week_pairs, Errors.of_shipped_models(), seed=7, error=1.0)
     policy = hotcloud20.POLICIES["reactive"]
     runs = [
@@ -56,7 +58,7 @@ def test_reactive_that_starts_the_longest_first_ends_sooner(week_pairs: Measured
 
 @pytest.mark.slow
 def test_the_given_week_is_not_slower_than_the_peer(
-    shared_data: Path, week_pairs: Measured
+    shared_data: Path, week_pairs: MeasuredPairs
 ) -> None:
     table = read_table(shared_data, lucid_week.WEEK)
     found = lucid_week.simulate_week(lucid_week.given_week(shared_data), week_pairs).summary
@@ -66,7 +68,7 @@ def test_the_given_week_is_not_slower_than_the_peer(
     assert found["cpu_s"] < 60  # type: ignore[operator]
 
 
-def test_other_weeks_have_the_same_load(shared_data: Path, week_pairs: Measured) -> None:
+def test_other_weeks_have_the_same_load(shared_data: Path, week_pairs: MeasuredPairs) -> None:
     table = read_table(shared_data, lucid_week.WEEK)
     ratios = (table["estimate_s"] / table["duration"]).to_numpy()
     week = lucid_week.itp_week(shared_data, "cluster07", 2, week_pairs, ratios)

@@ -47,7 +47,7 @@ def test_from_submit_to_the_end(server: Server, tmp_path: Path) -> None:
     assert j.reason.code in (ReasonCode.OK, ReasonCode.EXITED)
     assert [each.status for each in j.info.history][-1] is Status.COMPLETED
     assert j.info.exit_code == 0
-    assert repr(j) == f"Job('{j.id}', COMPLETED)"
+    assert repr(j) == f"JobHandle('{j.id}', COMPLETED)"
     assert f'<th scope="row">{j.id}</th>' in j._repr_html_()
     assert j.explain().status is Status.COMPLETED
     with pytest.raises((AttributeError, FrozenInstanceError)):

@@ -14,7 +14,7 @@ from presage.core.state import State
 from presage.manifest import parse_manifest
 from presage.model import event as ev
 from presage.model.job import JobSpec, Role
-from presage.sim.ahead import Forecast, Start
+from presage.sim.ahead import Start, StartForecast
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow
 from presage.testing.stores import PostgresCluster
@@ -96,7 +96,7 @@ def waits_were_long(db: str) -> None:
     experience = Experience(store, store.knowledge, lambda: None)
     experience.catch_up()
     starts = {row.id: Start(80.0, 100.0, 120.0, ()) for row in rows}
-    experience.foreseen(Forecast(began, 9, 5000.0, starts), state)
+    experience.foreseen(StartForecast(began, 9, 5000.0, starts), state)
     at = began + 1000.0
     for status in ("DOWNLOADING", "CANCELLED"):
         changes = [JobChange(job=row.id, at=at, status=status, ended_at=at) for row in rows]

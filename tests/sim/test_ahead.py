@@ -16,8 +16,8 @@ from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.model.speed import SpeedPoint
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
-from presage.sim.ahead import Forecast, Start, TimeBox, run_ahead
-from presage.sim.history import History
+from presage.sim.ahead import Start, StartForecast, TimeBox, run_ahead
+from presage.sim.history import RuntimeHistory
 from tests.scenario import Scenario, job, nodes
 
 
@@ -145,7 +145,7 @@ def test_draws_are_seeded_and_the_state_stays_as_it_was() -> None:
     scenario.submit(*(job(f"j{k}", 1 + k % 4) for k in range(40)), at=0.0)
     state = scenario.engine.state
     before = state.snapshot()
-    history = History()
+    history = RuntimeHistory()
     for k in range(50):
         history.add(job("old", 1), 50.0 + 10 * k, 0.0)
     one, same, other = (
@@ -195,7 +195,7 @@ def queue_of(count: int) -> Scenario:
     return scenario
 
 
-def boxed(most_s: float, step_s: float = 1.0, samples: int = 24) -> tuple[Forecast, int]:
+def boxed(most_s: float, step_s: float = 1.0, samples: int = 24) -> tuple[StartForecast, int]:
     rests = []
     box = TimeBox(Ticking(step_s), most_s, lambda: rests.append(1))
     total = {f"j{k}": 10.0 for k in range(9)}

@@ -8,24 +8,28 @@ import pytest
 
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import Job, JobSpec, JobState
-from presage.sim.history import DAY_S, History
+from presage.sim.history import DAY_S, RuntimeHistory
 from tests.scenario import job
 
 
 def draws(
-    history: History, spec: JobSpec, ran_s: float = 0.0, now: float = 0.0, samples: int = 4000
+    history: RuntimeHistory,
+    spec: JobSpec,
+    ran_s: float = 0.0,
+    now: float = 0.0,
+    samples: int = 4000,
 ) -> npt.NDArray[np.float64]:
     return left(history, Job(spec, 0, now, now, ran_s=ran_s), now, samples)
 
 
 def left(
-    history: History, waiting: Job, now: float = 0.0, samples: int = 4000
+    history: RuntimeHistory, waiting: Job, now: float = 0.0, samples: int = 4000
 ) -> npt.NDArray[np.float64]:
     return history.sample([waiting], now, samples, np.random.default_rng(0)).reshape(-1)
 
 
 def test_many_runs_are_reproduced() -> None:
-    history, runs = History(), np.random.default_rng(1).lognormal(7, 1, 200)
+    history, runs = RuntimeHistory(), np.random.default_rng(1).lognormal(7, 1, 200)
     for ran_s in runs:
         history.add(job("x"), float(ran_s), 0.0)
     levels = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -34,7 +38,7 @@ def test_many_runs_are_reproduced() -> None:
 
 
 def test_the_nearest_level_is_believed_most() -> None:
-    history = History()
+    history = RuntimeHistory()
     for k in range(200):
         history.add(job(f"a{k}", owner="ann", entrypoint=("train",)), 1000.0, 0.0)
         history.add(job(f"b{k}", owner="ann", entrypoint=("test",)), 10.0, 0.0)
@@ -47,7 +51,7 @@ def test_the_nearest_level_is_believed_most() -> None:
 
 
 def test_few_runs_are_believed_a_little() -> None:
-    history = History()
+    history = RuntimeHistory()
     history.add(job("a"), 7.0, 0.0)
     few = draws(history, job("b"))
     assert np.mean(few > 600) > 0.3  # the wide guess still has a say
@@ -57,7 +61,7 @@ def test_few_runs_are_believed_a_little() -> None:
 
 
 def test_what_it_knows_decides_how_long_a_running_job_goes_on() -> None:
-    history = History()
+    history = RuntimeHistory()
     for _ in range(300):
         history.add(job("a"), 100.0, 0.0)
         history.add(job("a"), 5000.0, 0.0)
@@ -71,14 +75,14 @@ def test_what_it_knows_decides_how_long_a_running_job_goes_on() -> None:
 
 
 def test_younger_runs_weigh_more() -> None:
-    history = History(half_life_s=7 * DAY_S)
+    history = RuntimeHistory(half_life_s=7 * DAY_S)
     for day in range(200):
         history.add(job("a"), 100.0 if day < 170 else 9000.0, day * DAY_S)
     assert np.median(draws(history, job("b"), now=200 * DAY_S)) > 5000
 
 
 def test_a_time_limit_caps() -> None:
-    history = History()
+    history = RuntimeHistory()
     for _ in range(100):
         history.add(job("a"), 5000.0, 0.0)
     limited = job("b", time_limit_s=600.0)
@@ -88,12 +92,12 @@ def test_a_time_limit_caps() -> None:
 
 
 def test_nothing_known_is_a_wide_guess() -> None:
-    estimate = History().estimate(job("a"), 0.0, 0.0)
+    estimate = RuntimeHistory().estimate(job("a"), 0.0, 0.0)
     assert estimate.p10 < 1800 < estimate.p50 < 7200 < estimate.p90
 
 
 def test_memory_is_bounded() -> None:
-    history = History()
+    history = RuntimeHistory()
     for k in range(12_000):
         history.add(job("a", entrypoint=(f"script{k}",)), 100.0, float(k))
     kept = [len(level.runs) for level in history._levels]
@@ -102,7 +106,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_job_draws_the_same_whoever_stands_behind_it() -> None:
-    history = History()
+    history = RuntimeHistory()
     for k in range(100):
         history.add(job("a"), 100.0 + k, 0.0)
     rng = np.random.default_rng
@@ -117,9 +121,9 @@ def test_a_job_draws_the_same_whoever_stands_behind_it() -> None:
 # -- progress and estimates -----------------------------------------------------------------------
 
 
-def hours() -> History:
+def hours() -> RuntimeHistory:
     """Everything it has seen took five hours, or a little less or more."""
-    history = History()
+    history = RuntimeHistory()
     for k in range(300):
         history.add(job("a"), 18_000.0 + 10 * k, 0.0)
     return history
@@ -206,6 +210,6 @@ def test_an_estimate_of_its_own_is_not_heard_twice() -> None:
 
 
 def test_an_exact_estimate_is_nearly_exact() -> None:
-    drawn = left(History(), foreseen("user", 100.0, 100.0, 100.0))
+    drawn = left(RuntimeHistory(), foreseen("user", 100.0, 100.0, 100.0))
     near = drawn[np.abs(drawn - 100) < 20]
     assert len(near) > 0.45 * len(drawn)

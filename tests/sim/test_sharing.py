@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import Foreseen
+from presage.foresee.adapter import EstimatePredictor
 from presage.model.cluster import Device, Node
 from presage.model.estimate import Estimate, Estimates
 from presage.policy.registry import build
@@ -70,10 +70,10 @@ def test_a_job_of_several_gpus_has_a_worker_on_each() -> None:
 
 
 def test_a_job_that_ran_out_of_memory_is_remembered_by_its_model() -> None:
-    predictors: list[Foreseen] = []
+    predictors: list[EstimatePredictor] = []
 
     def foresee(world: Predictor) -> Predictor:
-        predictors.append(Foreseen(world, world))
+        predictors.append(EstimatePredictor(world, world))
         return predictors[0]
 
     too_low = Estimates("test", memory_mib=Estimate.exact(5000.0, "MiB", "test"))

@@ -22,7 +22,7 @@ from presage.model import event as ev
 from presage.model.errors import StoreUnavailable
 from presage.model.job import JobSpec, Role
 from presage.store import open_store
-from presage.store.records import JobChange, JobRow, Message
+from presage.store.records import JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
 JOBS = 3
@@ -42,7 +42,7 @@ def append(store: SqlStore, number: int, lease: int = 0) -> None:
             for name in names
         ],
         changes=[JobChange(job=name, at=1.0, status="COMPLETED") for name in names],
-        outbox=[Message(name, "http://x", {"n": number}) for name in names],
+        outbox=[Notification(name, "http://x", {"n": number}) for name in names],
     )
 
 

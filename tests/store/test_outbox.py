@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from presage.model import event as ev
-from presage.store.records import Message
+from presage.store.records import Notification
 from presage.store.sql import SqlStore
 
-FIRST = Message("a", "http://x/hook", {"status": "COMPLETED"})
-SECOND = Message("a", "http://y/hook", {"status": "COMPLETED"})
+FIRST = Notification("a", "http://x/hook", {"status": "COMPLETED"})
+SECOND = Notification("a", "http://y/hook", {"status": "COMPLETED"})
 
 
 def test_a_message_is_due_until_it_arrives(store: SqlStore) -> None:

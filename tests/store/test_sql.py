@@ -24,7 +24,7 @@ from presage.model.errors import InternalError, StaleLease, StoreUnavailable, Us
 from presage.model.job import JobSpec, Role
 from presage.store import open_store
 from presage.store.database import Database
-from presage.store.records import AuditEntry, JobChange, JobRow, Message
+from presage.store.records import AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 from presage.store.tables import metadata
 
@@ -136,7 +136,7 @@ def test_a_refused_append_leaves_no_row_of_any_kind(store: SqlStore) -> None:
         rest: dict[str, Any] = {
             "jobs": [row("b")],
             "changes": [JobChange(job="a", at=2.0, status="COMPLETED")],
-            "outbox": [Message("a", "http://x", {})],
+            "outbox": [Notification("a", "http://x", {})],
             "audit": [AuditEntry(2.0, "ann", "submit")],
         } | more
         return lambda: store.append(2.0, [submitted("b")], [], lease=lease, **rest)

@@ -15,7 +15,7 @@ from presage.model.errors import UserError
 from presage.observe.phases import PhaseModel
 from presage.observe.phases.model import Method
 from presage.observe.phases.phasing import Phasing
-from presage.provision.rightsize import Outcome
+from presage.provision.rightsize import RightsizeResult
 from presage.provision.rightsize import rightsize as replay
 from presage.telemetry.readers import read_telemetry
 from presage.telemetry.series import Series
@@ -40,7 +40,7 @@ def rightsize(
     value: str = "mean+2sd",
     slow_reduction: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:
+) -> RightsizeResult:
     """How much right-sizing policies would have given, and how well that would have served.
 
     `window` is how often a pod is resized; `bundle` has phases (of `presage.phases`, or a file),

@@ -18,7 +18,7 @@ from presage.page import counted, duration_text
 from presage.telemetry.readers import read_telemetry
 from presage.telemetry.series import Series
 
-__all__ = ["FromPrometheus", "Select", "Since", "Source", "Telemetry", "TokenFile"]
+__all__ = ["FromPrometheus", "Select", "Since", "Telemetry", "TelemetrySource", "TokenFile"]
 
 _RATE_S = 120.0
 """Rates of counters are over this long, or from sample to sample if that is longer."""
@@ -50,7 +50,7 @@ TokenFile = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TelemetrySource:
     """What somebody named: files, or a server with what to ask it."""
 
     files: Path | None

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from presage.cli._output import print_json, say
-from presage.foresee.champions import QUANTITIES, Champions, Drift, Standing, error_of
+from presage.foresee.champions import QUANTITIES, Champions, EstimateDrift, Standing, error_of
 from presage.layout import Layout
 from presage.model.errors import UserError
 
@@ -187,7 +187,7 @@ def _table(name: str, standing: Standing) -> Table:
     return drawn
 
 
-def _latest(drift: Drift | None) -> str:
+def _latest(drift: EstimateDrift | None) -> str:
     """How far what was said to users was off."""
     if drift is None:
         return "no estimate was judged yet\n"

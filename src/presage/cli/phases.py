@@ -24,10 +24,17 @@ from presage._api.telemetry import METHODS
 from presage._api.telemetry import phases as find_phases
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, progress, say
-from presage.cli._telemetry import FromPrometheus, Select, Since, Source, Telemetry, TokenFile
+from presage.cli._telemetry import (
+    FromPrometheus,
+    Select,
+    Since,
+    Telemetry,
+    TelemetrySource,
+    TokenFile,
+)
 from presage.learn.bundle import load_bundle
 from presage.model.errors import UserError
-from presage.observe.phases import Forecast, PhaseModel
+from presage.observe.phases import PhaseForecast, PhaseModel
 from presage.observe.phases.phasing import Phasing
 from presage.observe.phases.report import (
     graph_page,
@@ -86,7 +93,7 @@ def fit(
     json: AsJson = False,
 ) -> None:
     """Find the phases in TELEMETRY, without labels, and keep them in a bundle."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     number = _phase_count(k)
     row_s = None if every is None else seconds(every, "--every")
     names = None if features is None else listed(features, "--features")
@@ -122,7 +129,7 @@ def show(
     html: Html = None,
 ) -> None:
     """Say which phase each sample of TELEMETRY is in."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     if html is not None:
         check_file(html, "--html")
     seen = _read(bundle, source)
@@ -158,7 +165,7 @@ def expand(
     json: AsJson = False,
 ) -> None:
     """Split a phase by how it looks in TELEMETRY; all other phases keep their numbers."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     target = out or bundle
     check_file(target, "--out")
     before = PhaseModel.load(bundle)
@@ -195,7 +202,7 @@ def graph(
     json: AsJson = False,
 ) -> None:
     """Draw how executions go: which phase follows which, and the prototypes."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     if html is None and not json:
         raise UserError("give --html FILE for a page, or --json for the numbers")
     if html is not None:
@@ -227,7 +234,7 @@ def forecast(
     json: AsJson = False,
 ) -> None:
     """Say, for each pod as TELEMETRY ends, which phase comes next and when."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     ahead_s = None if horizon is None else seconds(horizon, "--horizon")
     seen = _read(bundle, source)
     series = seen.series
@@ -251,7 +258,7 @@ def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _read(bundle: Path, source: Source) -> Phasing:
+def _read(bundle: Path, source: TelemetrySource) -> Phasing:
     model = PhaseModel.load(bundle)
     return find_phases(source.read(model.every), model=model)
 
@@ -332,7 +339,7 @@ def _print_runs(series: Sequence[Series], found: Sequence[Ints]) -> None:
         console.print(f"… and {len(series) - _PODS_SHOWN:,} more pods")
 
 
-def _expected(now: Ints, coming: Forecast) -> dict[str, Any]:
+def _expected(now: Ints, coming: PhaseForecast) -> dict[str, Any]:
     """What is expected at the end of a pod's telemetry; nothing if it has no phase there."""
     here = int(now[-1]) if len(now) else -1
     if here < 0:

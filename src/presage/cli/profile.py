@@ -17,7 +17,7 @@ from rich.table import Table
 
 from presage.cli._output import check_file, print_json, say
 from presage.model.errors import UserError
-from presage.model.profile import Profile, Spread, profile_to_json
+from presage.model.profile import Distribution, Profile, profile_to_json
 from presage.telemetry.profiler import HIGHEST_HZ, Columns, profile_command
 from presage.telemetry.store import ProfileStore
 
@@ -98,10 +98,14 @@ def _show(run: Profile, known: list[Profile], kept: Path, notes: tuple[str, ...]
     say(f"{run.samples:,} samples at {run.hz:.1f} Hz, signature {run.signature}, kept in {kept}")
 
 
-def _rows(run: Profile, last: Profile | None) -> list[tuple[str, Spread, Spread | None]]:
+def _rows(
+    run: Profile, last: Profile | None
+) -> list[tuple[str, Distribution, Distribution | None]]:
     """The quantities to show: those that most jobs have, and those that this one has."""
 
-    def row(title: str, name: str, unit: float = 1.0) -> tuple[str, Spread, Spread | None] | None:
+    def row(
+        title: str, name: str, unit: float = 1.0
+    ) -> tuple[str, Distribution, Distribution | None] | None:
         now = getattr(run, name)
         before = getattr(last, name) if last is not None else None
         return (title, _scaled(now, unit), before and _scaled(before, unit)) if now else None
@@ -120,8 +124,10 @@ def _rows(run: Profile, last: Profile | None) -> list[tuple[str, Spread, Spread 
     return [item for item in rows if item is not None]
 
 
-def _scaled(spread: Spread, unit: float) -> Spread:
-    return Spread(spread.mean / unit, spread.p50 / unit, spread.p95 / unit, spread.max / unit)
+def _scaled(spread: Distribution, unit: float) -> Distribution:
+    return Distribution(
+        spread.mean / unit, spread.p50 / unit, spread.p95 / unit, spread.max / unit
+    )
 
 
 def _number(value: float) -> str:

@@ -19,13 +19,20 @@ from presage._api.telemetry import rightsize as replay
 from presage._api.telemetry import usual_policies
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, progress, say
-from presage.cli._telemetry import FromPrometheus, Select, Since, Source, Telemetry, TokenFile
+from presage.cli._telemetry import (
+    FromPrometheus,
+    Select,
+    Since,
+    Telemetry,
+    TelemetrySource,
+    TokenFile,
+)
 from presage.model.errors import ProvisionError, UserError
 from presage.observe.phases import PhaseModel
 from presage.page import readable_unit, write_page
 from presage.provision.recommend import Recommendation, kubernetes_patch, recommend
 from presage.provision.report import gap_closed, rightsize_page
-from presage.provision.rightsize import POLICIES, Outcome
+from presage.provision.rightsize import POLICIES, RightsizeResult
 from presage.provision.usage import MEMORY, resources_in
 from presage.telemetry.series import Series
 
@@ -89,7 +96,7 @@ def rightsize(
     ] = "main",
 ) -> None:
     """Compare right-sizing policies on TELEMETRY, or say what to give each pod next."""
-    source = Source(telemetry, prometheus, select, since, token_file)
+    source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     window_s = seconds(window, "--window")
     step_s = None if every is None else seconds(every, "--every")
     usual = usual_policies(bundle=bundle is not None)
@@ -128,7 +135,7 @@ def rightsize(
         _show(outcome)
 
 
-def _note_left_out(series: Sequence[Series], outcome: Outcome) -> None:
+def _note_left_out(series: Sequence[Series], outcome: RightsizeResult) -> None:
     sized = next(iter(outcome.sized.values()))
     if missing := [name for name in resources_in(series) if name not in sized]:
         say(
@@ -137,7 +144,7 @@ def _note_left_out(series: Sequence[Series], outcome: Outcome) -> None:
         )
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: RightsizeResult) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("resource", no_wrap=True)
     table.add_column("policy", no_wrap=True)

@@ -83,7 +83,7 @@ def serve(
     _import_server()
     from presage.server.settings import Settings, default_data
 
-    wish = _Wish(executor, nodes, ray_address, ray_shared, rightsize)
+    wish = _ExecutorOptions(executor, nodes, ray_address, ray_shared, rightsize)
     wish.check()
     file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
     pipeline = registry.policy_config(policy, registry.pipelines(file))
@@ -108,7 +108,7 @@ def serve(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _ExecutorOptions:
     """What is to run the jobs."""
 
     executor: str
@@ -163,7 +163,9 @@ def _set_up_process() -> None:
 
 
 @contextmanager
-def _world(wish: _Wish, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
+def _world(
+    wish: _ExecutorOptions, data: Path
+) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
     """The nodes there are, and the connection to Ray if they are Ray's."""
     if wish.executor == "local":
         yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None

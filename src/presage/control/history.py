@@ -15,7 +15,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from presage.control.advisors import Ask, Telemetry
+from presage.control.advisors import StateReader, Telemetry
 from presage.control.charts import chart_entry
 from presage.core.ports import Entry, Knowledge
 from presage.core.state import State
@@ -24,7 +24,7 @@ from presage.model.event import Fact
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["FIELDS", "History", "Recorder"]
+__all__ = ["FIELDS", "ClusterHistory", "HistoryRecorder"]
 
 FIELDS = (
     "at",
@@ -59,7 +59,7 @@ _STALE_S = 30.0
 Rows = npt.NDArray[np.float64]
 
 
-class History:
+class ClusterHistory:
     """Samples of the cluster: those of two days as they are, and means of older ones."""
 
     def __init__(self, knowledge: Knowledge) -> None:
@@ -141,19 +141,19 @@ def _means(rows: Rows, span_s: float) -> Rows:
 # -- recording ------------------------------------------------------------------------------------
 
 
-class Recorder:
+class HistoryRecorder:
     """An advisor that tells nothing: it looks at the cluster and at what runs, and keeps it for
     charts."""
 
     name = "history"
     every_s = _LOOK_S
 
-    def __init__(self, store: SqlStore, knowledge: Knowledge, history: History) -> None:
+    def __init__(self, store: SqlStore, knowledge: Knowledge, history: ClusterHistory) -> None:
         self._store, self._knowledge, self._history = store, knowledge, history
         self._seen: dict[str, tuple[object, float]] = {}
         self._turn = 0
 
-    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> Iterable[Fact]:
+    def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
         """Keep a sample of the cluster every other time, and the progress of jobs each time."""
         if self._turn % 2 == 0:
             found, asked = ask(_cluster)

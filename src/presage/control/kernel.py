@@ -28,7 +28,7 @@ from presage.model import event as ev
 from presage.model.cluster import Node
 from presage.model.errors import NotLeading, PresageError, StaleLease, StoreUnavailable
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
-from presage.store.records import AuditEntry, JobChange, JobRow, Message
+from presage.store.records import AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
 __all__ = ["Answers", "Live", "LiveExecutor"]
@@ -79,7 +79,7 @@ Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], No
 
 
 @dataclass(slots=True)
-class _Request:
+class _Pending:
     fact: ev.Fact
     row: JobRow | None
     audit: AuditEntry | None
@@ -117,7 +117,7 @@ class Live:
         self._rules = ev.RulesChanged(rules, predict.version)
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[_Pending] = deque()
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
         """Held by the loop while the state changes, and by others while they read it."""
@@ -147,7 +147,7 @@ class Live:
         self, ticket: Ticket, fact: ev.Fact, row: JobRow | None, audit: AuditEntry | None
     ) -> None:
         """Hand over a request; it is answered when it is on disk."""
-        request = _Request(fact, row, audit, ticket)
+        request = _Pending(fact, row, audit, ticket)
         with self._lock:
             if not self.leading.is_set():
                 raise NotLeading("this server does not decide at the moment; try again")
@@ -337,10 +337,10 @@ class Live:
         self.decided += len(decisions)
         self.turns.append(time.perf_counter() - began)
 
-    def _worth_doing(self, taken: Iterable[_Request], state: State) -> list[_Request]:
+    def _worth_doing(self, taken: Iterable[_Pending], state: State) -> list[_Pending]:
         """Requests that somebody still waits for; a job that is there already is not submitted
         once more, and one that comes twice in a turn is refused the second time."""
-        batch: list[_Request] = []
+        batch: list[_Pending] = []
         answers: Answers = []
         submitted: set[str] = set()
         for request in taken:
@@ -387,7 +387,7 @@ class Live:
         if row is not None and urls:
             self._webhooks[row.id] = tuple(urls)
 
-    def messages(self, changes: Sequence[JobChange]) -> list[Message]:
+    def messages(self, changes: Sequence[JobChange]) -> list[Notification]:
         """What webhooks are to be told of these changes."""
         found = []
         for change in changes:
@@ -399,7 +399,7 @@ class Live:
                 "at": change.at,
                 "reason": {"code": change.reason_code or "ok", "text": change.reason_text or ""},
             }
-            found += [Message(change.job, url, body) for url in self._webhooks[change.job]]
+            found += [Notification(change.job, url, body) for url in self._webhooks[change.job]]
             if change.ended_at is not None:
                 del self._webhooks[change.job]
         return found
@@ -409,7 +409,7 @@ class _Journal:
     """The store as a step sees it: an append carries the rows that users see."""
 
     def __init__(self, live: Live, engine: Engine, position: int) -> None:
-        self.batch: Sequence[_Request] = ()
+        self.batch: Sequence[_Pending] = ()
         self.since_snapshot = 0
         self._live, self._engine = live, engine
         self._position = position

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from presage.layout import Layout
 from presage.telemetry.rows import Row, follow, latest, rows, spread
 
-__all__ = ["Measured"]
+__all__ = ["StoredTelemetry"]
 
 _MOST_OF_A_RUN = 64 << 20
 
 
-class Measured:
+class StoredTelemetry:
     """What the runs of one data directory used; it has what advisors ask of `Telemetry`."""
 
     def __init__(self, layout: Layout) -> None:

@@ -21,7 +21,7 @@ from presage.model.job import JobSpec
 from presage.observe.phases import PhaseModel
 from presage.store.sql import SqlStore
 
-__all__ = ["Phases", "sized_workload"]
+__all__ = ["StoredPhases", "sized_workload"]
 
 log = logging.getLogger("presage.sizing")
 
@@ -44,7 +44,7 @@ def sized_workload(store: SqlStore, spec: JobSpec) -> str | None:
     return workload(spec, manifest.model)
 
 
-class Phases:
+class StoredPhases:
     """The phases of workloads; it has what `sizing.PhaseBook` asks for."""
 
     def __init__(self, knowledge: Knowledge) -> None:

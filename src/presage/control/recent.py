@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from presage.store.records import JobRow, Transition
 
-__all__ = ["Known", "Recent"]
+__all__ = ["Recent", "RecentJob"]
 
 _MOST = 4096
 """Jobs that are kept: a few MiB."""
@@ -24,7 +24,7 @@ _NEWEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RecentJob:
     """A job without its manifest, and every status it had."""
 
     row: JobRow
@@ -37,8 +37,8 @@ class Recent:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lease: int | None = None
-        self._known: OrderedDict[str, Known | object] = OrderedDict()
-        """By job; an object that is no `Known` stands for one that somebody is reading."""
+        self._known: OrderedDict[str, RecentJob | object] = OrderedDict()
+        """By job; an object that is no `RecentJob` stands for one that somebody is reading."""
         self._newest: deque[str] = deque(maxlen=_NEWEST)
         """The last jobs that were submitted, without a gap."""
 
@@ -51,25 +51,25 @@ class Recent:
                 self._newest.clear()
             for seq, row in enumerate(rows, last - len(rows) + 1):
                 bare = replace(row, manifest=None, seq=seq)
-                self._known[row.id] = Known(bare, (_first(bare),))
+                self._known[row.id] = RecentJob(bare, (_first(bare),))
                 self._newest.append(row.id)
             for job in changed:
                 self._known.pop(job, None)
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
 
-    def job(self, lease: int | None, job_id: str) -> Known | None:
+    def job(self, lease: int | None, job_id: str) -> RecentJob | None:
         """A job, if it is here."""
         with self._lock:
             found = self._known.get(job_id) if self._serves(lease) else None
-            if not isinstance(found, Known):
+            if not isinstance(found, RecentJob):
                 return None
             self._known.move_to_end(job_id)
             return found
 
     def read(
-        self, lease: int | None, job_id: str, look: Callable[[], Known | None]
-    ) -> Known | None:
+        self, lease: int | None, job_id: str, look: Callable[[], RecentJob | None]
+    ) -> RecentJob | None:
         """A job from the database, by `look`; kept unless it changes while it is read."""
         mark = object()
         with self._lock:
@@ -94,7 +94,7 @@ class Recent:
                 return None
             for job_id in reversed(self._newest):
                 known = self._known.get(job_id)
-                if not isinstance(known, Known):
+                if not isinstance(known, RecentJob):
                     return None
                 if (after is None or known.row.seq < after) and wanted(known.row):
                     found.append(known.row)

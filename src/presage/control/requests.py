@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from presage.control.advisors.needs import Estimator
+from presage.control.advisors.needs import NeedsEstimator
 from presage.control.kernel import Live
 from presage.layout import Layout
 from presage.manifest import Manifest, resolved, says_auto, to_spec
@@ -36,7 +36,7 @@ class Requests:
         self,
         live: Live,
         store: SqlStore,
-        estimator: Estimator,
+        estimator: NeedsEstimator,
         layout: Layout,
         queues: Collection[str],
     ) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Ended, Learner
-from presage.control.advisors.needs import Estimator
+from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.sizing import Sample, Sizing
 from presage.core.state import State
 from presage.core.workers import ask_of
@@ -31,7 +31,7 @@ from presage.model.job import JobSpec
 from presage.model.workload import same_needs
 from presage.observe.phases import PhaseModel
 from presage.provision.live import SizingRules, series_of
-from presage.sim.history import History
+from presage.sim.history import RuntimeHistory
 from presage.sim.result import Accuracy, AdviceScore
 from presage.sim.world import Task, Use, World
 from presage.store.memory import MemoryKnowledge
@@ -84,9 +84,13 @@ class Advised:
         """`every_s` is the time between two samples of telemetry."""
         check_advisors(names)
         self._every_s, self._due = every_s, 0.0
-        self._telemetry, self._ends, self._history = _Telemetry(), _Ends(), History()
+        self._telemetry, self._ends, self._history = (
+            _SimulatedTelemetry(),
+            _SimulatedEnds(),
+            RuntimeHistory(),
+        )
         champions = Champions(MemoryKnowledge())
-        self._estimator = Estimator(champions, lambda: nodes, Path, self._usual)
+        self._estimator = NeedsEstimator(champions, lambda: nodes, Path, self._usual)
         self._now = 0.0
         self._sizing: Sizing | None = None
         self._advisors: list[Advisor] = []
@@ -95,7 +99,7 @@ class Advised:
             self._advisors.append(Learner(self._ends, champions, self._estimator))
         if "sizing" in names:
             rules = SizingRules(horizon_s=max(SizingRules().horizon_s, 2 * every_s))
-            self._sizing = Sizing(_Phases(every_s), same_needs, rules=rules)
+            self._sizing = Sizing(_SimulatedPhases(every_s), same_needs, rules=rules)
             self._advisors.append(self._sizing)
         self._books = {"cpu": _Books(), "memory": _Books()}
         self._out_of_memory = 0
@@ -172,7 +176,7 @@ class Advised:
         return self._history.estimate(spec, 0.0, self._now) if len(self._history) else None
 
 
-class _Telemetry:
+class _SimulatedTelemetry:
     """What simulated runs used, by job and attempt."""
 
     def __init__(self) -> None:
@@ -204,7 +208,7 @@ class _Telemetry:
 
 
 @dataclass(slots=True)
-class _Ends:
+class _SimulatedEnds:
     """Runs that ended, in the order of their ends."""
 
     runs: list[Ended] = field(default_factory=list)
@@ -214,7 +218,7 @@ class _Ends:
         return self.runs[number:], len(self.runs)
 
 
-class _Phases:
+class _SimulatedPhases:
     """Phases of workloads, fitted where the caller stands: simulated time does not pass."""
 
     def __init__(self, every_s: float) -> None:

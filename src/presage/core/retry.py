@@ -14,11 +14,11 @@ from presage.model.cluster import UNLIMITED, Resources
 from presage.model.event import Outcome
 from presage.model.job import Job, JobSpec, OomRetry, Reason, ReasonCode
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["RetryVerdict", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryVerdict:
     """Whether a job is started again, and what is different about it from now on."""
 
     again: bool
@@ -28,21 +28,21 @@ class Verdict:
     out_of_memory: int
 
 
-def judge(job: Job, outcome: Outcome, reason: Reason | None) -> Verdict:
+def judge(job: Job, outcome: Outcome, reason: Reason | None) -> RetryVerdict:
     """What follows a run that nobody stopped and that did not end well."""
     spec, failures, lost, overflows = job.spec, job.failures, job.lost, job.out_of_memory
     if outcome is Outcome.LOST and lost < spec.max_lost:
-        return Verdict(True, spec, failures, lost + 1, overflows)
+        return RetryVerdict(True, spec, failures, lost + 1, overflows)
     if outcome is Outcome.OUT_OF_MEMORY:
         overflows += 1
         spec = replace(spec, shareable=False)
         more = _with_more_memory(spec, overflows)
         if more is not None:
-            return Verdict(True, more, failures, lost, overflows)
+            return RetryVerdict(True, more, failures, lost, overflows)
     failures += 1
     too_long = reason is not None and reason.code is ReasonCode.TIME_LIMIT
     again = failures <= spec.max_retries and not too_long
-    return Verdict(again, spec, failures, lost, overflows)
+    return RetryVerdict(again, spec, failures, lost, overflows)
 
 
 def _with_more_memory(spec: JobSpec, overflows: int) -> JobSpec | None:

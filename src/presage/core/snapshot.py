@@ -18,7 +18,7 @@ from presage.model.speed import SpeedBook
 if TYPE_CHECKING:
     from presage.core.state import State
 
-__all__ = ["Kept", "read_snapshot", "take_snapshot"]
+__all__ = ["SnapshotContent", "read_snapshot", "take_snapshot"]
 
 
 def take_snapshot(state: State) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class SnapshotContent:
     """What a snapshot says, for the state that is made of it."""
 
     now: float
@@ -77,9 +77,9 @@ class Kept:
     rules: RulesChanged | None
 
 
-def read_snapshot(data: dict[str, Any]) -> Kept:
+def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
     """What a snapshot says; raises ValueError for anything else."""
-    return Kept(
+    return SnapshotContent(
         now=decode(float, data["now"]),
         seed=data["seed"],
         nodes=[(decode(Node, row["node"]), row["open"]) for row in data["nodes"]],

@@ -23,9 +23,9 @@ from presage.model.errors import UserError
 
 __all__ = [
     "Features",
-    "Kind",
-    "Pipeline",
-    "Workload",
+    "InputPipeline",
+    "LayerClass",
+    "TrainingProfile",
     "families_of",
     "features_of",
     "names_of",
@@ -41,7 +41,7 @@ _MOST_TEXT = 4 << 20
 _LAYER = re.compile(r"\('(\w{1,64})', (\d{1,15}), (\d{1,15})\)(?:, )?")
 
 
-class Kind(IntEnum):
+class LayerClass(IntEnum):
     """What a layer is, in the four classes that Yeung et al. (HotCloud 2020) count."""
 
     CONV = 0
@@ -52,7 +52,7 @@ class Kind(IntEnum):
     """Normalisation, pooling, dropout, additions."""
 
 
-class Pipeline(IntEnum):
+class InputPipeline(IntEnum):
     """Where samples come from; what it costs the host differs by far."""
 
     VECTORS = 0
@@ -63,13 +63,13 @@ class Pipeline(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class TrainingProfile:
     """One training job: numbers per sample, for one forward pass."""
 
     batch: float
     input_elements: float
     kinds: npt.NDArray[np.intp]
-    """Per layer, a `Kind`."""
+    """Per layer, a `LayerClass`."""
     macs: Floats
     """Per layer: multiply-accumulates."""
     activations: Floats
@@ -77,7 +77,7 @@ class Workload:
     params: Floats
     """Per layer."""
     gpu: Gpu
-    pipeline: Pipeline = Pipeline.VECTORS
+    pipeline: InputPipeline = InputPipeline.VECTORS
     half_precision: bool = False
 
     @classmethod
@@ -90,15 +90,17 @@ class Workload:
         params: float,
         counts: tuple[int, int, int, int],
         gpu: Gpu,
-        pipeline: Pipeline = Pipeline.VECTORS,
+        pipeline: InputPipeline = InputPipeline.VECTORS,
         half_precision: bool = False,
-    ) -> Workload:
-        """From sums over the network, spread evenly; `counts` are layers of each `Kind`."""
+    ) -> TrainingProfile:
+        """From sums over the network, spread evenly; `counts` are layers of each `LayerClass`."""
         kinds = np.repeat(np.arange(4), np.maximum(counts, 0))
         if not kinds.size:
             raise UserError("a workload has at least one layer")
         heavy = (
-            (kinds <= Kind.LINEAR) if np.any(kinds <= Kind.LINEAR) else np.ones(kinds.size, bool)
+            (kinds <= LayerClass.LINEAR)
+            if np.any(kinds <= LayerClass.LINEAR)
+            else np.ones(kinds.size, bool)
         )
         spread = heavy / heavy.sum()
         even = np.full(kinds.size, activations / kinds.size)
@@ -127,7 +129,7 @@ class Features:
     """Per layer, its row; not descending."""
 
     @classmethod
-    def of(cls, workloads: Sequence[Workload]) -> Features:
+    def of(cls, workloads: Sequence[TrainingProfile]) -> Features:
         """Check and gather workloads."""
         rows, layers, owner = [], [], []
         for n, job in enumerate(workloads):
@@ -179,7 +181,7 @@ class Features:
         return np.bincount(self.owner, values, len(self)).astype(np.float64)
 
 
-def _check(n: int, job: Workload) -> None:
+def _check(n: int, job: TrainingProfile) -> None:
     numbers = (job.macs, job.activations, job.params)
     sizes = {job.kinds.shape, *(part.shape for part in numbers)}
     if len(sizes) != 1 or not job.kinds.size or job.kinds.ndim != 1:
@@ -259,26 +261,26 @@ def _source(table: pl.DataFrame) -> str:
     )
 
 
-def _from_gpumemnet(row: dict[str, Any]) -> Workload:
+def _from_gpumemnet(row: dict[str, Any]) -> TrainingProfile:
     listed = read_layers(row["Activations-Params"])
     images = row.get("cfg_input_size") is not None
     pixels = row["cfg_input_size"] ** 2 if images else 1
     elements = pixels * row["cfg_input_channels"] if images else row["cfg_input"]
     kinds, macs = [], []
     for n, (name, _, params) in enumerate(listed):
-        kind = _KINDS.get(name, Kind.ACTIVATION)
-        if kind is Kind.CONV:
+        kind = _KINDS.get(name, LayerClass.ACTIVATION)
+        if kind is LayerClass.CONV:
             pixels = _pixels(listed, n, pixels)
         kinds.append(kind)
-        macs.append({Kind.CONV: pixels * params, Kind.LINEAR: params}.get(kind, 0))
-    return Workload(
+        macs.append({LayerClass.CONV: pixels * params, LayerClass.LINEAR: params}.get(kind, 0))
+    return TrainingProfile(
         batch=float(row["Batch Size"]),
         input_elements=float(elements),
         kinds=np.array(kinds, dtype=np.intp),
         macs=np.array(macs, dtype=np.float64),
         activations=np.array([out for _, out, _ in listed], dtype=np.float64),
         params=np.array([params for _, _, params in listed], dtype=np.float64),
-        pipeline=Pipeline.IMAGES if images else Pipeline.VECTORS,
+        pipeline=InputPipeline.IMAGES if images else InputPipeline.VECTORS,
         gpu=find(_A100),
     )
 
@@ -313,17 +315,17 @@ def _pixels(listed: list[tuple[str, int, int]], n: int, before: int) -> int:
 
 
 _KINDS = {
-    "conv2d": Kind.CONV,
-    "linear": Kind.LINEAR,
+    "conv2d": LayerClass.CONV,
+    "linear": LayerClass.LINEAR,
     **dict.fromkeys(
         ("batchnorm2d", "batch_normalization", "dropout", "adaptive_avg_pool2d", "Identity"),
-        Kind.OTHER,
+        LayerClass.OTHER,
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _PublishedNetwork:
     """A published network, per sample of the data set it is trained on."""
 
     gmacs: float
@@ -332,14 +334,14 @@ class _Facts:
     counts: tuple[int, int, int, int]
     """Convolutions, matrix products, activations, others."""
     input_elements: float
-    pipeline: Pipeline
+    pipeline: InputPipeline
 
 
-def _from_facts(model: str, batch: float, half_precision: bool, gpu: Gpu) -> Workload:
+def _from_facts(model: str, batch: float, half_precision: bool, gpu: Gpu) -> TrainingProfile:
     facts = _FACTS.get(model)
     if facts is None:
         raise UserError(f"no facts about the model '{model}'; known: {', '.join(_FACTS)}")
-    return Workload.from_totals(
+    return TrainingProfile.from_totals(
         float(batch),
         facts.input_elements,
         facts.gmacs * 1e9,
@@ -356,26 +358,48 @@ def _from_facts(model: str, batch: float, half_precision: bool, gpu: Gpu) -> Wor
 # the data set; a GAN counts each pass of a training step through either network. Where a paper
 # leaves a size open, the usual one is taken: 384 tokens for SQuAD, 512 for long texts, 32 × 32
 # pixels for CIFAR-10, 224 × 224 for ImageNet, 256 × 256 for CycleGAN.
-_V, _I, _E = Pipeline.VECTORS, Pipeline.IMAGES, Pipeline.ENVIRONMENT
+_V, _I, _E = InputPipeline.VECTORS, InputPipeline.IMAGES, InputPipeline.ENVIRONMENT
 _FACTS = {
     # on an RTX 3090 (Lucid)
-    "BERT": _Facts(35.3, 108, 60, (0, 97, 12, 62), 384, _V),  # Devlin 2019, base, 384 tokens
-    "DCGAN": _Facts(0.42, 6.3, 1.1, (20, 0, 20, 13), 12_388, _I),  # Radford 2016, 64 × 64
-    "MobileNetV3": _Facts(0.057, 2.5, 1.4, (52, 2, 34, 43), 150_528, _I),  # Howard 2019, small
-    "NeuMF": _Facts(1e-5, 1.5, 3e-4, (0, 9, 4, 3), 2, _V),  # He 2017
-    "PPO": _Facts(1e-5, 0.01, 3e-4, (0, 6, 4, 2), 8, _E),  # Schulman 2017, two layers of 64
-    "TD3": _Facts(3e-4, 0.4, 4e-3, (0, 18, 12, 6), 24, _E),  # Fujimoto 2018, six nets 256-256
-    "ResNet18": _Facts(0.56, 11.2, 0.62, (20, 1, 17, 30), 3072, _I),  # He 2016, for 32 × 32
-    "ResNet50": _Facts(4.1, 25.6, 11.1, (53, 1, 49, 71), 150_528, _I),  # He 2016
-    "Transformer": _Facts(1.0, 50, 2, (0, 133, 12, 90), 40, _V),  # Vaswani 2017, 20 tokens
-    "VGG": _Facts(0.153, 9.2, 0.26, (8, 1, 8, 14), 3072, _I),  # Simonyan 2015, 11 layers
+    "BERT": _PublishedNetwork(
+        35.3, 108, 60, (0, 97, 12, 62), 384, _V
+    ),  # Devlin 2019, base, 384 tokens
+    "DCGAN": _PublishedNetwork(
+        0.42, 6.3, 1.1, (20, 0, 20, 13), 12_388, _I
+    ),  # Radford 2016, 64 × 64
+    "MobileNetV3": _PublishedNetwork(
+        0.057, 2.5, 1.4, (52, 2, 34, 43), 150_528, _I
+    ),  # Howard 2019, small
+    "NeuMF": _PublishedNetwork(1e-5, 1.5, 3e-4, (0, 9, 4, 3), 2, _V),  # He 2017
+    "PPO": _PublishedNetwork(
+        1e-5, 0.01, 3e-4, (0, 6, 4, 2), 8, _E
+    ),  # Schulman 2017, two layers of 64
+    "TD3": _PublishedNetwork(
+        3e-4, 0.4, 4e-3, (0, 18, 12, 6), 24, _E
+    ),  # Fujimoto 2018, six nets 256-256
+    "ResNet18": _PublishedNetwork(
+        0.56, 11.2, 0.62, (20, 1, 17, 30), 3072, _I
+    ),  # He 2016, for 32 × 32
+    "ResNet50": _PublishedNetwork(4.1, 25.6, 11.1, (53, 1, 49, 71), 150_528, _I),  # He 2016
+    "Transformer": _PublishedNetwork(
+        1.0, 50, 2, (0, 133, 12, 90), 40, _V
+    ),  # Vaswani 2017, 20 tokens
+    "VGG": _PublishedNetwork(
+        0.153, 9.2, 0.26, (8, 1, 8, 14), 3072, _I
+    ),  # Simonyan 2015, 11 layers
     # on an A100 (MISO)
-    "bert": _Facts(48.0, 108, 90, (0, 97, 12, 62), 512, _V),
-    "cyclegan": _Facts(120.0, 28, 60, (70, 0, 60, 70), 393_216, _I),  # Zhu 2017
-    "deepspeech2": _Facts(5.0, 40, 10, (2, 500, 300, 100), 100_000, _V),  # Amodei 2016
-    "embedding": _Facts(0.05, 2.0, 0.1, (3, 3, 4, 5), 1000, _V),  # text CNN on word vectors
-    "gnn": _Facts(0.05, 0.1, 0.2, (0, 10, 6, 20), 2000, _V),  # Gilmer 2017, molecules
-    "mobilenet": _Facts(0.012, 3.2, 0.2, (28, 1, 27, 29), 3072, _I),  # Howard 2017, 32 × 32
-    "resnet": _Facts(0.08, 23.6, 0.25, (53, 1, 49, 71), 3072, _I),  # He 2016, 50 layers, 32 × 32
-    "transformer": _Facts(5.0, 20, 10, (0, 60, 8, 30), 200, _V),
+    "bert": _PublishedNetwork(48.0, 108, 90, (0, 97, 12, 62), 512, _V),
+    "cyclegan": _PublishedNetwork(120.0, 28, 60, (70, 0, 60, 70), 393_216, _I),  # Zhu 2017
+    "deepspeech2": _PublishedNetwork(5.0, 40, 10, (2, 500, 300, 100), 100_000, _V),  # Amodei 2016
+    "embedding": _PublishedNetwork(
+        0.05, 2.0, 0.1, (3, 3, 4, 5), 1000, _V
+    ),  # text CNN on word vectors
+    "gnn": _PublishedNetwork(0.05, 0.1, 0.2, (0, 10, 6, 20), 2000, _V),  # Gilmer 2017, molecules
+    "mobilenet": _PublishedNetwork(
+        0.012, 3.2, 0.2, (28, 1, 27, 29), 3072, _I
+    ),  # Howard 2017, 32 × 32
+    "resnet": _PublishedNetwork(
+        0.08, 23.6, 0.25, (53, 1, 49, 71), 3072, _I
+    ),  # He 2016, 50 layers, 32 × 32
+    "transformer": _PublishedNetwork(5.0, 20, 10, (0, 60, 8, 30), 200, _V),
 }

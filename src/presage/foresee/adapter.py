@@ -22,7 +22,7 @@ from presage.model.job import Job, JobSpec, OomRetry
 from presage.model.speed import SpeedBook
 from presage.model.workload import same_needs, same_work
 
-__all__ = ["FittedSlowdowns", "Foreseen", "Slowdowns", "TimeSharing"]
+__all__ = ["EstimatePredictor", "FittedSlowdowns", "Slowdowns", "TimeSharing"]
 
 _MOST_KNOWN = 100_000
 _SLOWEST = 0.01
@@ -83,7 +83,7 @@ class TimeSharing:
         return Estimate(float(low), float(middle), float(high), "times", self.version)
 
 
-class Foreseen:
+class EstimatePredictor:
     """A `Predictor` over what was foreseen at submission; `scaling` says how workloads scale with
     their workers where own runs do not."""
 
@@ -96,7 +96,7 @@ class Foreseen:
         self._out_of_memory: dict[str, int] = {}
         """What needs the same -> how often a run of it ran out of memory."""
 
-    def with_speeds(self, speeds: SpeedBook) -> Foreseen:
+    def with_speeds(self, speeds: SpeedBook) -> EstimatePredictor:
         """One that reads this book, and is the same else: both hear of what ran out of memory."""
         made = copy(self)
         made._speeds = Speeds(self._speeds.fitted, speeds)

@@ -22,7 +22,7 @@ from presage.model.codec import decode, encode
 from presage.model.errors import UserError
 from presage.model.estimate import Estimate
 
-__all__ = ["QUANTITIES", "Champions", "Drift", "Standing", "Version", "error_of"]
+__all__ = ["QUANTITIES", "Champions", "EstimateDrift", "Standing", "Version", "error_of"]
 
 QUANTITIES = {"memory": "MiB", "step_time": "ms", "utilization": "share"}
 """What is learned from own runs, and in which unit."""
@@ -74,7 +74,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class EstimateDrift:
     """How far the latest estimates of a quantity were off."""
 
     judged: int
@@ -201,7 +201,7 @@ class Champions:
             inside = estimate.p10 <= actual <= estimate.p90
             self._write(_entry(f"{_of(quantity)}/judged", [round(off, 6), inside], _WATCHED))
 
-    def drift(self, quantity: str) -> Drift | None:
+    def drift(self, quantity: str) -> EstimateDrift | None:
         """How far the latest estimates were off; None before one was judged."""
         lines = self._knowledge.tail(f"{_of(quantity)}/judged", _WATCHED)
         if not lines:
@@ -209,7 +209,9 @@ class Champions:
         judged = [json.loads(line) for line in lines]
         error, inside = (float(of) for of in np.mean(judged, axis=0))
         least = max(_ALLOWED, _DRIFTED * self._promised(quantity))
-        return Drift(len(judged), error, inside, len(judged) >= _LEAST_WATCHED and error > least)
+        return EstimateDrift(
+            len(judged), error, inside, len(judged) >= _LEAST_WATCHED and error > least
+        )
 
     def _promised(self, quantity: str) -> float:
         standing = self.standing(quantity)

@@ -15,7 +15,7 @@ from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_el
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import largest_batch, memory_features
 from presage.foresee.steptime import LATEST, Operators, step_features
-from presage.foresee.utilization import Features, Kind, Pipeline, Workload
+from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
 from presage.learn import Floats
 from presage.model.errors import GraphError
 from presage.page import figure, html_table
@@ -293,16 +293,16 @@ def _inference(graph: OpGraph, batch: int, gpu: Gpu, precision: str) -> Floats:
     return step
 
 
-def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> Workload:
+def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
     forward = np.flatnonzero(graph.phase == 0)
-    kinds = np.full(len(KINDS), int(Kind.OTHER))
+    kinds = np.full(len(KINDS), int(LayerClass.OTHER))
     for name in CONVOLUTIONS:
-        kinds[KINDS.index(name)] = Kind.CONV
+        kinds[KINDS.index(name)] = LayerClass.CONV
     for name in ("linear", "matmul", "attention", "recurrent"):
-        kinds[KINDS.index(name)] = Kind.LINEAR
-    kinds[KINDS.index("activation")] = Kind.ACTIVATION
+        kinds[KINDS.index(name)] = LayerClass.LINEAR
+    kinds[KINDS.index("activation")] = LayerClass.ACTIVATION
     image = bool(graph.inputs) and len(graph.inputs[0].shape) == 3
-    return Workload(
+    return TrainingProfile(
         batch=batch,
         input_elements=float(max(1, input_elements(graph.inputs))),
         kinds=kinds[graph.kind[forward]].astype(np.intp),
@@ -310,7 +310,7 @@ def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> Workload:
         activations=graph.written[forward, 1],
         params=graph.weights[forward],
         gpu=gpu,
-        pipeline=Pipeline.IMAGES if image else Pipeline.VECTORS,
+        pipeline=InputPipeline.IMAGES if image else InputPipeline.VECTORS,
         half_precision=graph.options.get("precision") != "fp32",
     )
 

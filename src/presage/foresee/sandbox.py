@@ -79,7 +79,7 @@ def run_isolated(
 
 
 @dataclass(slots=True)
-class _End:
+class _ChildExit:
     """How a child ended."""
 
     exit_code: int = 0
@@ -87,8 +87,8 @@ class _End:
     flood: bool = False
 
 
-def _run_child(given: IO[bytes], answer: IO[bytes], timeout_s: float) -> _End:
-    end = _End()
+def _run_child(given: IO[bytes], answer: IO[bytes], timeout_s: float) -> _ChildExit:
+    end = _ChildExit()
     # -P: a file in the working directory must not take the place of a library.
     # -B: nothing is written beside the user's files.
     child = subprocess.Popen(
@@ -119,7 +119,7 @@ def _run_child(given: IO[bytes], answer: IO[bytes], timeout_s: float) -> _End:
     return end
 
 
-def _show_output(child: subprocess.Popen[bytes], end: _End) -> None:
+def _show_output(child: subprocess.Popen[bytes], end: _ChildExit) -> None:
     """Pass on the first of what the child prints until it ends. Its end is not that of its output,
     which a grandchild may hold open."""
     assert child.stdout is not None

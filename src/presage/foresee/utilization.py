@@ -19,9 +19,9 @@ import polars as pl
 
 from presage.foresee._workloads import (
     Features,
-    Kind,
-    Pipeline,
-    Workload,
+    InputPipeline,
+    LayerClass,
+    TrainingProfile,
     families_of,
     features_of,
     names_of,
@@ -37,10 +37,10 @@ from presage.model.errors import UserError
 
 __all__ = [
     "Features",
-    "Kind",
-    "Pipeline",
+    "InputPipeline",
+    "LayerClass",
+    "TrainingProfile",
     "UtilizationEstimator",
-    "Workload",
     "families_of",
     "features_of",
     "fit_shipped",
@@ -71,7 +71,7 @@ _CONSTANTS = {
     "cast": 1.3,  # how many more kernels there are in half precision
 }
 _KERNELS = np.array([3.0, 4.0, 2.0, 2.0])
-"""Kernels of a layer in forward and backward pass, by `Kind`."""
+"""Kernels of a layer in forward and backward pass, by `LayerClass`."""
 
 _TRUST = 0.5
 """Share of the step model that the forest starts from: all of it where that model is good and
@@ -265,7 +265,7 @@ class UtilizationEstimator(Estimator):
                 elements,
                 batch,
                 pipeline,
-                *(X.total(kinds == kind) for kind in Kind),
+                *(X.total(kinds == kind) for kind in LayerClass),
                 total_macs * batch,
                 total_out * batch,
                 half,

@@ -30,7 +30,7 @@ Space = Literal["plain", "log", "log1p"]
 LEVELS = (0.1, 0.5, 0.9)
 
 
-class Model(Protocol):
+class Regressor(Protocol):
     """What can be fitted anew for each fold."""
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self: ...
@@ -101,7 +101,7 @@ class Conformal:
 
 
 def out_of_fold(
-    make: Callable[[], Model],
+    make: Callable[[], Regressor],
     X: npt.NDArray[Any],
     y: Floats,
     groups: npt.ArrayLike,

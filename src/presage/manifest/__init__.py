@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from presage.edge import Limits, parse_json, parse_yaml, read_yaml
+from presage.edge import YamlLimits, parse_json, parse_yaml, read_yaml
 from presage.manifest.advice import advice
 from presage.manifest.auto import Needs, resolved, says_auto
 from presage.manifest.schema import Manifest, ModelReference, RoleManifest, WorkerResources
@@ -38,7 +38,7 @@ __all__ = [
     "to_spec",
 ]
 
-LIMITS = Limits(bytes=1 << 20, nodes=20_000, depth=32)
+LIMITS = YamlLimits(bytes=1 << 20, nodes=20_000, depth=32)
 """Of one manifest."""
 
 EXAMPLE = Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")

@@ -145,13 +145,13 @@ Url = Annotated[str, AfterValidator(quantities.url)]
 Types = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=100)]
 
 
-class _Strict(BaseModel):
+class _ManifestPart(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, str_max_length=LONGEST_TEXT, allow_inf_nan=False
     )
 
 
-class WorkerResources(_Strict):
+class WorkerResources(_ManifestPart):
     """What each worker needs; what is not given is not limited."""
 
     cpus: Annotated[float, Field(ge=0.001, le=100_000)] | None = None
@@ -177,7 +177,7 @@ class WorkerResources(_Strict):
         return self
 
 
-class RoleManifest(_Strict):
+class RoleManifest(_ManifestPart):
     """One kind of worker."""
 
     workers: Workers = 1
@@ -185,7 +185,7 @@ class RoleManifest(_Strict):
     resources: WorkerResources = WorkerResources()
 
 
-class Checkpoint(_Strict):
+class Checkpoint(_ManifestPart):
     """Where a job keeps its checkpoints, how often, and how it continues from one."""
 
     dir: Annotated[str, Field(max_length=1024), AfterValidator(_inside)] = "checkpoints"
@@ -193,7 +193,7 @@ class Checkpoint(_Strict):
     resume: Command | None = None
 
 
-class OomRetry(_Strict):
+class OomRetryManifest(_ManifestPart):
     """What happens when a worker runs out of memory: again, with more."""
 
     times: Annotated[int, Field(ge=1, le=20)] = 3
@@ -201,18 +201,18 @@ class OomRetry(_Strict):
     ceiling: Memory | None = None
 
 
-class Retry(_Strict):
+class Retry(_ManifestPart):
     """How often a job is started again."""
 
     failures: Annotated[int, Field(ge=0, le=1000)] = 0
-    oom: OomRetry | None = None
+    oom: OomRetryManifest | None = None
 
 
 def _reference(value: object) -> object:
     return {"ref": value} if isinstance(value, str) else value
 
 
-class ModelReference(_Strict):
+class ModelReference(_ManifestPart):
     """What a job trains, to foresee what it needs: zoo:resnet50, or a file of its folder that is
     data (model.onnx, config.json)."""
 
@@ -225,14 +225,14 @@ class ModelReference(_Strict):
     precision: Literal["fp32", "amp", "bf16"] = "fp32"
 
 
-class ElasticStep(_Strict):
+class ElasticStep(_ManifestPart):
     """From this epoch on, so many workers."""
 
     epoch: Annotated[int, Field(ge=1, le=1_000_000_000)]
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
 
 
-class Manifest(_Strict):
+class Manifest(_ManifestPart):
     """A job as its owner describes it."""
 
     name: Name

@@ -28,12 +28,12 @@ __all__ = [
     "NewUser",
     "NodeStatus",
     "QueueStatus",
-    "Scaled",
+    "ScaleAccepted",
     "Status",
     "StatusChange",
     "Submitted",
     "UserInfo",
-    "Waiting",
+    "WaitingJob",
     "WhatIf",
 ]
 
@@ -97,7 +97,7 @@ class Submitted(Accepted):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Accepted):
+class ScaleAccepted(Accepted):
     """The request is on disk; the job changes its size when there is room."""
 
     workers: int
@@ -157,7 +157,7 @@ class StatusChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A job that waits."""
 
     id: str

@@ -15,14 +15,14 @@ from typing import Any
 from presage.model.codec import decode, encode
 from presage.model.errors import UserError
 
-__all__ = ["Profile", "Spread", "profile_from_json", "profile_to_json"]
+__all__ = ["Distribution", "Profile", "profile_from_json", "profile_to_json"]
 
 _FORMAT = 1
 _SIGNATURE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """How a quantity was distributed over a run."""
 
     mean: float
@@ -38,7 +38,7 @@ class Spread:
             raise ValueError(f"a spread needs p50 ≤ p95 ≤ max, not {values}")
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
+    def of(cls, values: Iterable[float]) -> Distribution:
         """The spread of one or more samples."""
         ordered = sorted(values)
         mean = math.fsum(ordered) / len(ordered)
@@ -60,21 +60,21 @@ class Profile:
     samples: int
     hz: float
     """Samples a second, as achieved."""
-    cpu_cores: Spread
-    rss_mib: Spread
+    cpu_cores: Distribution
+    rss_mib: Distribution
     """Summed over the processes; a page that several of them share counts for each."""
-    read_bytes_s: Spread
-    write_bytes_s: Spread
-    net_sent_bytes_s: Spread
-    net_received_bytes_s: Spread
+    read_bytes_s: Distribution
+    write_bytes_s: Distribution
+    net_sent_bytes_s: Distribution
+    net_received_bytes_s: Distribution
     device: str = "cpu"
     """The GPU as its driver names it, or `cpu`."""
     gpus: int = 0
-    gpu_util_pct: Spread | None = None
+    gpu_util_pct: Distribution | None = None
     """Of the devices that the run used, on average over them."""
-    gpu_memory_mib: Spread | None = None
+    gpu_memory_mib: Distribution | None = None
     """Summed over the devices."""
-    step_ms: Spread | None = None
+    step_ms: Distribution | None = None
     """As the job reported it."""
     batch: int | None = None
     graph_signature: str | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from presage.provision.usage import MEMORY, Floats, Usage
 
-__all__ = ["Rules", "Score", "Wish", "allocate", "margin_for", "score"]
+__all__ = ["AllocationRules", "AllocationScore", "Wish", "allocate", "margin_for", "score"]
 
 _ROUNDING = 1e-9
 """A use this part above the allocation is not above it."""
@@ -39,7 +39,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AllocationRules:
     """What holds for all policies alike."""
 
     slow_reduction: float | None = None
@@ -49,7 +49,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class AllocationScore:
     """How a policy did on one resource; the first window of each pod is excluded throughout."""
 
     alloc_over_use: float | None
@@ -77,7 +77,7 @@ class Score:
         }
 
 
-def allocate(usage: Usage, wish: Wish, margin: float, rules: Rules) -> Floats:
+def allocate(usage: Usage, wish: Wish, margin: float, rules: AllocationRules) -> Floats:
     """Per window, what the pod gets; NaN in its first window."""
     wanted = wish.values * (1 + margin)
     if wish.fixed:
@@ -110,7 +110,7 @@ def allocate(usage: Usage, wish: Wish, margin: float, rules: Rules) -> Floats:
     return given
 
 
-def score(usage: Usage, given: Floats, margin: float) -> Score:
+def score(usage: Usage, given: Floats, margin: float) -> AllocationScore:
     """Compare an allocation with the use."""
     counted = ~usage.first
     sample = np.repeat(counted, usage.counts)
@@ -125,7 +125,7 @@ def score(usage: Usage, given: Floats, margin: float) -> Score:
     before = usage.before(given)[both]
     changed = np.abs(given[both] - before) > _ROUNDING * np.abs(before)
     total = float(use.sum())
-    return Score(
+    return AllocationScore(
         float(allocation.sum()) / total if total > 0 else None,
         100 * float(1 - over.mean()),
         int(np.unique(window[over]).size) if is_memory else 0,
@@ -137,7 +137,11 @@ def score(usage: Usage, given: Floats, margin: float) -> Score:
 
 
 def margin_for(
-    usage: Usage, wish: Wish, rules: Rules, target_pct: float, least: float = _LEAST_MARGIN
+    usage: Usage,
+    wish: Wish,
+    rules: AllocationRules,
+    target_pct: float,
+    least: float = _LEAST_MARGIN,
 ) -> float:
     """The smallest margin, in steps of a tenth of a percent, that fulfils the target here. It may
     be negative, down to `least`, so that all policies are compared at equal service. If none does

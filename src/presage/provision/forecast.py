@@ -29,10 +29,10 @@ import numpy as np
 
 from presage.learn import sklearn_ensemble
 from presage.provision.allocate import Wish
-from presage.provision.policies import Outlook, PhaseTable
+from presage.provision.policies import ExpectedPhases, PhaseTable
 from presage.provision.usage import MEMORY, Floats, Ints, Usage
 
-__all__ = ["Forecaster"]
+__all__ = ["UsageForecaster"]
 
 _FOLDS = 4
 _LEAST_TREES, _MOST_TREES = 6, 80
@@ -61,7 +61,7 @@ _LEVELS = np.unique(
 
 
 @dataclass(frozen=True, eq=False)
-class Forecaster:
+class UsageForecaster:
     """Fitted on the windows of one resource."""
 
     forests: list[Any]
@@ -81,8 +81,8 @@ class Forecaster:
 
     @classmethod
     def fit(
-        cls, usage: Usage, now: Outlook, table: PhaseTable, target_pct: float, seed: int = 0
-    ) -> Forecaster:
+        cls, usage: Usage, now: ExpectedPhases, table: PhaseTable, target_pct: float, seed: int = 0
+    ) -> UsageForecaster:
         """Learn from all windows but the first of each pod."""
         rows = np.flatnonzero(~usage.first)
         make = sklearn_ensemble("the forecast policy").RandomForestRegressor
@@ -125,7 +125,7 @@ class Forecaster:
         own[rows] = _at(amounts, _chosen(amounts, found, price * sizes, least))
         return cls(forests, multiples, small, table, price, least, own)
 
-    def wish(self, usage: Usage, now: Outlook) -> Wish:
+    def wish(self, usage: Usage, now: ExpectedPhases) -> Wish:
         """What each window should have."""
         rows = np.flatnonzero(~usage.first)
         wanted = np.full(len(usage), np.nan)
@@ -171,7 +171,7 @@ def _covered(usage: Usage, seen: Floats, multiples: Floats) -> Floats:
     return np.asarray(share)
 
 
-def _features(usage: Usage, now: Outlook, table: PhaseTable, small: float) -> Floats:
+def _features(usage: Usage, now: ExpectedPhases, table: PhaseTable, small: float) -> Floats:
     """Per window, what is known before it. Amounts are logarithms of their ratio to the last peak
     (0 when there is nothing to say), so that pods of any size look alike."""
     base = _base(usage, small)

@@ -24,7 +24,7 @@ from presage.provision.policies import PhaseTable
 from presage.provision.usage import Floats, Ints, Value
 from presage.telemetry.series import Series, resources_of
 
-__all__ = ["FEATURES", "Advice", "LivePhases", "Sizer", "SizingRules", "series_of"]
+__all__ = ["FEATURES", "LivePhases", "NewLimits", "Sizer", "SizingRules", "series_of"]
 
 FEATURES = ("cpu_cores", "rss_mib")
 """What a sample says of a worker: cores kept busy, and MiB."""
@@ -91,7 +91,7 @@ class SizingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class NewLimits:
     """Limits that a run should have from now on."""
 
     limits: Resources
@@ -100,7 +100,7 @@ class Advice:
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunLimits:
     """What is known of one run."""
 
     ask: Resources
@@ -119,7 +119,7 @@ class Sizer:
     def __init__(self, model: LivePhases | None = None, rules: SizingRules | None = None) -> None:
         self.rules = rules or SizingRules()
         self._model = model
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunLimits] = {}
         self._stepper = model.stepper() if model is not None else None
         if model is not None:
             self._cpu, self._memory = _tables(model, self.rules.quantile)
@@ -132,7 +132,7 @@ class Sizer:
     def begin(self, run: str, ask: Resources, given: Resources | None = None) -> None:
         """Follow a run that asked for this for each worker; `given` are limits it has already."""
         rules = self.rules
-        self._runs[run] = _Run(
+        self._runs[run] = _RunLimits(
             ask, given or ask, deque(maxlen=rules.patience), deque(maxlen=rules.patience)
         )
 
@@ -144,7 +144,7 @@ class Sizer:
         """The phase a run is in; −1 for none."""
         return self._runs[run].phase
 
-    def see(self, run: str, at: float, cores: float, memory_mib: float) -> Advice | None:
+    def see(self, run: str, at: float, cores: float, memory_mib: float) -> NewLimits | None:
         """Take in a sample of the worker that needs most; new limits, when they should change."""
         mine = self._runs[run]
         if at <= mine.at:
@@ -164,12 +164,12 @@ class Sizer:
         if limits == Resources(mine.given.cpu_milli, mine.given.memory_mib):
             return None
         mine.given = limits
-        return Advice(limits, why)
+        return NewLimits(limits, why)
 
     def _least_memory(self, used_mib: float) -> int:
         return max(self.rules.least_memory_mib, int(used_mib * (1 + self.rules.margin)) + 1)
 
-    def _next(self, mine: _Run, which: int, given: int, ask: int) -> int:
+    def _next(self, mine: _RunLimits, which: int, given: int, ask: int) -> int:
         """What to give of one resource: more at once, less with patience; what was not asked for
         is not limited."""
         if not ask:
@@ -182,7 +182,7 @@ class Sizer:
         enough = min(max(wishes[which] for wishes in mine.wishes), ask)
         return enough if enough <= (1 - self.rules.notable) * given else given
 
-    def _wish(self, run: str, mine: _Run, at: float) -> tuple[int, int, str]:
+    def _wish(self, run: str, mine: _RunLimits, at: float) -> tuple[int, int, str]:
         """Milli-cores, MiB and the reason."""
         grown = 1 + self.rules.margin
         if self._model is not None and self._stepper is not None:
@@ -206,7 +206,7 @@ class Sizer:
         why = "; ".join([f"phase {mine.phase}", *coming])
         return int(1000 * cores * grown) + 1, int(memory * grown) + 1, why
 
-    def _expected(self, run: str, mine: _Run) -> dict[int, float]:
+    def _expected(self, run: str, mine: _RunLimits) -> dict[int, float]:
         """The phase it is in and those it may well be in before the horizon."""
         if mine.phase < 0 or self._model is None or not np.isfinite(self._cpu[mine.phase]):
             return {}

@@ -28,9 +28,9 @@ from presage.provision.usage import MEMORY, Floats, Ints, Usage, Value
 from presage.telemetry.series import Series
 
 __all__ = [
-    "Outlook",
+    "ExpectedPhases",
+    "PhaseSource",
     "PhaseTable",
-    "Phases",
     "adaptive",
     "by_phase",
     "dynamic",
@@ -47,7 +47,7 @@ _FIRST_BUCKET = {"cores": 0.01, "%": 1.0, "share": 0.01, "bytes": 1e7, "kB": 1e4
 _GROWTH, _SAFETY, _TARGET, _PEAKS_KEPT = 1.05, 1.15, 0.9, 8
 
 
-class Phases(Protocol):
+class PhaseSource(Protocol):
     """What provisioning asks of a phase model; `presage.observe.phases.PhaseModel` has it."""
 
     @property
@@ -70,7 +70,7 @@ class Phases(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outlook:
+class ExpectedPhases:
     """The phases of samples, and what is expected after each; pods laid end to end."""
 
     phase: Ints
@@ -80,7 +80,7 @@ class Outlook:
     """The probability that the phase ends within the next window."""
 
     @classmethod
-    def of(cls, model: Phases, series: Sequence[Series], window_s: float) -> Outlook:
+    def of(cls, model: PhaseSource, series: Sequence[Series], window_s: float) -> ExpectedPhases:
         """Ask a phase model."""
         forecasts = model.forecast_many(series, window_s)
         return cls(
@@ -89,12 +89,12 @@ class Outlook:
             np.concatenate([one.change for one in forecasts]),
         )
 
-    def before(self, usage: Usage) -> Outlook:
+    def before(self, usage: Usage) -> ExpectedPhases:
         """Per window, the outlook at the last sample before it."""
         place = usage.before(usage.places[usage.starts + usage.counts - 1].astype(np.float64))
         at = np.nan_to_num(place).astype(np.int64)
         known = ~np.isnan(place)
-        return Outlook(
+        return ExpectedPhases(
             np.where(known, self.phase[at], -1),
             np.where(known[:, None], self.share[at], np.nan),
             np.where(known, self.change[at], np.nan),
@@ -140,7 +140,9 @@ def adaptive(usage: Usage, value: Value) -> Wish:
     return Wish(usage.before(usage.value(value)))
 
 
-def by_phase(usage: Usage, value: Value, now: Outlook, tables: Sequence[PhaseTable]) -> Wish:
+def by_phase(
+    usage: Usage, value: Value, now: ExpectedPhases, tables: Sequence[PhaseTable]
+) -> Wish:
     """What the phase that a pod is in was measured to need; `tables` has one for each window's
     pod, or one for all. Without a phase, the last window repeats."""
     every = np.stack([table.value for table in tables])

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from presage.model.errors import ProvisionError
-from presage.provision.policies import Phases
-from presage.provision.rightsize import Outcome, Sized, rightsize
+from presage.provision.policies import PhaseSource
+from presage.provision.rightsize import RightsizeResult, SizedResource, rightsize
 from presage.provision.usage import MEMORY
 from presage.telemetry.series import Series
 
@@ -53,7 +53,7 @@ def recommend(
     policy: str,
     window_s: float,
     *,
-    model: Phases | None = None,
+    model: PhaseSource | None = None,
     **settings: Any,
 ) -> list[Recommendation]:
     """Size the window after each pod's last sample; `settings` are those of `rightsize`."""
@@ -108,7 +108,9 @@ def _with_next_window(series: Series, window_s: float) -> Series:
     )
 
 
-def _of_resource(policy: str, outcome: Outcome, sized: Sized) -> list[Recommendation]:
+def _of_resource(
+    policy: str, outcome: RightsizeResult, sized: SizedResource
+) -> list[Recommendation]:
     usage = sized.usage
     last = np.flatnonzero(np.append(usage.first[1:], True))
     short = usage.maximum > sized.allocation * (1 + 1e-9)

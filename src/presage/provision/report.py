@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from presage.page import COLOURS, counted, duration_text, figure, readable_unit, render, short
 from presage.provision.allocate import score
-from presage.provision.rightsize import Outcome, Sized
+from presage.provision.rightsize import RightsizeResult, SizedResource
 from presage.provision.usage import MEMORY, Floats
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _LEAST_GAP = 0.03
 _CLOCK = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-def rightsize_page(title: str, outcome: Outcome) -> str:
+def rightsize_page(title: str, outcome: RightsizeResult) -> str:
     """The page as HTML."""
     policies = list(outcome.sized)
     colours = _colours(outcome)
@@ -60,17 +60,17 @@ def rightsize_page(title: str, outcome: Outcome) -> str:
     )
 
 
-def draw_tradeoff(outcome: Outcome, resource: str) -> Figure:
+def draw_tradeoff(outcome: RightsizeResult, resource: str) -> Figure:
     """How allocation buys service, as a figure."""
     chart = _tradeoff(outcome, resource, _colours(outcome))
     return figure(chart, f"Allocation and service: {resource}")
 
 
-def _colours(outcome: Outcome) -> dict[str, str]:
+def _colours(outcome: RightsizeResult) -> dict[str, str]:
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(outcome.sized)}
 
 
-def gap_closed(outcome: Outcome, resource: str) -> str | None:
+def gap_closed(outcome: RightsizeResult, resource: str) -> str | None:
     """How much of the allocation between `adaptive` and `dynamic` the policy `forecast` saves, in
     words; None unless all three were asked for."""
     ratios = []
@@ -86,7 +86,7 @@ def gap_closed(outcome: Outcome, resource: str) -> str | None:
     return f"{resource}: forecast closes {share:.0%} of the gap between adaptive and dynamic"
 
 
-def _facts(outcome: Outcome, resources: list[str]) -> dict[str, str]:
+def _facts(outcome: RightsizeResult, resources: list[str]) -> dict[str, str]:
     usage = [sized.usage for sized in next(iter(outcome.sized.values())).values()]
     pods = len({pod for each in usage for pod in each.pods})
     facts = {
@@ -103,7 +103,7 @@ def _facts(outcome: Outcome, resources: list[str]) -> dict[str, str]:
     return facts
 
 
-def _rows(outcome: Outcome, resources: list[str]) -> list[tuple[str, tuple[str, ...]]]:
+def _rows(outcome: RightsizeResult, resources: list[str]) -> list[tuple[str, tuple[str, ...]]]:
     rows: list[tuple[str, tuple[str, ...]]] = []
     for name in resources:
         for policy, by_resource in outcome.sized.items():
@@ -121,7 +121,7 @@ def _rows(outcome: Outcome, resources: list[str]) -> list[tuple[str, tuple[str, 
     return rows
 
 
-def _worth_seeing(sized: Sized) -> list[str]:
+def _worth_seeing(sized: SizedResource) -> list[str]:
     """The pods with the most windows."""
     usage = sized.usage
     windows = np.bincount(usage.pod, minlength=len(usage.pods))
@@ -129,7 +129,7 @@ def _worth_seeing(sized: Sized) -> list[str]:
     return [usage.pods[at] for at in most if windows[at] > 1]
 
 
-def _trace(outcome: Outcome, resource: str, pod: str, colours: dict[str, str]) -> Chart:
+def _trace(outcome: RightsizeResult, resource: str, pod: str, colours: dict[str, str]) -> Chart:
     """A pod's use as an area, and a step line for what each policy gave."""
     first = next(iter(outcome.sized.values()))[resource]
     drawn = first.trace(pod)
@@ -180,7 +180,7 @@ def _steps(given: Floats) -> Ints:
     return places[:: max(1, len(places) // (2 * _POINTS))]
 
 
-def _tradeoff(outcome: Outcome, resource: str, colours: dict[str, str]) -> Chart:
+def _tradeoff(outcome: RightsizeResult, resource: str, colours: dict[str, str]) -> Chart:
     data: list[Chart] = []
     for policy, by_resource in outcome.sized.items():
         sized = by_resource[resource]

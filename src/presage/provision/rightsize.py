@@ -18,9 +18,16 @@ import numpy as np
 from presage.model.errors import ProvisionError
 from presage.page import html_table
 from presage.provision import policies as known
-from presage.provision.allocate import Rules, Score, Wish, allocate, margin_for, score
-from presage.provision.forecast import Forecaster
-from presage.provision.policies import Outlook, Phases, PhaseTable
+from presage.provision.allocate import (
+    AllocationRules,
+    AllocationScore,
+    Wish,
+    allocate,
+    margin_for,
+    score,
+)
+from presage.provision.forecast import UsageForecaster
+from presage.provision.policies import ExpectedPhases, PhaseSource, PhaseTable
 from presage.provision.usage import Floats, Usage, Value, resources_in
 from presage.telemetry.series import Series
 
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
     from plotly.graph_objects import Figure
 
-__all__ = ["POLICIES", "Outcome", "Sized", "Trace", "rightsize"]
+__all__ = ["POLICIES", "PodSeries", "RightsizeResult", "SizedResource", "rightsize"]
 
 POLICIES = ("dynamic", "adaptive", "phase", "forecast", "vpa", "krr", "static")
 _NEED_BUNDLE = ("phase", "forecast")
@@ -37,7 +44,7 @@ _FOLDS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class PodSeries:
     """One pod's use and allocation, to draw or to explain."""
 
     times: Floats
@@ -48,15 +55,15 @@ class Trace:
 
 
 @dataclass(frozen=True, eq=False)
-class Sized:
+class SizedResource:
     """What one policy gave of one resource."""
 
     usage: Usage
     allocation: Floats
     """Per window of `usage`."""
-    score: Score
+    score: AllocationScore
 
-    def trace(self, pod: str) -> Trace:
+    def trace(self, pod: str) -> PodSeries:
         """The samples of one pod."""
         if pod not in self.usage.pods:
             raise ProvisionError(f"pod {pod} has no {self.usage.resource} to draw")
@@ -64,22 +71,22 @@ class Sized:
         start = self.usage.starts[windows[0]]
         end = self.usage.starts[windows[-1]] + self.usage.counts[windows[-1]]
         given = np.repeat(self.allocation[windows], self.usage.counts[windows])
-        return Trace(self.usage.times[start:end], self.usage.use[start:end], given)
+        return PodSeries(self.usage.times[start:end], self.usage.use[start:end], given)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Outcome:
+class RightsizeResult:
     """What `rightsize` found: policy -> resource -> how it went."""
 
-    sized: Mapping[str, Mapping[str, Sized]]
+    sized: Mapping[str, Mapping[str, SizedResource]]
     window_s: float
     value: Value
     target_pct: float | None
-    outlooks: Mapping[str, Outlook]
+    outlooks: Mapping[str, ExpectedPhases]
     """Resource -> the phases before each window, where a model was given."""
 
     def to_polars(self) -> pl.DataFrame:
-        """A row for each resource and policy, with the fields of `Score`."""
+        """A row for each resource and policy, with the fields of `AllocationScore`."""
         import polars as pl
 
         return pl.DataFrame(
@@ -126,7 +133,7 @@ def rightsize(
     policies: Sequence[str],
     window_s: float,
     *,
-    model: Phases | None = None,
+    model: PhaseSource | None = None,
     margin: float = 0.0,
     target_pct: float | None = None,
     value: str = "mean+2sd",
@@ -134,7 +141,7 @@ def rightsize(
     ceilings: Mapping[str, float] | None = None,
     seed: int = 0,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:
+) -> RightsizeResult:
     """Replay telemetry under each policy. `target_pct` sets the margin of each, and `margin`
     is not used then; `ceilings` has the most of a resource that is ever given; `report` hears of
     progress."""
@@ -153,9 +160,9 @@ def rightsize(
         raise ProvisionError("this telemetry has no resource to size; name a column cpu or memory")
     outlook = trained_outlook = None
     if model is not None and (set(chosen) & set(_NEED_BUNDLE)):
-        outlook = Outlook.of(model, series, window_s)
-        trained_outlook = Outlook.of(model, model.training, window_s)
-    sized: dict[str, dict[str, Sized]] = {policy: {} for policy in chosen}
+        outlook = ExpectedPhases.of(model, series, window_s)
+        trained_outlook = ExpectedPhases.of(model, model.training, window_s)
+    sized: dict[str, dict[str, SizedResource]] = {policy: {} for policy in chosen}
     outlooks = {}
     for place, name in enumerate(names):
         usage = Usage.of(series, name, window_s)
@@ -163,20 +170,20 @@ def rightsize(
             continue
         training = Usage.of(model.training, name, window_s) if model is not None else None
         bench = _Bench(usage, training, outlook, trained_outlook, wanted, target_pct, seed)
-        rules = Rules(slow_reduction, (ceilings or {}).get(name))
+        rules = AllocationRules(slow_reduction, (ceilings or {}).get(name))
         if outlook is not None:
             outlooks[name] = bench.now
         for at, policy in enumerate(chosen):
             report(place * len(chosen) + at, len(names) * len(chosen))
             mine = bench.margin(policy, rules) if target_pct is not None else margin
             given = allocate(usage, bench.wish(policy), mine, rules)
-            sized[policy][name] = Sized(usage, given, score(usage, given, mine))
+            sized[policy][name] = SizedResource(usage, given, score(usage, given, mine))
     if not any(sized.values()):
         raise ProvisionError(
             f"no pod is longer than one window of {window_s:g} s; choose a shorter --window"
         )
     report(1, 1)
-    return Outcome(sized, window_s, wanted, target_pct, outlooks)
+    return RightsizeResult(sized, window_s, wanted, target_pct, outlooks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,20 +192,20 @@ class _Bench:
 
     usage: Usage
     training: Usage | None
-    outlook: Outlook | None
-    trained_outlook: Outlook | None
+    outlook: ExpectedPhases | None
+    trained_outlook: ExpectedPhases | None
     value: Value
     target_pct: float | None
     seed: int
 
     @cached_property
-    def now(self) -> Outlook:
+    def now(self) -> ExpectedPhases:
         """The phases before each window."""
         assert self.outlook is not None  # checked before
         return self.outlook.before(self.usage)
 
     @cached_property
-    def trained_now(self) -> Outlook:
+    def trained_now(self) -> ExpectedPhases:
         """The same for the training."""
         assert self.trained_outlook is not None
         assert self.training is not None
@@ -219,14 +226,16 @@ class _Bench:
     @property
     def foresees(self) -> bool:
         """Whether the training has enough windows for a forecast; without, phases alone decide."""
-        return self.training is not None and Forecaster.can_learn(self.training)
+        return self.training is not None and UsageForecaster.can_learn(self.training)
 
     @cached_property
-    def forecaster(self) -> Forecaster:
+    def forecaster(self) -> UsageForecaster:
         """Fitted on the training."""
         assert self.training is not None
         target = _DEFAULT_TARGET_PCT if self.target_pct is None else self.target_pct
-        return Forecaster.fit(self.training, self.trained_now, self.table(), target, self.seed)
+        return UsageForecaster.fit(
+            self.training, self.trained_now, self.table(), target, self.seed
+        )
 
     def wish(self, policy: str) -> Wish:
         """What a policy wants for the telemetry asked about."""
@@ -236,7 +245,7 @@ class _Bench:
             return known.by_phase(self.usage, self.value, self.now, [self.table()])
         return self._plain(policy, self.usage)
 
-    def margin(self, policy: str, rules: Rules) -> float:
+    def margin(self, policy: str, rules: AllocationRules) -> float:
         """The smallest margin with which a policy fulfils the target on the training."""
         assert self.training is not None
         assert self.target_pct is not None
@@ -264,7 +273,7 @@ class _Bench:
 def _checked(
     policies: Sequence[str],
     window_s: float,
-    model: Phases | None,
+    model: PhaseSource | None,
     margin: float,
     target_pct: float | None,
     slow_reduction: float | None,

@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 
 from presage.model.errors import UserError
-from presage.reproduce.result import Line, Progress, Reproduction, reproduction_page
+from presage.reproduce.result import Progress, ReproducedFigure, Reproduction, reproduction_page
 
 __all__ = [
     "EXPERIMENTS",
-    "Line",
     "Progress",
+    "ReproducedFigure",
     "Reproduction",
     "data_directory",
     "reproduce",

@@ -28,7 +28,7 @@ from presage.model.job import Job
 __all__ = [
     "DEVICE",
     "Errors",
-    "Measured",
+    "MeasuredPairs",
     "Table",
     "measured_pairs",
     "read_table",
@@ -48,7 +48,7 @@ _P90 = 1.2816
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredPairs:
     """Workloads by name, what each needs alone, and their speeds beside each other."""
 
     alone: Mapping[str, JobAlone]
@@ -141,7 +141,7 @@ class Errors:
 
 def measured_pairs(
     data: Path, more: Mapping[str, JobAlone] | None = None, trees: int = 60
-) -> Measured:
+) -> MeasuredPairs:
     """Lucid's measurements on an RTX 3090; `more` are workloads without measured pairs."""
     alone = {**(more or {}), **_alone(read_table(data, _ALONE))}
     index = {name: n for n, name in enumerate(alone)}
@@ -157,7 +157,7 @@ def measured_pairs(
     for own, other, first in ((0, 1, 0), (1, 0, 1)):  # rows of a pair follow each other
         at = [index[name] for name in names[own]], [index[name] for name in names[other]]
         speed[at], foreseen[at] = true[first::2], np.clip(held_out[first::2], _SLOWEST, 1.0)
-    return Measured(alone, index, speed, foreseen, tuple(dict.fromkeys(names[0] + names[1])))
+    return MeasuredPairs(alone, index, speed, foreseen, tuple(dict.fromkeys(names[0] + names[1])))
 
 
 def workload_names(table: pl.DataFrame, side: str = "") -> list[str]:

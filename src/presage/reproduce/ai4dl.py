@@ -19,7 +19,7 @@ import polars as pl
 from presage.model.errors import UserError
 from presage.observe.phases import PhaseModel
 from presage.provision.rightsize import rightsize
-from presage.reproduce.result import Line, Progress, Reproduction
+from presage.reproduce.result import Progress, ReproducedFigure, Reproduction
 from presage.telemetry.readers import read_telemetry
 from presage.telemetry.series import Series
 
@@ -38,7 +38,7 @@ _EVERY = 4
 
 def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     """Both data sets. Nothing is drawn at random, so `seeds` changes nothing."""
-    lines: list[Line] = []
+    lines: list[ReproducedFigure] = []
     parts = list(splits(data, ("vr", "scout"), _EVERY))
     for at, (name, window_s, training, held_out) in enumerate(parts):
         progress(at, len(parts))
@@ -64,7 +64,7 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     )
 
 
-def _lines(row: dict[str, Any]) -> list[Line]:
+def _lines(row: dict[str, Any]) -> list[ReproducedFigure]:
     where = f"{row['data']}, {row['resource']}"
     equal, scores = row["equal"], row["scores"]
     found = []
@@ -74,14 +74,22 @@ def _lines(row: dict[str, Any]) -> list[Line]:
         ratio = equal[policy] / equal["adaptive"]
         what = f"{where}: allocation, {policy} ÷ adaptive"
         found.append(
-            Line.at_most(what, ratio, 1.0) if policy == "forecast" else Line(what, ratio, paper)
+            ReproducedFigure.at_most(what, ratio, 1.0)
+            if policy == "forecast"
+            else ReproducedFigure(what, ratio, paper)
         )
     met = scores["forecast"]["fulfilment_pct"]
-    found.append(Line.at_least(f"{where}: served by forecast", met, TARGET, paper=95.0, unit="%"))
+    found.append(
+        ReproducedFigure.at_least(
+            f"{where}: served by forecast", met, TARGET, paper=95.0, unit="%"
+        )
+    )
     if row["resource"] == "memory":
         most = max(1, scores["adaptive"]["oom"])
         ooms = scores["forecast"]["oom"] / most
-        found.append(Line.at_most(f"{where}: OOM, forecast ÷ adaptive", ooms, 1.0, paper=1.0))
+        found.append(
+            ReproducedFigure.at_most(f"{where}: OOM, forecast ÷ adaptive", ooms, 1.0, paper=1.0)
+        )
     return found
 
 

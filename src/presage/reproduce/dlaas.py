@@ -13,7 +13,7 @@ import polars as pl
 
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
-from presage.reproduce.result import Line, Progress, Reproduction
+from presage.reproduce.result import Progress, ReproducedFigure, Reproduction
 from presage.sim.clusters import read_cluster
 from presage.sim.generate import make_trace
 from presage.sim.result import SimResult
@@ -42,12 +42,16 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
         pack, spread = at["pack, gang"], at["spread, gang"]
         waited = float(pack["mean_wait_h"]), float(spread["mean_wait_h"])
         lines.append(
-            Line.at_most(f"load {load:g}: mean wait, pack ÷ spread", waited[0] / waited[1], 1.0)
+            ReproducedFigure.at_most(
+                f"load {load:g}: mean wait, pack ÷ spread", waited[0] / waited[1], 1.0
+            )
         )
         for name, row in at.items():
             lines += [
-                Line(f"load {load:g}, {name}: jobs in the queue", float(row["mean_queue"])),
-                Line(
+                ReproducedFigure(
+                    f"load {load:g}, {name}: jobs in the queue", float(row["mean_queue"])
+                ),
+                ReproducedFigure(
                     f"load {load:g}, {name}: idle GPU time held",
                     float(row["held_share_pct"]),
                     unit="%",
@@ -55,7 +59,9 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
             ]
         held = float(pack["held_share_pct"]) + float(spread["held_share_pct"])
         lines.append(
-            Line.at_most(f"load {load:g}: idle GPU time held with gang", held, 0.0, unit="%")
+            ReproducedFigure.at_most(
+                f"load {load:g}: idle GPU time held with gang", held, 0.0, unit="%"
+            )
         )
     return Reproduction(
         "dlaas",

@@ -27,14 +27,14 @@ from presage.model.estimate import Estimate
 from presage.model.job import Job
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
-from presage.reproduce.result import Chart, Line, Progress, Reproduction
+from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduction
 from presage.sim.clusters import read_cluster
 from presage.sim.run import simulate
 from presage.sim.speed import MeasuredSpeed
 from presage.sim.traces import COLUMNS, Trace, read_trace
 from presage.sim.world import WorldRules
 
-__all__ = ["POLICIES", "Figures", "Setup", "itp_setup", "measure", "mix_setup", "run"]
+__all__ = ["POLICIES", "ElasticFigures", "Setup", "itp_setup", "measure", "mix_setup", "run"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     steps = seeds * (2 * len(POLICIES) + beside) + 2
     ticks = count(1)
 
-    def measured(setup: Setup, name: str, error: float = 0.0) -> Figures:
+    def measured(setup: Setup, name: str, error: float = 0.0) -> ElasticFigures:
         found = measure(setup, POLICIES[name], error=error)
         progress(next(ticks), steps)
         return found
@@ -97,7 +97,9 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     bursts = [[measured(busy, name)] for name in (BY_GAIN, STATIC)]
     lines += _saved(f"ITP {BUSY_CLUSTER}, {BY_GAIN}", *bursts)
     lines += [
-        Line(f"ITP {name}: part of the run time while nobody waits, {STATIC}", part, unit="%")
+        ReproducedFigure(
+            f"ITP {name}: part of the run time while nobody waits, {STATIC}", part, unit="%"
+        )
         for name, part in (
             (ITP_CLUSTER, float(np.mean([one.no_queue_pct for one in itp[STATIC]]))),
             (BUSY_CLUSTER, bursts[1][0].no_queue_pct),
@@ -113,31 +115,31 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     )
 
 
-def _lines(where: str, found: Mapping[str, Sequence[Figures]]) -> list[Line]:
+def _lines(where: str, found: Mapping[str, Sequence[ElasticFigures]]) -> list[ReproducedFigure]:
     """The two figures of the paper with their targets, then what else there is to know."""
     static, gain = found[STATIC], found[BY_GAIN]
     run_pct, wait_pct = (_less(gain, static, key) for key in ("run_s", "wait_s"))
     lines = [
-        Line.at_least(
+        ReproducedFigure.at_least(
             f"{where}: run time less, {BY_GAIN}",
             run_pct,
             RUN_TARGET_PCT,
             paper=PAPER_RUN_PCT,
             unit="%",
         ),
-        Line.at_least(
+        ReproducedFigure.at_least(
             f"{where}: waiting less, {BY_GAIN}",
             wait_pct,
             WAIT_TARGET_PCT,
             paper=PAPER_WAIT_PCT,
             unit="%",
         ),
-        Line(
+        ReproducedFigure(
             f"{where}: time until the last job ends less, {BY_GAIN}",
             _less(gain, static, "makespan_s"),
             unit="%",
         ),
-        Line(
+        ReproducedFigure(
             f"{where}: mean completion time less, {BY_GAIN}",
             _less(gain, static, "jct_s"),
             unit="%",
@@ -147,24 +149,30 @@ def _lines(where: str, found: Mapping[str, Sequence[Figures]]) -> list[Line]:
         if name not in (STATIC, BY_GAIN):
             lines += _saved(f"{where}, {name}", found[name], static)
     waits = [one.wait_s / one.run_s for one in static]
-    lines.append(Line(f"{where}: waiting ÷ run time, {STATIC}", float(np.mean(waits)), 1.13))
+    lines.append(
+        ReproducedFigure(f"{where}: waiting ÷ run time, {STATIC}", float(np.mean(waits)), 1.13)
+    )
     return lines
 
 
-def _saved(what: str, ours: Sequence[Figures], static: Sequence[Figures]) -> list[Line]:
+def _saved(
+    what: str, ours: Sequence[ElasticFigures], static: Sequence[ElasticFigures]
+) -> list[ReproducedFigure]:
     return [
-        Line(f"{what}: run time less", _less(ours, static, "run_s"), unit="%"),
-        Line(f"{what}: waiting less", _less(ours, static, "wait_s"), unit="%"),
+        ReproducedFigure(f"{what}: run time less", _less(ours, static, "run_s"), unit="%"),
+        ReproducedFigure(f"{what}: waiting less", _less(ours, static, "wait_s"), unit="%"),
     ]
 
 
-def _less(ours: Sequence[Figures], static: Sequence[Figures], key: str) -> float:
+def _less(ours: Sequence[ElasticFigures], static: Sequence[ElasticFigures], key: str) -> float:
     """By how many percent a figure is below that of static round-robin, mean over the seeds."""
     shares = [getattr(a, key) / getattr(b, key) for a, b in zip(ours, static, strict=True)]
     return 100 * (1 - float(np.mean(shares)))
 
 
-def _chart(mix: Mapping[str, Sequence[Figures]], itp: Mapping[str, Sequence[Figures]]) -> Chart:
+def _chart(
+    mix: Mapping[str, Sequence[ElasticFigures]], itp: Mapping[str, Sequence[ElasticFigures]]
+) -> Chart:
     bars = [
         {
             "type": "bar",
@@ -415,7 +423,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ElasticFigures:
     """What one run is judged by, in seconds."""
 
     run_s: float
@@ -431,7 +439,7 @@ class Figures:
     """Part of the run time that passed while nobody waited."""
 
 
-def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> Figures:
+def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> ElasticFigures:
     """Run a workload under a policy."""
     trace = setup.trace
     if not config.elastic:
@@ -451,7 +459,7 @@ def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> Figure
     )
     jobs = found.jobs.filter(pl.col("status") == "finished")
     wait, jct = float(jobs["wait_s"].sum()), float(jobs["jct_s"].sum())
-    return Figures(
+    return ElasticFigures(
         jct - wait,
         wait,
         found.makespan_s,

@@ -12,7 +12,7 @@ import polars as pl
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
-from presage.foresee.adapter import Foreseen
+from presage.foresee.adapter import EstimatePredictor
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.estimate import Estimates
 from presage.model.job import Job
@@ -21,13 +21,13 @@ from presage.policy.config import PolicyConfig
 from presage.policy.order import Order, fifo
 from presage.policy.pipeline import Pipeline
 from presage.policy.registry import NAMED, build
-from presage.reproduce._pairs import DEVICE, Errors, Measured, measured_pairs
-from presage.reproduce.result import Chart, Line, Progress, Reproduction
+from presage.reproduce._pairs import DEVICE, Errors, MeasuredPairs, measured_pairs
+from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduction
 from presage.sim.run import simulate
 from presage.sim.traces import COLUMNS, Trace
 from presage.sim.world import WorldRules
 
-__all__ = ["POLICIES", "Batch", "Figures", "draw", "longest", "measure", "run"]
+__all__ = ["POLICIES", "Batch", "ColocationFigures", "draw", "longest", "measure", "run"]
 
 JOBS = 100
 SHORTEST_S, LONGEST_S = 120.0, 7200.0
@@ -81,7 +81,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ColocationFigures:
     """What one run is judged by, or the mean of several."""
 
     utilization_pct: float
@@ -92,7 +92,7 @@ class Figures:
     lost: float
 
     @classmethod
-    def mean(cls, runs: list[Figures]) -> Figures:
+    def mean(cls, runs: list[ColocationFigures]) -> ColocationFigures:
         """Of several runs."""
         return cls(*np.mean([astuple(one) for one in runs], axis=0).tolist())
 
@@ -102,7 +102,9 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     measured, errors = measured_pairs(data), Errors.of_shipped_models()
     total, done = seeds * (len(POLICIES) + len(SWEEP) + 2), 0
 
-    def averaged(policy: PolicyConfig, error: float, order: Order | None = None) -> Figures:
+    def averaged(
+        policy: PolicyConfig, error: float, order: Order | None = None
+    ) -> ColocationFigures:
         nonlocal done
         runs = []
         for seed in range(seeds):
@@ -110,7 +112,7 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
             runs.append(measure(batch, policy, measured, error, order))
             done += 1
             progress(done, total)
-        return Figures.mean(runs)
+        return ColocationFigures.mean(runs)
 
     found = {name: averaged(policy, 1.0) for name, policy in POLICIES.items()}
     for name, of, order in (
@@ -132,7 +134,7 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     )
 
 
-def draw(measured: Measured, errors: Errors, seed: int, error: float) -> Batch:
+def draw(measured: MeasuredPairs, errors: Errors, seed: int, error: float) -> Batch:
     """Jobs of measured workloads; the same for every error of a seed."""
     chance, mistakes = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     known = list(measured.alone)
@@ -164,16 +166,16 @@ def longest(job: Job, plan: Plan, predict: Predictor) -> SortKey:
 def measure(
     batch: Batch,
     policy: PolicyConfig,
-    measured: Measured,
+    measured: MeasuredPairs,
     error: float,
     order: Order | None = None,
-) -> Figures:
+) -> ColocationFigures:
     """One run, in the order of the policy or another one."""
-    predictors: list[Foreseen] = []
+    predictors: list[EstimatePredictor] = []
     rules = build(policy).rules
 
     def foresee(world: Predictor) -> Predictor:
-        predictors.append(Foreseen(measured.predictions(error), world))
+        predictors.append(EstimatePredictor(measured.predictions(error), world))
         return predictors[0]
 
     result = simulate(
@@ -190,7 +192,7 @@ def measure(
     jobs = result.jobs
     done = jobs.filter(pl.col("status") == "finished")
     useful = float((batch.trace.jobs["utilization"] * batch.trace.jobs["duration_s"]).sum())
-    return Figures(
+    return ColocationFigures(
         100 * useful / (_GPUS * result.makespan_s),
         result.makespan_s,
         float(done["jct_s"].to_numpy().mean()),
@@ -200,7 +202,7 @@ def measure(
     )
 
 
-def _lines(found: dict[str, Figures]) -> list[Line]:
+def _lines(found: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
     ours, one, reactive = (found[name] for name in ("colocate", "one job a GPU", "reactive"))
     moving = found["reactive, any idle GPU"]
 
@@ -213,75 +215,83 @@ def _lines(found: dict[str, Figures]) -> list[Line]:
         "colocate": (69.6, 2024.0),
     }
     lines = [
-        Line.at_least(
+        ReproducedFigure.at_least(
             "utilization ÷ that of one job a GPU",
             ours.utilization_pct / one.utilization_pct,
             1.6,
             paper=69.6 / 43.1,
         ),
-        Line.at_least(
+        ReproducedFigure.at_least(
             "makespan below one job a GPU",
             below(ours.makespan_s, one.makespan_s),
             33.5,
             paper=33.5,
             unit="%",
         ),
-        Line.at_least(
+        ReproducedFigure.at_least(
             "makespan below reactive",
             below(ours.makespan_s, reactive.makespan_s),
             26.5,
             paper=26.5,
             unit="%",
         ),
-        Line.at_least(
+        ReproducedFigure.at_least(
             "makespan below reactive on any idle GPU",
             below(ours.makespan_s, moving.makespan_s),
             26.5,
             unit="%",
         ),
-        Line.at_least(
+        ReproducedFigure.at_least(
             f"makespan below {_AS_SUBMITTED}",
             below(ours.makespan_s, found[_AS_SUBMITTED].makespan_s),
             26.5,
             unit="%",
         ),
         *(
-            Line(
+            ReproducedFigure(
                 f"makespan below {name}", below(ours.makespan_s, found[name].makespan_s), unit="%"
             )
             for name in (_LONGEST, _LONGEST_ANY)
         ),
-        Line.at_most("mean JCT ÷ that of reactive", ours.jct_s / reactive.jct_s, 1.0, paper=0.923),
-        Line.at_most(
+        ReproducedFigure.at_most(
+            "mean JCT ÷ that of reactive", ours.jct_s / reactive.jct_s, 1.0, paper=0.923
+        ),
+        ReproducedFigure.at_most(
             "mean JCT ÷ that of reactive on any idle GPU", ours.jct_s / moving.jct_s, 1.0
         ),
     ]
     for name, figures in found.items():
         published = paper.get(name, (None, None))
         lines += [
-            Line(f"{name}: utilization", figures.utilization_pct, published[0], "%"),
-            Line(f"{name}: makespan", figures.makespan_s, None, "s"),
-            Line(f"{name}: mean JCT with waiting", figures.jct_s, None, "s"),
-            Line(f"{name}: mean run time", figures.run_s, published[1], "s"),
-            Line(f"{name}: out of memory", figures.out_of_memory),
+            ReproducedFigure(f"{name}: utilization", figures.utilization_pct, published[0], "%"),
+            ReproducedFigure(f"{name}: makespan", figures.makespan_s, None, "s"),
+            ReproducedFigure(f"{name}: mean JCT with waiting", figures.jct_s, None, "s"),
+            ReproducedFigure(f"{name}: mean run time", figures.run_s, published[1], "s"),
+            ReproducedFigure(f"{name}: out of memory", figures.out_of_memory),
         ]
-    lines.append(Line.at_most("jobs lost", max(one.lost for one in found.values()), 0.0))
+    lines.append(
+        ReproducedFigure.at_most("jobs lost", max(one.lost for one in found.values()), 0.0)
+    )
     return lines
 
 
-def _sweep_lines(sweep: dict[float, Figures], one: Figures) -> list[Line]:
+def _sweep_lines(
+    sweep: dict[float, ColocationFigures], one: ColocationFigures
+) -> list[ReproducedFigure]:
     lines = [
-        Line(f"makespan ÷ one job a GPU, error × {error:g}", figures.makespan_s / one.makespan_s)
+        ReproducedFigure(
+            f"makespan ÷ one job a GPU, error × {error:g}", figures.makespan_s / one.makespan_s
+        )
         for error, figures in sweep.items()
     ]
     lines += [
-        Line(f"mean JCT ÷ one job a GPU, error × {error:g}", figures.jct_s / one.jct_s)
+        ReproducedFigure(f"mean JCT ÷ one job a GPU, error × {error:g}", figures.jct_s / one.jct_s)
         for error, figures in sweep.items()
     ]
     return lines
 
 
-def _chart(sweep: dict[float, Figures], found: dict[str, Figures]) -> Chart:
+def _chart(sweep: dict[float, ColocationFigures], found: dict[str, ColocationFigures]) -> Chart:
     """How much is left of the gain as predictions get worse."""
     series = {"makespan": "makespan_s", "mean JCT": "jct_s"}
     one, errors = found["one job a GPU"], list(sweep)

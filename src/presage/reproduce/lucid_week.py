@@ -11,15 +11,21 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from presage.foresee.adapter import Foreseen
+from presage.foresee.adapter import EstimatePredictor
 from presage.foresee.interference import JobAlone
 from presage.learn import Floats
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.estimate import Estimate, Estimates
 from presage.page import COLOURS, short
 from presage.policy.registry import NAMED, build
-from presage.reproduce._pairs import DEVICE, Measured, measured_pairs, read_table, workload_names
-from presage.reproduce.result import Chart, Line, Progress, Reproduction
+from presage.reproduce._pairs import (
+    DEVICE,
+    MeasuredPairs,
+    measured_pairs,
+    read_table,
+    workload_names,
+)
+from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduction
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
 from presage.sim.traces import COLUMNS, Trace
@@ -100,7 +106,7 @@ _DIFFERS = (
 )
 
 
-def simulate_week(week: Week, measured: Measured, policy: str = "colocate") -> SimResult:
+def simulate_week(week: Week, measured: MeasuredPairs, policy: str = "colocate") -> SimResult:
     """The week under a policy that shares."""
     jobs = week.trace.jobs
     seen = [
@@ -122,7 +128,7 @@ def simulate_week(week: Week, measured: Measured, policy: str = "colocate") -> S
         models=week.workloads,
         estimates=seen,
         sharers=SHARERS,
-        foresee=lambda world: Foreseen(predictions, world),
+        foresee=lambda world: EstimatePredictor(predictions, world),
     )
 
 
@@ -160,7 +166,9 @@ def given_week(data: Path, table: pl.DataFrame | None = None) -> Week:
     return Week("the given week", nodes(30), _trace(jobs, memory), names)
 
 
-def philly_week(data: Path, week: int, measured: Measured, ratios: Floats, seed: int = 0) -> Week:
+def philly_week(
+    data: Path, week: int, measured: MeasuredPairs, ratios: Floats, seed: int = 0
+) -> Week:
     """Another week of Philly."""
     table = read_table(data, "traces/philly_jobs.parquet").sort("submit_time")
     at = (pl.col("submit_time") - pl.col("submit_time").min()).dt.total_seconds()
@@ -169,7 +177,7 @@ def philly_week(data: Path, week: int, measured: Measured, ratios: Floats, seed:
 
 
 def itp_week(
-    data: Path, cluster: str, week: int, measured: Measured, ratios: Floats, seed: int = 0
+    data: Path, cluster: str, week: int, measured: MeasuredPairs, ratios: Floats, seed: int = 0
 ) -> Week:
     """A week of a cluster of ITP."""
     table = read_table(data, "traces/itp_jobs.parquet").filter(pl.col("cluster") == cluster)
@@ -180,7 +188,7 @@ def itp_week(
 
 
 def _drawn(
-    name: str, jobs: pl.DataFrame, week: int, measured: Measured, ratios: Floats, seed: int
+    name: str, jobs: pl.DataFrame, week: int, measured: MeasuredPairs, ratios: Floats, seed: int
 ) -> Week:
     """One week of a trace, with workloads and errors of estimates drawn for its jobs."""
     chance = np.random.default_rng([seed, week])
@@ -236,31 +244,31 @@ _OPEN = ("workers", "min_workers", "max_workers", "utilization")
 # -- what came out ------------------------------------------------------------------------------
 
 
-def _given_lines(table: pl.DataFrame, ours: SimResult) -> list[Line]:
+def _given_lines(table: pl.DataFrame, ours: SimResult) -> list[ReproducedFigure]:
     figures = ours.summary
     peer = {name: table[f"{_PEER}_{name}"] for name in ("jct", "queue")}
     p99 = _number(peer["jct"].quantile(0.99, "linear"))
     lost = figures["jobs"] - figures["finished"]  # type: ignore[operator]  # both are counts
     return [
-        Line.at_most(
+        ReproducedFigure.at_most(
             "average JCT, against Lucid",
             _number(figures["avg_jct_s"]),
             17_000.0,
             paper=_number(peer["jct"].mean()),
             unit="s",
         ),
-        Line.at_most(
+        ReproducedFigure.at_most(
             "average queue time, against Lucid",
             _number(figures["avg_wait_s"]),
             1_000.0,
             paper=_number(peer["queue"].mean()),
             unit="s",
         ),
-        Line.at_most(
+        ReproducedFigure.at_most(
             "p99 of JCT, against Lucid", _number(figures["p99_jct_s"]), p99, paper=p99, unit="s"
         ),
         *(
-            Line(
+            ReproducedFigure(
                 f"average JCT, against {name}",
                 _number(figures["avg_jct_s"]),
                 _number(table[f"{name}_jct"].mean()),
@@ -268,13 +276,13 @@ def _given_lines(table: pl.DataFrame, ours: SimResult) -> list[Line]:
             )
             for name in ("tiresias", "qssf", "fifo")
         ),
-        Line("jobs that did not finish", _number(lost)),
-        Line("jobs moved", float(ours.preemptions)),
-        Line("CPU of the simulation", ours.cpu_s, None, "s"),
+        ReproducedFigure("jobs that did not finish", _number(lost)),
+        ReproducedFigure("jobs moved", float(ours.preemptions)),
+        ReproducedFigure("CPU of the simulation", ours.cpu_s, None, "s"),
     ]
 
 
-def _unseen_lines(others: dict[str, list[dict[str, SimResult]]]) -> list[Line]:
+def _unseen_lines(others: dict[str, list[dict[str, SimResult]]]) -> list[ReproducedFigure]:
     """The paper column holds what another policy gets with the same knowledge."""
     lines = []
     for week, repeats in others.items():
@@ -290,7 +298,9 @@ def _unseen_lines(others: dict[str, list[dict[str, SimResult]]]) -> list[Line]:
             best = min(mean, key=lambda name: mean[name][what])
             theirs = mean[best][what]
             text = f"{week}: {words}, against {best}"
-            lines.append(Line.at_most(text, ours[what], theirs, paper=theirs, unit="s"))
+            lines.append(
+                ReproducedFigure.at_most(text, ours[what], theirs, paper=theirs, unit="s")
+            )
     return lines
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from presage.page import render
 
-__all__ = ["Chart", "Line", "Progress", "Reproduction", "reproduction_page"]
+__all__ = ["Chart", "Progress", "ReproducedFigure", "Reproduction", "reproduction_page"]
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReproducedFigure:
     """One figure: what it is, what the paper has, what we have, and what was aimed at."""
 
     what: str
@@ -33,14 +33,14 @@ class Line:
     @classmethod
     def at_least(
         cls, what: str, ours: float, target: float, *, paper: float | None = None, unit: str = ""
-    ) -> Line:
+    ) -> ReproducedFigure:
         """A figure that should be large."""
         return cls(what, ours, paper, unit, f"≥ {figure(target)}", ours >= target)
 
     @classmethod
     def at_most(
         cls, what: str, ours: float, target: float, *, paper: float | None = None, unit: str = ""
-    ) -> Line:
+    ) -> ReproducedFigure:
         """A figure that should be small."""
         return cls(what, ours, paper, unit, f"≤ {figure(target)}", ours <= target)
 
@@ -62,7 +62,7 @@ class Reproduction:
     title: str
     source: str
     """Who published it, where."""
-    lines: tuple[Line, ...]
+    lines: tuple[ReproducedFigure, ...]
     differs: tuple[str, ...] = ()
     """What differs in the set-up, one sentence each."""
     charts: tuple[Chart, ...] = ()
@@ -102,7 +102,7 @@ def figure(value: float | None, unit: str = "") -> str:
     return f"{text} {unit}".rstrip()
 
 
-def verdict(line: Line) -> str:
+def verdict(line: ReproducedFigure) -> str:
     """Whether a line met its target, in one word; empty when it has none."""
     return "" if line.met is None else "met" if line.met else "missed"
 

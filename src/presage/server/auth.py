@@ -19,7 +19,7 @@ from presage.store.records import JobRow, Token, User
 __all__ = [
     "ANYBODY",
     "Accounts",
-    "Role",
+    "UserRole",
     "at_least",
     "digest_of",
     "may_change",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-class Role(StrEnum):
+class UserRole(StrEnum):
     """What a user may do; each role may do what the one before it may."""
 
     VIEWER = "viewer"
@@ -41,7 +41,7 @@ class Role(StrEnum):
     """Makes and removes users, reads the audit log."""
 
 
-ANYBODY = User("local", Role.ADMIN, "", 0.0)
+ANYBODY = User("local", UserRole.ADMIN, "", 0.0)
 """Whoever reaches a server on loopback that has no users."""
 
 _REMEMBERED_S = 2.0
@@ -107,9 +107,9 @@ class Accounts:
 
     def add(self, name: str, role: str, team: str, token: str | None = None) -> str:
         """Make a user, or give one a new role and token; returns the token."""
-        if role not in list(Role):
-            raise UserError(f"role '{role}' is not known; there are {', '.join(Role)}")
-        if self.open() and role != Role.ADMIN:
+        if role not in list(UserRole):
+            raise UserError(f"role '{role}' is not known; there are {', '.join(UserRole)}")
+        if self.open() and role != UserRole.ADMIN:
             raise UserError("the first user must be an admin: nobody could make others else")
         now = time.time()
         token = token or "presage_" + secrets.token_urlsafe(32)
@@ -127,7 +127,7 @@ class Accounts:
         if user is None:
             return False
         others = [other for other in self._users.all() if other.name != name]
-        if others and not any(other.role == Role.ADMIN for other in others):
+        if others and not any(other.role == UserRole.ADMIN for other in others):
             raise UserError(f"{name} is the only admin; make another one first")
         gone = self._users.remove(name)
         self.forget()
@@ -154,15 +154,15 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-_RANK = {role: rank for rank, role in enumerate(Role)}
+_RANK = {role: rank for rank, role in enumerate(UserRole)}
 
 
-def at_least(user: User, role: Role) -> bool:
+def at_least(user: User, role: UserRole) -> bool:
     """Whether a user's role is this one or a higher one."""
-    return user.role in _RANK and _RANK[Role(user.role)] >= _RANK[role]
+    return user.role in _RANK and _RANK[UserRole(user.role)] >= _RANK[role]
 
 
-def require(user: User, role: Role) -> None:
+def require(user: User, role: UserRole) -> None:
     """Raise Denied unless the user's role is this one or a higher one."""
     if not at_least(user, role):
         raise Denied(f"this needs the role {role}; {user.name} is a {user.role}")
@@ -170,13 +170,13 @@ def require(user: User, role: Role) -> None:
 
 def may_see(user: User, row: JobRow) -> bool:
     """Whether a user may know of a job."""
-    if user.role != Role.USER:
+    if user.role != UserRole.USER:
         return True
     return row.owner == user.name or (bool(user.team) and row.team == user.team)
 
 
 def may_change(user: User, row: JobRow) -> bool:
     """Whether a user may stop, halt or resume a job."""
-    if at_least(user, Role.OPERATOR):
+    if at_least(user, UserRole.OPERATOR):
         return True
-    return user.role == Role.USER and row.owner == user.name
+    return user.role == UserRole.USER and row.owner == user.name

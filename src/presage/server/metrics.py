@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from presage.control.board import STATUSES
-from presage.control.measured import Measured
+from presage.control.measured import StoredTelemetry
 from presage.core.engine import Engine
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import PresageError
@@ -118,7 +118,7 @@ async def _workers(service: Service, page: _Page) -> None:
         return [(job.id, job.attempt, len(job.allocation)) for job in jobs]
 
     runs, since = await service.ask(question), time.time() - _STALE_S
-    measured = Measured(service.layout)
+    measured = StoredTelemetry(service.layout)
 
     def read() -> list[tuple[dict[str, str], Row]]:
         return [

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
-from presage.control.advisors.needs import Estimator, predictor
+from presage.control.advisors.needs import NeedsEstimator, predictor
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.board import ENDED
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
-from presage.control.history import History, Recorder
+from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
-from presage.control.measured import Measured
+from presage.control.measured import StoredTelemetry
 from presage.control.news import News
-from presage.control.recent import Known, Recent
+from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
@@ -71,23 +71,23 @@ class Service:
             store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
         )
         champions = Champions(knowledge)
-        self.estimator = Estimator(
+        self.estimator = NeedsEstimator(
             champions, lambda: settings.nodes, layout.folder, self.starts.usual_runtime
         )
         self.learner = Learner(StoredEnds(store), champions, self.estimator)
         self.sizing: Sizing | None = None
-        self.history = History(knowledge)
-        recorder = Recorder(store, knowledge, self.history)
+        self.history = ClusterHistory(knowledge)
+        recorder = HistoryRecorder(store, knowledge, self.history)
         advisors: list[Advisor] = [self.starts, self.learner, recorder]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
-            from presage.control.phases import Phases, sized_workload
+            from presage.control.phases import StoredPhases, sized_workload
 
             self.sizing = Sizing(
-                Phases(knowledge), partial(sized_workload, store), record=knowledge
+                StoredPhases(knowledge), partial(sized_workload, store), record=knowledge
             )
             advisors.append(self.sizing)
-        self.advisors = Runner(live, advisors, Measured(layout))
+        self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.requests = Requests(live, store, self.estimator, layout, settings.queues)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
@@ -124,14 +124,14 @@ class Service:
             raise NotFound(f"there is no job {job_id[:80]}")
         return row
 
-    async def look(self, job_id: str, user: User) -> Known:
+    async def look(self, job_id: str, user: User) -> RecentJob:
         """A job that a user may know of, without its manifest, and every status it had."""
 
-        def read() -> Known | None:
+        def read() -> RecentJob | None:
             row = self.store.jobs.get(job_id)
             if row is None:
                 return None
-            return Known(replace(row, manifest=None), self.store.jobs.transitions(job_id))
+            return RecentJob(replace(row, manifest=None), self.store.jobs.transitions(job_id))
 
         lease = self.live.lease
         known = self.recent.job(lease, job_id)

@@ -12,6 +12,7 @@ from presage.model.answers import JobSummary, NodeStatus, QueueStatus, UserInfo
 from presage.store.records import AuditEntry, JobRow, Transition, User
 
 __all__ = [
+    "ApiView",
     "AuditList",
     "JobList",
     "NodeList",
@@ -25,24 +26,26 @@ __all__ = [
 ]
 
 
-class _View(BaseModel):
+class ApiView(BaseModel):
+    """What answers have in common: no key that is not in the schema."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ProblemBody(_View):
+class ProblemBody(ApiView):
     """What went wrong, for a machine and for a person."""
 
     code: str
     text: str
 
 
-class Problem(_View):
+class Problem(ApiView):
     """Every answer that is not what was asked for."""
 
     error: ProblemBody
 
 
-class JobList(_View):
+class JobList(ApiView):
     """A page of jobs, newest first."""
 
     jobs: list[JobSummary]
@@ -50,25 +53,25 @@ class JobList(_View):
     """Give it as `after` for the next page; null on the last one."""
 
 
-class NodeList(_View):
+class NodeList(ApiView):
     """The nodes of the cluster."""
 
     nodes: list[NodeStatus]
 
 
-class QueueList(_View):
+class QueueList(ApiView):
     """The queues."""
 
     queues: list[QueueStatus]
 
 
-class UserList(_View):
+class UserList(ApiView):
     """The users."""
 
     users: list[UserInfo]
 
 
-class AuditView(_View):
+class AuditView(ApiView):
     """Who did what."""
 
     number: int
@@ -79,7 +82,7 @@ class AuditView(_View):
     detail: dict[str, Any]
 
 
-class AuditList(_View):
+class AuditList(ApiView):
     """Entries of the audit log, newest first."""
 
     entries: list[AuditView]

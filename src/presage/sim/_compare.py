@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from presage.sim.result import SimResult
 
-__all__ = ["FIGURES", "Figure", "Line", "best", "lines", "scaled", "time_unit"]
+__all__ = ["FIGURES", "ComparedFigure", "Figure", "best", "lines", "scaled", "time_unit"]
 
 Value = float | int | None
 
@@ -67,7 +67,7 @@ FIGURES: tuple[Figure, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedFigure:
     """One figure of all results, as people see it."""
 
     figure: Figure
@@ -82,13 +82,13 @@ class Line:
         return self.figure.name + (f" ({self.unit})" if self.unit else "")
 
 
-def lines(results: Sequence[SimResult]) -> Iterator[Line]:
+def lines(results: Sequence[SimResult]) -> Iterator[ComparedFigure]:
     """The comparison figure by figure, without those that are nothing for everyone."""
     for figure in FIGURES:
         values = [figure.of(result) for result in results]
         if not figure.optional or any(values):
             texts, unit = figure.texts(values)
-            yield Line(figure, unit, texts, best(figure, values))
+            yield ComparedFigure(figure, unit, texts, best(figure, values))
 
 
 def best(figure: Figure, values: Sequence[Value]) -> set[int]:

@@ -29,7 +29,7 @@ from presage.sim.calibrate import Calibration
 from presage.sim.oracle import Oracle
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Forecast", "Runtimes", "Start", "TimeBox", "run_ahead"]
+__all__ = ["Runtimes", "Start", "StartForecast", "TimeBox", "run_ahead"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Runtimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When a job will start: seconds from `Forecast.now` on; None beyond the horizon."""
+    """When a job will start: seconds from `StartForecast.now` on; None beyond the horizon."""
 
     p10_s: float | None
     p50_s: float | None
@@ -69,7 +69,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class StartForecast:
     """What was foreseen at one moment."""
 
     now: float
@@ -129,7 +129,7 @@ def run_ahead(
     horizon_s: float = HORIZON_S,
     time_box: TimeBox | None = None,
     grain: float = 0.0,
-) -> Forecast:
+) -> StartForecast:
     """Foresee the start of the jobs in `asked` (all that wait, by default) and in `submit`.
 
     `submit` are jobs that nobody has submitted yet: they join the queue now. `predict` is what
@@ -150,7 +150,7 @@ def run_ahead(
         if time_box is not None and not time_box.begin():
             break
         drawn = dict(zip(names, column.tolist(), strict=True))
-        run = _Run(state.copy(), nodes, policy(), drawn)
+        run = _Rollout(state.copy(), nodes, policy(), drawn)
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
     starts = {}
@@ -158,10 +158,10 @@ def run_ahead(
         found = [run.get(name, (inf, ())) for run in runs]
         if name in wanted and any(at is not None for at, _ in found):
             starts[name] = _start(found, now, horizon_s, calibration)
-    return Forecast(now, len(runs), horizon_s, starts)
+    return StartForecast(now, len(runs), horizon_s, starts)
 
 
-class _Run:
+class _Rollout:
     """One run ahead."""
 
     def __init__(

@@ -24,7 +24,7 @@ from presage.model.errors import TraceError
 from presage.sim._files import replacing
 from presage.sim.traces import COLUMNS, Trace
 
-__all__ = ["KINDS", "Kind", "make_trace", "write_trace"]
+__all__ = ["KINDS", "TraceKind", "make_trace", "write_trace"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ DLAAS_MIB_PER_CORE = 4 * 1024
 
 
 @dataclass(frozen=True)
-class Kind:
+class TraceKind:
     """How one kind of trace draws its jobs and their arrivals."""
 
     cluster: str
@@ -90,7 +90,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
         raise TraceError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def _chosen(kind: str, jobs: int, gpus: int, load: float | None) -> Kind:
+def _chosen(kind: str, jobs: int, gpus: int, load: float | None) -> TraceKind:
     if kind not in KINDS:
         raise TraceError(f"unknown kind of trace {kind!r}; there are {', '.join(KINDS)}")
     if not 1 <= jobs <= _MOST_JOBS:
@@ -114,7 +114,7 @@ def _table(columns: dict[str, Ints | Floats], jobs: int) -> pl.DataFrame:
     )
 
 
-def _arrivals(rng: np.random.Generator, jobs: int, span: float, kind: Kind) -> Floats:
+def _arrivals(rng: np.random.Generator, jobs: int, span: float, kind: TraceKind) -> Floats:
     """Whole seconds from the first of `jobs` Poisson arrivals; the last is expected at `span`."""
     length, back = kind.warp(span)
     gaps = rng.exponential(length / max(jobs - 1, 1), jobs)
@@ -174,9 +174,9 @@ def _cycle(span: float) -> tuple[float, Callable[[Floats], Floats]]:
     return float(weeks * WEEK_S + np.interp(span - weeks * WEEK_S, clock, passed)), back
 
 
-KINDS: dict[str, Kind] = {
-    "poisson": Kind("30x8", 0.95, _philly_like, _steady),
-    "diurnal": Kind("30x8", 0.95, _philly_like, _cycle),
-    "dlaas": Kind("100x4:32c:128g", 1.1, _dlaas, _steady),
+KINDS: dict[str, TraceKind] = {
+    "poisson": TraceKind("30x8", 0.95, _philly_like, _steady),
+    "diurnal": TraceKind("30x8", 0.95, _philly_like, _cycle),
+    "dlaas": TraceKind("100x4:32c:128g", 1.1, _dlaas, _steady),
 }
 """The kinds `make_trace` knows, by name."""

@@ -26,7 +26,7 @@ from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec
 from presage.model.workload import same_work
 
-__all__ = ["DAY_S", "History"]
+__all__ = ["DAY_S", "RuntimeHistory"]
 
 Floats = npt.NDArray[np.float64]
 Members = npt.NDArray[np.intp]
@@ -51,7 +51,7 @@ _SOURCE = "history of"
 """How sources of estimates from here begin: they say nothing that is not known here."""
 
 
-class History:
+class RuntimeHistory:
     """Run times of jobs that ended, as a sampler for those that did not.
 
     Memory is bounded: each level keeps so many keys, each key its latest runs.
@@ -112,11 +112,11 @@ class History:
         p10, p50, p90 = (float(q) for q in np.quantile(drawn, (0.1, 0.5, 0.9)))
         return Estimate(p10, p50, p90, "s", f"{_SOURCE} {len(self)} runs")
 
-    def _layers(self, jobs: Sequence[Job], ran: Floats) -> list[_Layer]:
+    def _layers(self, jobs: Sequence[Job], ran: Floats) -> list[_LevelDraw]:
         """What progress, each level, and an estimate say of each job, and last the guess."""
         doubt = np.ones(len(jobs))
         keys = [_keys(job.spec) for job in jobs]
-        layers = [_Layer(len(jobs)) for _ in range(len(self._levels) + 3)]
+        layers = [_LevelDraw(len(jobs)) for _ in range(len(self._levels) + 3)]
         progress, same, estimate, *general, guess = layers
         progress.hear(*_progress_of(jobs), ran, doubt)
         for number, layer in enumerate((same, *general)):
@@ -135,7 +135,7 @@ class History:
         return layers
 
 
-class _Layer:
+class _LevelDraw:
     """One level's part in a draw."""
 
     def __init__(self, jobs: int) -> None:
@@ -143,12 +143,12 @@ class _Layer:
         """How much it is believed, by job."""
         self.below: Floats = np.ones(jobs)
         """Share of its runs that ended before the job's present age."""
-        self.parts: list[tuple[_Runs | _Spread, Members]] = []
+        self.parts: list[tuple[_RunTimes | _LogLogistic, Members]] = []
         """Run times, and the jobs that they speak for."""
 
     def hear(
         self,
-        runs: _Runs | _Spread,
+        runs: _RunTimes | _LogLogistic,
         jobs: Members,
         worth: float | Floats,
         ran: Floats,
@@ -169,13 +169,13 @@ class _Level:
     """Runs by key; of too many keys, the one that had no run for the longest is forgotten."""
 
     def __init__(self, most_keys: int, most_runs: int) -> None:
-        self.runs: OrderedDict[Hashable, _Runs] = OrderedDict()
+        self.runs: OrderedDict[Hashable, _RunTimes] = OrderedDict()
         self._most_keys, self._most_runs = most_keys, most_runs
 
     def add(self, key: Hashable, ran_s: float, ended_at: float) -> None:
         runs = self.runs.get(key)
         if runs is None:
-            runs = self.runs[key] = _Runs(self._most_runs)
+            runs = self.runs[key] = _RunTimes(self._most_runs)
             if len(self.runs) > self._most_keys:
                 self.runs.popitem(last=False)
         else:
@@ -183,7 +183,7 @@ class _Level:
         runs.add(ran_s, ended_at)
 
 
-class _Runs:
+class _RunTimes:
     """The latest runs of one key as a distribution: linear between them, a power law beyond."""
 
     def __init__(self, most: int) -> None:
@@ -245,7 +245,7 @@ class _Runs:
         return found
 
 
-class _Spread:
+class _LogLogistic:
     """A distribution for each of some jobs: at least `least_s`, and what comes on top is skewed
     log-logistic, with logarithms of p50 ÷ p10 and p90 ÷ p50 as given."""
 
@@ -267,7 +267,7 @@ class _Spread:
         return found
 
 
-def _progress_of(jobs: Sequence[Job]) -> tuple[_Spread, Members, Floats]:
+def _progress_of(jobs: Sequence[Job]) -> tuple[_LogLogistic, Members, Floats]:
     """What the progress of jobs says, of which, and how many runs that is worth."""
     found = [k for k, job in enumerate(jobs) if job.progress > 0 and job.progress_s > 0]
     done = np.array([min(jobs[k].progress, 1.0) for k in found], np.float64)
@@ -275,17 +275,17 @@ def _progress_of(jobs: Sequence[Job]) -> tuple[_Spread, Members, Floats]:
     left = np.maximum(elapsed * (1 - done) / done, _LEAST_S)
     width = _PROGRESS_SPREAD / np.sqrt(done)
     worth = _BELIEF * done / _HALF_TOLD
-    return _Spread(elapsed, left, width, width), np.array(found, np.intp), worth
+    return _LogLogistic(elapsed, left, width, width), np.array(found, np.intp), worth
 
 
-def _estimates_of(jobs: Sequence[Job]) -> tuple[_Spread, Members, float]:
+def _estimates_of(jobs: Sequence[Job]) -> tuple[_LogLogistic, Members, float]:
     """The same for what was foreseen of jobs."""
     said = {k: job.estimates.runtime_s for k, job in enumerate(jobs) if job.estimates is not None}
     told = {k: one for k, one in said.items() if one is not None and _is_news(one)}
     rows = [(one.p10, one.p50, one.p90) for one in told.values()]
     low, middle, high = np.array(rows, np.float64).reshape(-1, 3).T
     widths = (np.maximum(np.log(ratio), _LEAST_SPREAD) for ratio in (middle / low, high / middle))
-    spread = _Spread(np.zeros(middle.size), middle, *widths)
+    spread = _LogLogistic(np.zeros(middle.size), middle, *widths)
     return spread, np.array(list(told), np.intp), _ESTIMATE_WORTH
 
 
@@ -306,9 +306,9 @@ def _keys(spec: JobSpec) -> tuple[Hashable, ...]:
     return work, (spec.owner, spec.queue, size), spec.queue, ()
 
 
-def _guess() -> _Runs:
+def _guess() -> _RunTimes:
     """For a cluster that has seen nothing yet: from minutes to days, an hour in the middle."""
-    runs = _Runs(1)
+    runs = _RunTimes(1)
     grid = (np.arange(64) + 0.5) / 64
     middle, spread = log(3600.0), 1.5
     logistic = np.log(grid / (1 - grid)) * 3**0.5 / np.pi  # nearly normal, and needs no library

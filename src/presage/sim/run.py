@@ -27,12 +27,12 @@ from presage.sim.usage import RecordedUse
 from presage.sim.workload import Workload
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Advice", "simulate"]
+__all__ = ["Observer", "simulate"]
 
 Progress = Callable[[int, int], None]
 
 
-class Advice(Protocol):
+class Observer(Protocol):
     """Whoever looks at a simulated cluster while it runs, and tells it facts."""
 
     def due_at(self) -> float:
@@ -73,7 +73,7 @@ def simulate(
     estimates: Sequence[Estimates] | None = None,
     sharers: int = 1,
     uses: Mapping[str, RecordedUse] | None = None,
-    advise: Advice | None = None,
+    advise: Observer | None = None,
     foresee: Callable[[Predictor], Predictor] | None = None,
     progress: Progress | None = None,
     store: Store | None = None,
@@ -120,7 +120,7 @@ def _run(
     oracle: Oracle,
     recorder: Recorder,
     progress: Progress | None,
-    advise: Advice | None,
+    advise: Observer | None,
 ) -> None:
     """Jump from event to event until nothing is left to happen."""
     state, running, none = engine.state, world.tasks, (inf, None)

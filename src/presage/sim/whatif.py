@@ -183,14 +183,14 @@ def fairness(result: SimResult, trace: Trace) -> float | None:
 
 def export_trace(steps: Iterable[Step], *, since: float = -inf, name: str = "journal") -> Export:
     """The jobs of a journal with the run times they turned out to have."""
-    reader = _Reader(since)
+    reader = _JournalReader(since)
     for now, facts, decisions in steps:
         reader.read(now, facts, decisions)
     return reader.export(name)
 
 
 @dataclass(slots=True)
-class _Story:
+class _JobHistory:
     """One job, as far as the journal has been read."""
 
     spec: JobSpec
@@ -220,12 +220,12 @@ class _Absence:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _JournalReader:
     """Folds a journal and adds up what every job held."""
 
     since: float
     state: State = field(default_factory=State)
-    stories: dict[str, _Story] = field(default_factory=dict)
+    stories: dict[str, _JobHistory] = field(default_factory=dict)
     """In the order of submission."""
     nodes: dict[str, Node] = field(default_factory=dict)
     joined: dict[str, float] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class _Reader:
             if starts and job is not None:
                 self._start(now, job)
             if isinstance(event, JobSubmitted) and event.spec.id in jobs:
-                self.stories.setdefault(event.spec.id, _Story(event.spec, now, marked_at=now))
+                self.stories.setdefault(event.spec.id, _JobHistory(event.spec, now, marked_at=now))
             for ended in self.state.ended:
                 self.stories[ended.id].ended_at = now
 
@@ -255,7 +255,7 @@ class _Reader:
         self.began = True
         self.since = since = now if self.since == -inf else self.since
         self.stories = {
-            job.id: _Story(
+            job.id: _JobHistory(
                 job.spec,
                 since,
                 marked_at=since,
@@ -319,7 +319,7 @@ class _Reader:
         recorded = _recorded(told, first, self.state.now, total_gpus(nodes))
         return Export(trace, nodes, rules, first, recorded, notes)
 
-    def _notes(self, told: Sequence[tuple[str, _Story]]) -> tuple[str, ...]:
+    def _notes(self, told: Sequence[tuple[str, _JobHistory]]) -> tuple[str, ...]:
         never = len(self.stories) - len(told)
         running = sum(story.ended_at is None for _, story in told)
         mixed = sum(_gpu_roles(story.spec) > 1 for _, story in told)
@@ -351,7 +351,7 @@ _FOR_GOOD_S = 1e9
 
 
 def _recorded(
-    told: Sequence[tuple[str, _Story]], first: float, last: float, gpus: int
+    told: Sequence[tuple[str, _JobHistory]], first: float, last: float, gpus: int
 ) -> SimResult:
     """What happened to these jobs, as a simulation would tell it."""
     rows = []
@@ -387,7 +387,7 @@ def _gpu_roles(spec: JobSpec) -> int:
     return sum(role.resources.gpu_milli > 0 for role in spec.roles)
 
 
-def _row(job_id: str, story: _Story, first: float) -> tuple[Any, ...]:
+def _row(job_id: str, story: _JobHistory, first: float) -> tuple[Any, ...]:
     """A job in the columns of a trace, in their order."""
     spec = story.spec
     role, others = spec.roles[0], spec.roles[1:]

@@ -77,7 +77,7 @@ class Workload:
         self._varying = varying
         self._fixed = {name: jobs[name][0] for name in _SHAPE if name not in varying}
         self._frame = jobs.select(*_JOB, *varying)
-        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._shapes: dict[tuple[Any, ...], _JobShape] = {}
         self._roles: dict[tuple[Role, ...], tuple[Role, ...]] = {}
         self.read_s = process_time() - started
         """Process time spent on reading rows into jobs rather than on simulating them."""
@@ -123,7 +123,7 @@ class Workload:
             task.estimates = self._estimates[row]
         return at, task
 
-    def _new_shape(self, key: tuple[Any, ...]) -> _Shape:
+    def _new_shape(self, key: tuple[Any, ...]) -> _JobShape:
         row = {**self._fixed, **dict(zip(self._varying, key, strict=True))}
         shape = _shape(_shared(row, self._share_milli), self._biggest)
         shape.peak_mib = _int(row["gpu_memory_mib"])
@@ -133,7 +133,7 @@ class Workload:
 
 
 @dataclass(slots=True)
-class _Shape:
+class _JobShape:
     """What jobs of the same size have in common."""
 
     roles: tuple[Role, ...]
@@ -157,7 +157,7 @@ def _shared(row: dict[str, Any], share_milli: int) -> dict[str, Any]:
     return {**row, **each, "workers": gpus, "gpu_milli": share_milli, "gpu_memory_mib": 0}
 
 
-def _shape(row: dict[str, Any], biggest: int) -> _Shape:
+def _shape(row: dict[str, Any], biggest: int) -> _JobShape:
     roles = _roles(row, biggest)
     needed = sum(role.min for role in roles)
     named = row["workers"] is not None
@@ -165,7 +165,7 @@ def _shape(row: dict[str, Any], biggest: int) -> _Shape:
     shared = roles[0].resources.shared
     retries = _OOM_RETRIES if shared else 0
     share = roles[0].resources.gpu_milli / WHOLE_GPU if shared else 1.0
-    return _Shape(roles, measured, needed, shared, share, retries, row["gpu_memory_mib"] or 0)
+    return _JobShape(roles, measured, needed, shared, share, retries, row["gpu_memory_mib"] or 0)
 
 
 def _roles(row: dict[str, Any], biggest: int) -> tuple[Role, ...]:

@@ -11,7 +11,7 @@ from presage.store.database import Database
 from presage.store.records import AuditEntry, Token, User
 from presage.store.tables import audit, tokens, users
 
-__all__ = ["Audit", "Users"]
+__all__ = ["AuditLog", "Users"]
 
 
 class Users:
@@ -81,7 +81,7 @@ class Users:
         return None if row is None else User(*row)
 
 
-class Audit:
+class AuditLog:
     """The audit log: what a turn did is written by `SqlStore.append`, everything else here."""
 
     def __init__(self, database: Database) -> None:

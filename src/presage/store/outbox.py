@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, select, update
 
 from presage.store.database import Database
-from presage.store.records import Delivery, Message
+from presage.store.records import Delivery, Notification
 from presage.store.tables import outbox
 
 __all__ = ["Outbox"]
@@ -25,7 +25,7 @@ class Outbox:
         query = select(outbox).where(outbox.c.next_at <= now).order_by("next_at", "id")
         with self._database.read() as connection:
             return [
-                Delivery(row.id, Message(row.job, row.url, row.body), row.attempts)
+                Delivery(row.id, Notification(row.job, row.url, row.body), row.attempts)
                 for row in connection.execute(query.limit(limit))
             ]
 

@@ -15,7 +15,7 @@ __all__ = [
     "JobChange",
     "JobRow",
     "Leader",
-    "Message",
+    "Notification",
     "Token",
     "Transition",
     "User",
@@ -97,7 +97,7 @@ class Leader(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Notification:
     """Something to tell an address; it is sent until it arrives."""
 
     job: str
@@ -110,7 +110,7 @@ class Delivery:
     """A message on its way."""
 
     id: int
-    message: Message
+    message: Notification
     attempts: int
     """How often it was tried so far."""
 

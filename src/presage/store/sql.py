@@ -25,14 +25,14 @@ from sqlalchemy import (
 
 from presage.model.errors import InternalError, StaleLease, StoreUnavailable
 from presage.model.event import Decision, Event, Fact, event_from_json, event_to_json
-from presage.store.access import Audit, Users, audit_row
+from presage.store.access import AuditLog, Users, audit_row
 from presage.store.database import Database
 from presage.store.jobs import Jobs
 from presage.store.knowledge import SqlKnowledge
 from presage.store.lease import Lease
 from presage.store.memory import Step
 from presage.store.outbox import Outbox
-from presage.store.records import AuditEntry, JobChange, JobRow, Message
+from presage.store.records import AuditEntry, JobChange, JobRow, Notification
 from presage.store.tables import (
     audit,
     head,
@@ -66,7 +66,7 @@ class SqlStore:
         self.jobs = Jobs(self._database)
         self.outbox = Outbox(self._database)
         self.users = Users(self._database)
-        self.audit = Audit(self._database)
+        self.audit = AuditLog(self._database)
         self.knowledge = SqlKnowledge(self._database)
 
     def append(
@@ -78,7 +78,7 @@ class SqlStore:
         lease: int = 0,
         jobs: Sequence[JobRow] = (),
         changes: Sequence[JobChange] = (),
-        outbox: Sequence[Message] = (),
+        outbox: Sequence[Notification] = (),
         audit: Sequence[AuditEntry] = (),
     ) -> None:
         """Add facts, the decisions that followed, new jobs, then changes of jobs: one commit.
@@ -153,7 +153,7 @@ class SqlStore:
         """Give back the connections; the store is of no more use."""
         self._database.close()
 
-    def _there(self, connection: Connection, lease: int, everything: object) -> _End | None:
+    def _there(self, connection: Connection, lease: int, everything: object) -> _JournalEnd | None:
         """The end of the journal, if this is the append in doubt and was committed after all."""
         if self._in_doubt is None:
             return None
@@ -213,7 +213,7 @@ _CHANGE_JOB = (
 )
 
 
-class _End(NamedTuple):
+class _JournalEnd(NamedTuple):
     """How many there are of everything that is counted."""
 
     appends: int
@@ -223,7 +223,7 @@ class _End(NamedTuple):
 
 def _advance(
     connection: Connection, lease: int, appends: int = 0, events: int = 0, jobs: int = 0
-) -> _End:
+) -> _JournalEnd:
     """Move the end of the journal on, unless the lease is over; where it is then.
 
     The row of the head stays locked until the transaction ends, so appends come one by one.
@@ -233,7 +233,7 @@ def _advance(
     if row is None:
         current = connection.scalar(select(head.c.lease))
         raise StaleLease(f"lease {lease} is over: lease {current} writes the journal now")
-    return _End(*row)
+    return _JournalEnd(*row)
 
 
 def _project(
@@ -272,5 +272,5 @@ def _move(job: str, at: float, row: JobRow | JobChange) -> dict[str, Any]:
     }
 
 
-def _message(now: float, item: Message) -> dict[str, Any]:
+def _message(now: float, item: Notification) -> dict[str, Any]:
     return {"job": item.job, "url": item.url, "body": item.body, "attempts": 0, "next_at": now}

@@ -39,7 +39,7 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _NvmlDevice:
     index: int
     handle: Any
     name: str
@@ -93,7 +93,7 @@ def binding_here() -> str | None:
 class GpuProbe:
     """Reads the devices until it is closed; `used` are those that the job was seen on."""
 
-    def __init__(self, nvml: Any, devices: list[_Device]) -> None:
+    def __init__(self, nvml: Any, devices: list[_NvmlDevice]) -> None:
         self._nvml = nvml
         self._devices = devices
         self._slow = False
@@ -138,7 +138,7 @@ class GpuProbe:
         """Let go of the driver."""
         self._nvml.nvmlShutdown()
 
-    def _job_on(self, device: _Device, pids: Collection[int]) -> tuple[int, bool]:
+    def _job_on(self, device: _NvmlDevice, pids: Collection[int]) -> tuple[int, bool]:
         """Bytes that the job holds on a device, and whether others are on it."""
         running = self._nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)
         mine = [process for process in running if process.pid in pids]
@@ -153,7 +153,7 @@ class GpuProbe:
         return 0, bool(running)
 
 
-def _visible(nvml: Any, wanted: str | None) -> list[_Device]:
+def _visible(nvml: Any, wanted: str | None) -> list[_NvmlDevice]:
     """The devices in the order in which CUDA would number them."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     chosen = list(range(len(handles)))
@@ -163,10 +163,10 @@ def _visible(nvml: Any, wanted: str | None) -> list[_Device]:
     return [_device(nvml, i, handles[i]) for i in chosen]
 
 
-def _device(nvml: Any, index: int, handle: Any) -> _Device:
+def _device(nvml: Any, index: int, handle: Any) -> _NvmlDevice:
     used = nvml.nvmlDeviceGetMemoryInfo(handle).used
     others = bool(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    return _Device(index, handle, _text(nvml.nvmlDeviceGetName(handle)), used, others)
+    return _NvmlDevice(index, handle, _text(nvml.nvmlDeviceGetName(handle)), used, others)
 
 
 def _names(word: str, names: tuple[str, str]) -> bool:

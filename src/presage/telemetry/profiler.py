@@ -33,7 +33,7 @@ import psutil
 
 from presage import __version__
 from presage.model.errors import UserError
-from presage.model.profile import Profile, Spread
+from presage.model.profile import Distribution, Profile
 from presage.telemetry.nvml import GpuProbe, open_gpus
 from presage.telemetry.sampler import Sampler
 from presage.telemetry.series import rate
@@ -109,7 +109,7 @@ def command_signature(command: Sequence[str], graph_signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Measurement:
     """How a run went, before anything is made of it."""
 
     started_s: float
@@ -125,7 +125,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Report:
+class _JobReport:
     """What the job said about itself."""
 
     step_ms: list[float] = field(default_factory=list)
@@ -136,7 +136,7 @@ class _Report:
 
 def _run(
     command: Sequence[str], hz: float, probe: GpuProbe | None, stdout: int | None, report: Path
-) -> _Run:
+) -> _Measurement:
     with _forwarding_signals() as child:
         started_s, start = time.time(), time.monotonic()
         others_before = _others_cpu_s()
@@ -163,7 +163,7 @@ def _run(
             columns = sampler.stop()
             left_behind = _end_group(process.pid)
     code = process.returncode
-    return _Run(
+    return _Measurement(
         started_s=started_s,
         duration_s=duration_s,
         exit_code=code if code >= 0 else 128 - code,
@@ -249,9 +249,9 @@ def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _read_report(path: Path) -> _Report:
+def _read_report(path: Path) -> _JobReport:
     """The lines the job wrote. One that makes no sense is left out, and a note says so."""
-    report = _Report()
+    report = _JobReport()
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_REPORT_LIMIT).splitlines()
@@ -270,7 +270,7 @@ def _read_report(path: Path) -> _Report:
     return report
 
 
-def _add_line(report: _Report, data: Any) -> None:
+def _add_line(report: _JobReport, data: Any) -> None:
     if not isinstance(data, Mapping):
         raise ValueError("write a JSON object")
     for key, value in data.items():
@@ -291,8 +291,8 @@ def _add_line(report: _Report, data: Any) -> None:
 def _profiled(
     command: Sequence[str],
     signature: str | None,
-    run: _Run,
-    report: _Report,
+    run: _Measurement,
+    report: _JobReport,
     probe: GpuProbe | None,
     gpu_note: str,
 ) -> ProfiledRun:
@@ -323,7 +323,7 @@ def _profiled(
         gpus=len(probe.used) if probe is not None else 0,
         gpu_util_pct=_spread(samples["gpu_util_pct"]) if on_gpu else None,
         gpu_memory_mib=_spread(samples["gpu_memory_mib"]) if on_gpu else None,
-        step_ms=Spread.of(report.step_ms) if report.step_ms else None,
+        step_ms=Distribution.of(report.step_ms) if report.step_ms else None,
         batch=report.batch,
         graph_signature=report.graph_signature,
         other_cores=run.other_cores,
@@ -357,16 +357,16 @@ def _samples(columns: Columns) -> Columns:
 
 def _spread(
     values: npt.NDArray[np.float64], *, mean: float | None = None, at_least: float = 0.0
-) -> Spread:
+) -> Distribution:
     """Of the samples that are numbers. `mean` is known better than the samples tell, and so is
     the maximum when the system kept `at_least`; both stand for samples when there are none."""
     known = values[np.isfinite(values)]
     if not known.size:
         value = max(mean or 0.0, at_least)
-        return Spread(value, value, value, value)
+        return Distribution(value, value, value, value)
     p50, p95 = (float(value) for value in np.quantile(known, [0.5, 0.95]))
     highest = max(float(known.max()), p95, at_least)
-    return Spread(float(known.mean()) if mean is None else mean, min(p50, p95), p95, highest)
+    return Distribution(float(known.mean()) if mean is None else mean, min(p50, p95), p95, highest)
 
 
 def _others_cpu_s() -> float:

@@ -201,7 +201,7 @@ def task_for(spec: JobSpec, duration_s: float, peak_memory_mib: int = 0) -> Task
 
 
 @dataclass(slots=True)
-class _Run:
+class _ClusterUnderTest:
     """One cluster under one policy, with everything that belongs to it."""
 
     config: PolicyConfig
@@ -220,7 +220,7 @@ _times = st.sampled_from((0.0, 0.0, 1.0, 7.0))
 class ClusterMachine(RuleBasedStateMachine):
     """Everything that can happen to a cluster, in any order."""
 
-    run: _Run | None = None
+    run: _ClusterUnderTest | None = None
 
     @initialize(
         nodes=clusters(),
@@ -243,7 +243,7 @@ class ClusterMachine(RuleBasedStateMachine):
     ) -> None:
         """An empty cluster."""
         world = UnsteadyWorld(nodes, rules, stop_delay_s)
-        self.run = _Run(config, world, _engine(config))
+        self.run = _ClusterUnderTest(config, world, _engine(config))
         self._step([ev.NodeUp(node) for node in nodes])
 
     # -- what people do -------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _run(self) -> _Run:
+    def _run(self) -> _ClusterUnderTest:
         assert self.run is not None
         return self.run
 

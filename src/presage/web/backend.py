@@ -28,7 +28,7 @@ _FORGET_S = 60.0
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedAnswer:
     """An answer, and when it was given."""
 
     at: float = float("-inf")
@@ -47,7 +47,7 @@ class Backend:
             transport=transport, base_url="http://127.0.0.1", timeout=30.0
         )
         self._app = app
-        self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._kept: dict[tuple[Any, ...], _CachedAnswer] = {}
 
     def offers(self, method: str, path: str) -> bool:
         """Whether the API has a route."""
@@ -68,7 +68,7 @@ class Backend:
         kept = self._kept.get(key)
         if kept is None:
             self._forget()
-            kept = self._kept[key] = _Kept()
+            kept = self._kept[key] = _CachedAnswer()
         async with kept.lock:
             if time.monotonic() - kept.at >= max_age_s:
                 answer = await self.call("GET", path, token, params=params)

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.web.elements import ClusterMap
+from presage.web.elements import ClusterMapElement
 from presage.web.frame import Tag, Tiles, begin, notice
 from presage.web.words import amount
 
@@ -37,7 +37,7 @@ async def cluster(request: Request) -> Response | None:
             return None
         with ui.element("section").classes("card"):
             Tag("h2", "Nodes")
-            chart = ClusterMap(data)
+            chart = ClusterMapElement(data)
         tiles.show(await _figures(visit, data))
         await warn()
 

@@ -9,10 +9,10 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-__all__ = ["ClusterMap", "JobTable", "LogView", "ManifestForm", "map_changes"]
+__all__ = ["ClusterMapElement", "JobTable", "LogView", "ManifestForm", "map_changes"]
 
 
-class ClusterMap(ui.element, component="components/cluster_map.js"):
+class ClusterMapElement(ui.element, component="components/cluster_map.js"):
     """Nodes as boxes, devices as cells."""
 
     def __init__(self, data: dict[str, Any]) -> None:

@@ -72,13 +72,13 @@ class _JobPage:
     async def build(self) -> None:
         """Draw everything."""
         with ui.element("section").classes("card"):
-            self._facts = _Facts()
+            self._facts = _FactsPanel()
             bounds = worker_bounds(await self._visit.get(f"{self._path}/manifest"))
             self._buttons = _Buttons(self._visit, self._path, bounds, self.update)
         with ui.element("section").classes("card"):
             Tag("h2", "What happened")
             self._timeline = ui.element("ol").classes("timeline")
-        self._outlook = _Outlook(self._visit, self._path)
+        self._outlook = _AheadPanel(self._visit, self._path)
         self._output = Output(self._visit, self._path)
         await self._output.build()
         with ui.element("div").classes("grid"):
@@ -173,7 +173,7 @@ def _steps(at: list[float], values: list[float], until: float) -> tuple[list[flo
     return times, [value for here in values for value in (here, here)]
 
 
-class _Outlook:
+class _AheadPanel:
     """Of a job that waits: who is ahead, and what would help. It costs the server a forecast for
     each change that is tried, so it is asked for when somebody wants to know."""
 
@@ -205,7 +205,7 @@ class _Outlook:
                 Tag("p", line)
 
 
-class _Facts:
+class _FactsPanel:
     """What a job is, in a few words."""
 
     _NAMES = ("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress")

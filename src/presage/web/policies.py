@@ -55,11 +55,11 @@ async def policies(request: Request) -> Response | None:
             notice(f"{who}; comparing policies needs the role operator.")
             return None
         known = await visit.get("/policies", max_age_s=60.0)
-        _Question(visit, known).build()
+        _WhatIfForm(visit, known).build()
     return None
 
 
-class _Question:
+class _WhatIfForm:
     """Which policies, how far back, and the answer."""
 
     def __init__(self, visit: Visit, known: dict[str, Any]) -> None:

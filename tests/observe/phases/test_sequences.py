@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.observe.phases.sequences import (
-    Run,
+    Dwell,
     covering,
     length_bin,
     markov_graph,
@@ -25,7 +25,7 @@ PHASES = st.lists(st.integers(-1, 3), max_size=30)
 
 
 def test_run_lengths() -> None:
-    assert run_lengths([-1, -1, 0, 0, 1, -1, 1, 0]) == [Run(0, 2), Run(1, 2), Run(0, 1)]
+    assert run_lengths([-1, -1, 0, 0, 1, -1, 1, 0]) == [Dwell(0, 2), Dwell(1, 2), Dwell(0, 1)]
     assert run_lengths(np.array([-1], dtype=np.int64)) == []
     assert [length_bin(n) for n in (1, 2, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, 3]
 

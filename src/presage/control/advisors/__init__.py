@@ -15,12 +15,12 @@ from presage.core.state import State
 from presage.model.event import Fact
 from presage.telemetry.rows import Row
 
-__all__ = ["Advisor", "Ask", "FollowsLease", "Telemetry"]
+__all__ = ["Advisor", "FollowsLease", "StateReader", "Telemetry"]
 
 T = TypeVar("T")
 
 
-class Ask(Protocol):
+class StateReader(Protocol):
     """Reads the state."""
 
     def __call__(self, question: Callable[[State], T], /) -> T:
@@ -57,7 +57,7 @@ class Advisor(Protocol):
         """Seconds until it wants to look again."""
         ...
 
-    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> Iterable[Fact]:
+    def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
         """What the deciding loop should know."""
         ...
 

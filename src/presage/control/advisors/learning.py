@@ -21,11 +21,11 @@ from typing import Protocol
 
 import numpy as np
 
-from presage.control.advisors import Ask, Telemetry
-from presage.control.advisors.needs import CORE, CPU, HOST, Estimator, workload
+from presage.control.advisors import StateReader, Telemetry
+from presage.control.advisors.needs import CORE, CPU, HOST, NeedsEstimator, workload
 from presage.core.state import State
 from presage.core.workers import ask_of
-from presage.foresee.champions import QUANTITIES, Champions, Drift
+from presage.foresee.champions import QUANTITIES, Champions, EstimateDrift
 from presage.foresee.own import OwnRun
 from presage.foresee.scaling import Stretches
 from presage.manifest import ModelReference
@@ -35,7 +35,7 @@ from presage.model.event import SpeedMeasured
 from presage.model.job import JobSpec, JobState
 from presage.telemetry.rows import Row
 
-__all__ = ["Ended", "Ends", "Learner", "Sized", "sharing", "sized"]
+__all__ = ["Ended", "EndedRuns", "Learner", "MeasuredSize", "sharing", "sized"]
 
 log = logging.getLogger("presage.learning")
 
@@ -66,7 +66,7 @@ class Ended:
     """Seconds a step took, by its own reports."""
 
 
-class Ends(Protocol):
+class EndedRuns(Protocol):
     """Where runs that ended are read from, in their order."""
 
     def after(self, number: int) -> tuple[Sequence[Ended], int]:
@@ -82,7 +82,7 @@ class Learner:
     every_s = 2.0
 
     def __init__(
-        self, ends: Ends, champions: Champions, estimator: Estimator, *, every: int = 10
+        self, ends: EndedRuns, champions: Champions, estimator: NeedsEstimator, *, every: int = 10
     ) -> None:
         self._ends, self._champions, self._estimator = ends, champions, estimator
         self._every = every
@@ -92,14 +92,14 @@ class Learner:
         """Of what it remembers."""
         self._shared: set[str] = set()
         """Jobs that were seen beside another on one of their devices."""
-        self._drift: tuple[int, dict[str, Drift]] | None = None
+        self._drift: tuple[int, dict[str, EstimateDrift]] | None = None
         self._stretches = Stretches()
 
-    def drift(self) -> dict[str, Drift]:
+    def drift(self) -> dict[str, EstimateDrift]:
         """How far estimates were off, by quantity; only those that were judged."""
         epoch, known = self._champions.epoch, self._drift
         if known is None or known[0] != epoch:
-            found: dict[str, Drift] = {}
+            found: dict[str, EstimateDrift] = {}
             for quantity in QUANTITIES:
                 with suppress(PresageError):  # `presage models` says what is wrong
                     one = self._champions.drift(quantity)
@@ -119,7 +119,7 @@ class Learner:
 
     # -- a look -----------------------------------------------------------------------------------
 
-    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> list[SpeedMeasured]:
+    def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> list[SpeedMeasured]:
         """See who shares a device, how fast elastic jobs are, and learn from what ended."""
         beside, steady = ask(lambda state: (sharing(state), sized(state)))
         self._shared |= beside
@@ -131,7 +131,7 @@ class Learner:
                 log.warning("alert: %s", after[quantity])
         return facts
 
-    def time_sizes(self, found: Sequence[Sized]) -> list[SpeedMeasured]:
+    def time_sizes(self, found: Sequence[MeasuredSize]) -> list[SpeedMeasured]:
         """What the reports of elastic jobs tell of their speed."""
         told = []
         for run in found:
@@ -235,7 +235,7 @@ class Learner:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class MeasuredSize:
     """An elastic job that runs and has reported at its present size."""
 
     job: str
@@ -246,7 +246,7 @@ class Sized:
     """Seconds it had run when it reported that."""
 
 
-def sized(state: State) -> list[Sized]:
+def sized(state: State) -> list[MeasuredSize]:
     """Elastic jobs that run and keep their size."""
     found = []
     for job in state.active.values():
@@ -254,7 +254,7 @@ def sized(state: State) -> list[Sized]:
         if steady and job.spec.elastic and job.progress_s > job.ran_s:
             nodes = len({worker.node for worker in job.allocation})
             mark = (job.attempt, job.mark, len(job.allocation), nodes)
-            found.append(Sized(job.id, mark, job.progress, job.progress_s))
+            found.append(MeasuredSize(job.id, mark, job.progress, job.progress_s))
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from presage.control.advisors.starts import Declared
 from presage.core.ports import Predictor
-from presage.foresee.adapter import FittedSlowdowns, Foreseen, Slowdowns, TimeSharing
+from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, Slowdowns, TimeSharing
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
 from presage.foresee.own import SIZES, OwnRuns
@@ -33,7 +33,7 @@ from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
 from presage.model.workload import same_needs
 
-__all__ = ["Alone", "Estimator", "predictor", "workload"]
+__all__ = ["Alone", "NeedsEstimator", "predictor", "workload"]
 
 log = logging.getLogger("presage.estimates")
 
@@ -86,10 +86,10 @@ def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
         version = estimators.version("interference")
         known = find(gpu or _REFERENCE_GPU)
         slowdowns = FittedSlowdowns(estimators.interference(), known, version)
-    return Foreseen(slowdowns, Declared(), own_scaling())
+    return EstimatePredictor(slowdowns, Declared(), own_scaling())
 
 
-class Estimator:
+class NeedsEstimator:
     """Foresees jobs. Any thread may ask; the first question about a model takes the longest."""
 
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from presage.control.advisors import Ask, Telemetry
+from presage.control.advisors import StateReader, Telemetry
 from presage.control.charts import chart_entry
 from presage.core.ports import Entry, Knowledge
 from presage.core.state import State
@@ -41,7 +41,7 @@ class PhaseBook(Protocol):
 
 
 @dataclass(slots=True)
-class _Followed:
+class _SizedRun:
     """A run that is being sized."""
 
     attempt: int
@@ -73,7 +73,7 @@ class Sizing:
         self._rules = rules or SizingRules()
         self._new: list[Entry] = []
         """Limits that are not kept yet."""
-        self._runs: dict[str, _Followed] = {}
+        self._runs: dict[str, _SizedRun] = {}
         self._refused: set[str] = set()
         """Jobs that are not to be sized."""
         self.resizes = 0
@@ -84,7 +84,7 @@ class Sizing:
         self._runs.clear()
         self._new.clear()
 
-    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> Iterator[ev.Fact]:
+    def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterator[ev.Fact]:
         """Take in what runs have used since the last time."""
         running = ask(_running)
         for job, run in list(self._runs.items()):
@@ -106,14 +106,14 @@ class Sizing:
             self._refused.add(job)
             return
         sizer = Sizer(self._phases.model(name), self._rules)
-        self._runs[job] = _Followed(state.attempt, name, sizer)
+        self._runs[job] = _SizedRun(state.attempt, name, sizer)
         # The run is looked at closely from now on.
         yield self._advise(
             now, job, state.attempt, state.limits or state.ask, "right-sizing begins"
         )
 
     def _follow(
-        self, now: float, job: str, run: _Followed, state: _Running, telemetry: Telemetry
+        self, now: float, job: str, run: _SizedRun, state: _Running, telemetry: Telemetry
     ) -> Iterator[ev.Fact]:
         advised, phase = "", run.phase
         rows, run.mark = telemetry.new(job, run.attempt, run.mark)

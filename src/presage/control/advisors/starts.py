@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.control.advisors import Ask, Telemetry
+from presage.control.advisors import StateReader, Telemetry
 from presage.core.engine import Engine
 from presage.core.ports import Entry, Knowledge, Policy, Predictor
 from presage.core.state import State
@@ -32,16 +32,16 @@ from presage.model.errors import PresageError
 from presage.model.estimate import Estimate
 from presage.model.event import Fact, JobSubmitted, Reject
 from presage.model.job import Job, JobSpec, Reason
-from presage.sim.ahead import Forecast, Start, TimeBox, run_ahead
+from presage.sim.ahead import Start, StartForecast, TimeBox, run_ahead
 from presage.sim.calibrate import Calibration, ForecastLog
 from presage.sim.helps import Option, what_would_help
-from presage.sim.history import History
+from presage.sim.history import RuntimeHistory
 from presage.store.records import JobRow
 
 if TYPE_CHECKING:  # the simulator's advisors do without a database
     from presage.store.sql import SqlStore
 
-__all__ = ["Declared", "Experience", "Outlook", "StartTimes", "eta_view"]
+__all__ = ["Declared", "Experience", "StartPreview", "StartTimes", "eta_view"]
 
 _LOOK_S = 1.0
 """How often it looks whether the queue changed, and how often it foresees at most."""
@@ -109,7 +109,7 @@ def _limit(seconds: float) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class StartPreview:
     """What would become of a job that is not submitted yet."""
 
     refused: Reason | None
@@ -120,10 +120,10 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _LatestForecast:
     """The latest forecast, and what it was made from."""
 
-    forecast: Forecast
+    forecast: StartForecast
     state: State
     """A copy that nobody changes any more."""
     told: dict[str, Start]
@@ -143,7 +143,7 @@ class StartTimes:
         predict: Predictor,
         knowledge: Knowledge,
         *,
-        ask: Ask,
+        ask: StateReader,
         crowd: Callable[[], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -153,7 +153,7 @@ class StartTimes:
         self._wanted = threading.Event()
         self._pace = _Pace(self._stopping, crowd)
         self._experience = Experience(store, knowledge, self._pace)
-        self._known: _Known | None = None
+        self._known: _LatestForecast | None = None
         self._tired_until = self._next_at = 0.0
         self._behind = False
         self._copy_s = 0.0
@@ -231,7 +231,7 @@ class StartTimes:
         self._helps[job_id] = (now, future)
         return future
 
-    def try_out(self, spec: JobSpec) -> Future[Outlook]:
+    def try_out(self, spec: JobSpec) -> Future[StartPreview]:
         """What would become of a job if it was submitted now."""
         return self._asked.submit(self._try_out, spec)
 
@@ -253,13 +253,13 @@ class StartTimes:
             grain=_GRAIN,
         )
 
-    def _try_out(self, spec: JobSpec) -> Outlook:
+    def _try_out(self, spec: JobSpec) -> StartPreview:
         state = self._recent_state()
         now = max(state.now, self._clock())
         engine = Engine(self._policy(), self._predict, state.copy())
         for decision in engine.handle(now, [JobSubmitted(spec)]):
             if isinstance(decision, Reject) and decision.job == spec.id:
-                return Outlook(decision.reason, None, now)
+                return StartPreview(decision.reason, None, now)
         forecast = run_ahead(
             state,
             self._policy,
@@ -273,7 +273,7 @@ class StartTimes:
             time_box=TimeBox(time.thread_time, 2 * _MOST_ASKED_CPU_S),
             grain=_GRAIN,
         )
-        return Outlook(None, forecast.starts.get(spec.id), now)
+        return StartPreview(None, forecast.starts.get(spec.id), now)
 
     def _recent_state(self, job_id: str | None = None) -> State:
         """A copy of the state that knows a job; a new one unless copying takes long and the
@@ -299,7 +299,7 @@ class StartTimes:
         self._known = None
         self._experience.catch_up(leading=False)
 
-    def look(self, now: float, ask: Ask, telemetry: Telemetry) -> Iterable[Fact]:
+    def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
         """Look ahead if the queue changed, or somebody wants to know; it tells no facts."""
         clock = time.monotonic()
         if clock < self._tired_until or (clock < self._next_at and not self._wanted.is_set()):
@@ -332,7 +332,7 @@ class StartTimes:
         self._pace.begin()
         state = self._copy()
         now = max(state.now, self._clock())
-        forecast = Forecast(now, 0, 0.0, {})
+        forecast = StartForecast(now, 0, 0.0, {})
         if state.pending:
             forecast = run_ahead(
                 state,
@@ -350,7 +350,7 @@ class StartTimes:
         for job_id, start in forecast.starts.items():
             told[job_id] = start.calibrated(calibration, forecast.horizon_s)
             self._pace()
-        self._known = _Known(forecast, state, told)
+        self._known = _LatestForecast(forecast, state, told)
         spent = time.thread_time() - began
         self.made += 1
         self.cpu_s += spent
@@ -402,7 +402,7 @@ class Experience:
     """
 
     def __init__(self, store: SqlStore, knowledge: Knowledge, pace: Callable[[], None]) -> None:
-        self.history = History()
+        self.history = RuntimeHistory()
         self._store, self._knowledge, self._pace = store, knowledge, pace
         self._log = ForecastLog()
         self._epoch: int | None = None
@@ -422,7 +422,7 @@ class Experience:
     def sample(
         self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
     ) -> npt.NDArray[np.float64]:
-        """Seconds that jobs still run, as `History.sample`."""
+        """Seconds that jobs still run, as `RuntimeHistory.sample`."""
         with self._lock:
             return self.history.sample(jobs, now, samples, rng)
 
@@ -436,7 +436,7 @@ class Experience:
         with self._lock:
             return self.history.estimate(spec, 0.0, now)
 
-    def foreseen(self, forecast: Forecast, state: State) -> None:
+    def foreseen(self, forecast: StartForecast, state: State) -> None:
         """Remember what was foreseen for jobs that wait for their first run."""
         horizon_s, known = forecast.horizon_s, self._log.open
         waiting = {job_id for job_id, job in state.pending.items() if not job.attempt}

@@ -18,7 +18,7 @@ from threading import Timer
 
 from presage.executors.node.base import Key, RunsExecutor, TimedFacts
 from presage.executors.node.limits import delegated_group
-from presage.executors.node.messages import LimitOrder, Plan
+from presage.executors.node.messages import LimitOrder, RunPlan
 from presage.executors.node.plan import (
     LOG_CAP,
     identity,
@@ -156,7 +156,7 @@ class LocalExecutor(RunsExecutor):
 
     def _ask_to_resize(self, run: Run, decision: Resize) -> None:
         spec = self._spec(run.job)
-        plan = run.find(Plan)
+        plan = run.find(RunPlan)
         if plan is None:
             raise RunSpecError("the plan of the run cannot be read")
         held = {worker.identity: worker.cpus for worker in plan.workers}
@@ -176,7 +176,7 @@ class LocalExecutor(RunsExecutor):
 
     def _took_over(self, run: Run) -> None:
         key = (run.job, run.attempt)
-        plan = run.find(Plan)
+        plan = run.find(RunPlan)
         run.cores = [core for worker in plan.workers for core in worker.cpus] if plan else []
         self._core_load.update(run.cores)
         pid = run.guardian()

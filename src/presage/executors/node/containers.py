@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from presage.executors.node.messages import Plan
+    from presage.executors.node.messages import RunPlan
     from presage.executors.node.runspec import RoleSpec
 
 __all__ = ["fetch_image", "find_engine", "in_container", "inner_pid", "ran_out", "remove"]
@@ -30,7 +30,7 @@ def find_engine() -> str | None:
 
 
 def in_container(
-    plan: Plan,
+    plan: RunPlan,
     role: RoleSpec,
     container: str,
     variables: Sequence[str],

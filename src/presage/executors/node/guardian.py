@@ -46,7 +46,7 @@ class Guardian:
     """The life of one run, from preparing to the last line of its events."""
 
     def __init__(self, run: Path) -> None:
-        self.plan = wire.read(msg.Plan, run)
+        self.plan = wire.read(msg.RunPlan, run)
         self.run = run
         self.report = Reporter(self.plan)
         self.workers: list[WorkerProcess] = []
@@ -370,7 +370,7 @@ class Guardian:
     def _tick(self, sample: bool) -> None:
         self.report.flush()
         self.report.progress([worker.plan.progress for worker in self.workers])
-        self.report.request(self.plan.progress_dir / msg.Request.FILE)
+        self.report.request(self.plan.progress_dir / msg.SizeRequest.FILE)
         for worker in self.workers:
             worker.cut_log(self.plan.log_cap)
             if worker.tree is None or worker.ended:

@@ -16,6 +16,7 @@ __all__ = [
     "STOP_AT",
     "Cursor",
     "DriverLine",
+    "EndReason",
     "Event",
     "GoOrder",
     "HeadNote",
@@ -26,16 +27,15 @@ __all__ = [
     "LinkLine",
     "Listing",
     "Members",
-    "News",
     "PartOrder",
     "Placed",
-    "Plan",
     "Processes",
     "ProgressReport",
-    "Reason",
-    "Request",
     "ResizeOrder",
+    "RunNews",
+    "RunPlan",
     "Saved",
+    "SizeRequest",
     "StopOrder",
     "Verdict",
     "Word",
@@ -92,7 +92,7 @@ class WorkerPlan(Message):
     """Name of the group below that of the run, where memory is limited by one."""
 
 
-class Plan(Message):
+class RunPlan(Message):
     """All that a guardian needs. It holds paths of secrets and never their content."""
 
     FILE = "plan.json"
@@ -222,7 +222,7 @@ class Members(Message):
 # -- what a run tells ---------------------------------------------------------------------------
 
 
-class Reason(Message):
+class EndReason(Message):
     """Why a run ended, as in the journal."""
 
     code: str
@@ -236,7 +236,7 @@ class Verdict(Message):
 
     type: str
     """JobExited or LaunchFailed."""
-    reason: Reason
+    reason: EndReason
     outcome: str | None = None
     exit_code: int | None = None
 
@@ -262,7 +262,7 @@ class Event(Message):
     port: int | None = None
     """Of `Ready`: one that is free on the node."""
     outcome: str | None = None
-    reason: Reason | None = None
+    reason: EndReason | None = None
     exit_code: int | None = None
 
     @property
@@ -280,7 +280,7 @@ class ProgressReport(Message):
     detail: dict[str, float]
 
 
-class Request(Message):
+class SizeRequest(Message):
     """How many workers the job itself asks for."""
 
     FILE = "request.json"
@@ -299,13 +299,13 @@ class Processes(Message):
 
 def exited(outcome: str, code: str, text: str, exit_code: int | None = None) -> Verdict:
     """The run ended."""
-    reason = Reason(code=code, text=text)
+    reason = EndReason(code=code, text=text)
     return Verdict(type="JobExited", reason=reason, outcome=outcome, exit_code=exit_code)
 
 
 def refused(text: str) -> Verdict:
     """The run never started."""
-    return Verdict(type="LaunchFailed", reason=Reason(code="launch_failed", text=text))
+    return Verdict(type="LaunchFailed", reason=EndReason(code="launch_failed", text=text))
 
 
 # -- what trainings are told and say ------------------------------------------------------------
@@ -384,7 +384,7 @@ class Cursor(Message):
     drained: bool = False
 
 
-class News(Message):
+class RunNews(Message):
     """What happened to a run on a node since a cursor, and the cursor to ask with next."""
 
     cursor: Cursor

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from presage.executors.node.containers import find_engine, in_container
-from presage.executors.node.messages import Identity, Plan, WorkerPlan
+from presage.executors.node.messages import Identity, RunPlan, WorkerPlan
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.layout import Layout
 from presage.model.cluster import Worker
@@ -63,7 +63,7 @@ def make_plan(
     log_cap: int = LOG_CAP,
     gpus: Sequence[str] = (),
     checkpoints: Path | None = None,
-) -> Plan:
+) -> RunPlan:
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
     not beside the job."""
@@ -71,7 +71,7 @@ def make_plan(
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
     kept = Path(wanted).expanduser() if outside else checkpoints or layout.checkpoints(job)
-    plan = Plan(
+    plan = RunPlan(
         job=job,
         attempt=launch.attempt,
         run=run,
@@ -106,7 +106,7 @@ def make_plan(
 
 
 def plan_workers(
-    plan: Plan,
+    plan: RunPlan,
     spec: RunSpec,
     workers: Sequence[Worker],
     cores: Mapping[Worker, Sequence[int]],
@@ -141,7 +141,7 @@ def _role(spec: RunSpec, worker: Worker) -> RoleSpec:
 
 
 def _worker(
-    plan: Plan, spec: RunSpec, worker: Worker, rank: int, count: int, cores: Sequence[int]
+    plan: RunPlan, spec: RunSpec, worker: Worker, rank: int, count: int, cores: Sequence[int]
 ) -> WorkerPlan:
     role = _role(spec, worker)
     name = f"{role.name}-{worker.index}"
@@ -174,7 +174,7 @@ def _worker(
     )
 
 
-def _environment(plan: Plan, spec: RunSpec, role: str, rank: int, count: int) -> dict[str, str]:
+def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int) -> dict[str, str]:
     """What Presage promises to every worker."""
     env = {
         "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
@@ -204,7 +204,7 @@ def _cuda_name(gpus: Sequence[str], device: int) -> str:
     return gpus[device] if device < len(gpus) else str(device)
 
 
-def _agent(plan: Plan, role: RoleSpec, name: str, argv: Sequence[str]) -> tuple[str, ...]:
+def _agent(plan: RunPlan, role: RoleSpec, name: str, argv: Sequence[str]) -> tuple[str, ...]:
     """The command of a torchrun agent that runs a worker; see `torchrun_agent.py`."""
     python = argv[0] if re.fullmatch(r"python[\d.]*", Path(argv[0]).name) else "python"
     place = plan.progress_dir

@@ -111,7 +111,7 @@ class RunLog:
 class Reporter(RunLog):
     """Writes what happens in a run, and wakes up the executor."""
 
-    def __init__(self, plan: msg.Plan) -> None:
+    def __init__(self, plan: msg.RunPlan) -> None:
         super().__init__(plan.run, plan.wake, plan.job, plan.attempt)
         self._telemetry = plan.telemetry
         self._began = time.time()
@@ -148,7 +148,7 @@ class Reporter(RunLog):
             asked = None
         with suppress(OSError):  # a full disk; it is tried again
             if isinstance(asked, int) and 0 < asked <= _MOST_WORKERS:
-                wire.write(self._run, msg.Request(workers=asked))
+                wire.write(self._run, msg.SizeRequest(workers=asked))
                 self.wake()
             file.unlink(missing_ok=True)
 

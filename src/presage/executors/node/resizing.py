@@ -33,7 +33,7 @@ _BOOT_S = 120.0
 Course = Generator[None, None, bool]
 
 
-def name_members(plan: msg.Plan, number: int, workers: list[WorkerProcess]) -> None:
+def name_members(plan: msg.RunPlan, number: int, workers: list[WorkerProcess]) -> None:
     """Tell torchrun agents who takes part from now on, and where they meet."""
     names = tuple(worker.name for worker in workers)
     store = f"store-{time.monotonic_ns()}"

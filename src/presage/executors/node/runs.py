@@ -51,7 +51,7 @@ class Run:
         """Number of the latest resize that was asked for."""
         self.resized_number = 0
         """Number of the latest resize that was read to be complete."""
-        self._request = str(directory / msg.Request.FILE)
+        self._request = str(directory / msg.SizeRequest.FILE)
         self._taken = str(directory / "request.taken")
         self._taken_before = True
         """Whether there may be a request that an executor before this one took."""
@@ -103,7 +103,7 @@ class Run:
             elif not self._taken_before:
                 return None
             self._taken_before = False
-            return wire.loads(msg.Request, Path(self._taken).read_bytes()).workers
+            return wire.loads(msg.SizeRequest, Path(self._taken).read_bytes()).workers
         except (OSError, wire.MessageError):
             self._taken_before = False
             return None
@@ -173,7 +173,7 @@ class Run:
         """The guardian died without a last word: end what it left running, and say it instead."""
         recorded = self.find(msg.Processes)
         kill_marked(f"PRESAGE_RUN={self.directory}", recorded.known if recorded else ())
-        plan = self.find(msg.Plan)
+        plan = self.find(msg.RunPlan)
         if plan and plan.engine:
             names = [worker.container for worker in plan.workers if worker.container]
             containers.remove(plan.engine, names)

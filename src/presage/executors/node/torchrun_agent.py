@@ -41,7 +41,7 @@ from torch.distributed.run import config_from_args, parse_args
 _LOOK_S = 0.05
 
 
-class Members(RendezvousHandler):  # type: ignore[misc]  # PyTorch is not looked into
+class GuardianRendezvous(RendezvousHandler):  # type: ignore[misc]  # PyTorch is not looked into
     """A rendezvous of those whom the guardian named, under a number that grows with each
     change."""
 
@@ -135,7 +135,7 @@ def run_python(*command: str) -> None:
 def main(arguments: list[str]) -> None:
     """Be the agent, and end as the worker ended."""
     logging.disable(logging.ERROR)  # the log is the worker's
-    rendezvous_handler_registry.register("presage", Members)
+    rendezvous_handler_registry.register("presage", GuardianRendezvous)
     config, command, words = config_from_args(parse_args(arguments))
     script = python_script(command, words)
     if script is not None:

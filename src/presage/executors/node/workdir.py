@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from presage.executors.node.messages import Plan
+from presage.executors.node.messages import RunPlan
 
 __all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
 
-Step = Callable[[Plan], None]
+Step = Callable[[RunPlan], None]
 
 _ATTEMPTS = 3
 
@@ -35,7 +35,7 @@ def local_path(url: str, work: Path) -> Path:
     return work / Path(url.removeprefix("file://")).expanduser()
 
 
-def prepare(plan: Plan) -> None:
+def prepare(plan: RunPlan) -> None:
     """Unpack the work folder, link or download data, fetch the image."""
     if plan.folder:
         _unpack(plan.folder, plan.work)
@@ -57,7 +57,7 @@ def prepare(plan: Plan) -> None:
             raise TransferError(problem)
 
 
-def store_results(plan: Plan) -> None:
+def store_results(plan: RunPlan) -> None:
     """Copy the results to where the manifest wants them, if it does."""
     source, url = plan.result_dir, plan.results
     if url is None:
@@ -84,7 +84,7 @@ def _unpack(folder: Path, work: Path) -> None:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
 
 
-def _link_checkpoints(plan: Plan) -> None:
+def _link_checkpoints(plan: RunPlan) -> None:
     """Let a program that writes to the manifest's directory find it where it outlives the run."""
     if not plan.checkpoint_link:
         return
@@ -143,7 +143,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def run_in_child(step: Step, plan: Plan, secrets: dict[str, str], errors: int) -> None:
+def run_in_child(step: Step, plan: RunPlan, secrets: dict[str, str], errors: int) -> None:
     """Be the process that prepares or stores: say on `errors` what went wrong, and end. Secrets
     are in its environment, where the file systems of fsspec look for credentials."""
     code = 0

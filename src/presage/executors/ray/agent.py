@@ -38,7 +38,7 @@ from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
 from presage.model.event import Launch
 
-__all__ = ["NodeAgent", "Part"]
+__all__ = ["LocalPart", "NodeAgent"]
 
 _LOOK_S = 0.2
 """How often logs are looked at while somebody waits for news."""
@@ -52,7 +52,7 @@ _OF_RAY = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that Ray sets for its own workers."""
 
 
-class Part:
+class LocalPart:
     """The workers of one run on this node."""
 
     def __init__(self, home: Path, order: msg.PartOrder, wake: Path) -> None:
@@ -127,7 +127,7 @@ class Part:
         names = [msg.STOP_AT, *(file.name for file in place.glob("held-*"))]
         return {name: word for name in names if (word := msg.hear(place, name))}
 
-    def news(self, cursor: msg.Cursor) -> msg.News | None:
+    def news(self, cursor: msg.Cursor) -> msg.RunNews | None:
         """What is new since `cursor`, with the cursor to ask with next; None if nothing is."""
         events = self._events()
         logs, left = self._logs(cursor)
@@ -147,7 +147,7 @@ class Part:
             value = getattr(now, name)
             return value if value != getattr(cursor, name) else None
 
-        return msg.News(
+        return msg.RunNews(
             cursor=now,
             events=tuple(events[cursor.events :]),
             logs=logs or None,
@@ -183,14 +183,16 @@ class Part:
         """How many workers the training asks for, after a mark that tells this wish from others;
         None if it asks for nothing that is not known yet."""
         with suppress(OSError):
-            asked = self.run.find(msg.Request)
+            asked = self.run.find(msg.SizeRequest)
             if asked is not None:
-                return (self.run.directory / msg.Request.FILE).stat().st_mtime_ns, asked.workers
+                return (
+                    self.run.directory / msg.SizeRequest.FILE
+                ).stat().st_mtime_ns, asked.workers
         return None
 
     def forget_request(self, mark: int) -> None:
         """The server has written a wish down."""
-        file = self.run.directory / msg.Request.FILE
+        file = self.run.directory / msg.SizeRequest.FILE
         with suppress(OSError):
             if file.stat().st_mtime_ns == mark:
                 file.unlink()
@@ -247,7 +249,7 @@ class NodeAgent:
         self._base.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._base.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._base} belongs to somebody else")
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, LocalPart] = {}
         self._asked = time.monotonic()
         self._changed = threading.Condition()
         self._lock = self._take_over()
@@ -273,7 +275,7 @@ class NodeAgent:
         home = self._base.joinpath(*key.split("/"))
         shutil.rmtree(home, ignore_errors=True)
         try:
-            self._parts[key] = Part(home, wire.unpack(msg.PartOrder, order), self._wake)
+            self._parts[key] = LocalPart(home, wire.unpack(msg.PartOrder, order), self._wake)
         except (RunSpecError, wire.MessageError) as error:
             shutil.rmtree(home, ignore_errors=True)
             return str(error)
@@ -406,7 +408,7 @@ def _rigid(spec: RunSpec) -> RunSpec:
     return replace(spec, roles=tuple(replace(role, max=role.min) for role in spec.roles))
 
 
-def _plan(layout: Layout, order: msg.PartOrder, spec: RunSpec, wake: Path) -> msg.Plan:
+def _plan(layout: Layout, order: msg.PartOrder, spec: RunSpec, wake: Path) -> msg.RunPlan:
     """What the guardian here does: the plan of the whole run, with the workers of this node."""
     plan = make_plan(
         layout,

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from presage.executors.ray.place import RayNode
 
-__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "Cluster"]
+__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "RayPort"]
 
 
 class AgentGone(Exception):
@@ -21,7 +21,7 @@ class AgentUnusable(AgentSilent):
     """There can be no agent on a node until somebody does something about it."""
 
 
-class Cluster(Protocol):
+class RayPort(Protocol):
     """What a run needs of Ray."""
 
     nodes: dict[str, RayNode]

@@ -16,9 +16,9 @@ from typing import Any
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.ray import files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, Cluster
+from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort
 
-__all__ = ["Crew", "Part", "Refused"]
+__all__ = ["Refused", "RemotePart", "WorkerGroup"]
 
 _CALL_S = 30.0
 
@@ -27,7 +27,7 @@ class Refused(Exception):
     """The run cannot be started; the text is for the owner of the job."""
 
 
-class Part:
+class RemotePart:
     """The workers of the run on one node."""
 
     def __init__(self, node: str, id: str, serves: bool) -> None:
@@ -57,12 +57,12 @@ class Part:
         return self.lost is not None or (self.over is not None and self.drained)
 
 
-class Crew:
+class WorkerGroup:
     """The workers of a run at one size."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayPort,
         owner: str,
         order: msg.LaunchOrder,
         nodes: Mapping[str, str],
@@ -74,13 +74,13 @@ class Crew:
         self.key = f"{owner}/{order.job}/{order.attempt}{size}"
         """What agents call it. It changes with the size, so that nothing they say of the workers
         before is taken for news of those after."""
-        self.parts = {id: Part(name, id, serves[name]) for name, id in nodes.items()}
+        self.parts = {id: RemotePart(name, id, serves[name]) for name, id in nodes.items()}
         self._news = asyncio.Event()
 
     # -- what is heard --------------------------------------------------------------------------
 
     @property
-    def first(self) -> Part:
+    def first(self) -> RemotePart:
         """The part with rank 0."""
         node = min(self.order.workers)[2]
         return next(part for part in self.parts.values() if part.node == node)
@@ -99,7 +99,7 @@ class Crew:
 
     # -- what is asked --------------------------------------------------------------------------
 
-    async def call(self, part: Part, method: str, *arguments: Any) -> Any:
+    async def call(self, part: RemotePart, method: str, *arguments: Any) -> Any:
         """Ask the agent of a part; raises AgentGone or AgentSilent."""
         try:
             return await self._cluster.call(
@@ -113,7 +113,7 @@ class Crew:
         """Have the guardians started on all nodes; raises Refused where that is not possible."""
         order = vars(self.order)
 
-        async def on(part: Part) -> None:
+        async def on(part: RemotePart) -> None:
             ask = partial(self.call, part)
             await ask("drop")  # what a process left that died
             wrong = await ask("make", wire.pack(msg.PartOrder(**order, spec=spec, node=part.node)))
@@ -144,7 +144,7 @@ class Crew:
     async def ship(self, areas: Mapping[str, Path]) -> None:
         """Bring in the checkpoints, and the results that rank 0 may go on with."""
 
-        async def to(part: Part) -> None:
+        async def to(part: RemotePart) -> None:
             for area, root in areas.items():
                 if area == "results" and part is not self.first:
                     continue
@@ -184,7 +184,7 @@ class Crew:
                 return
             await self._next()
 
-    async def _tell(self, parts: list[Part], name: str, word: msg.Word) -> None:
+    async def _tell(self, parts: list[RemotePart], name: str, word: msg.Word) -> None:
         await asyncio.gather(*(self.call(part, "tell", name, wire.pack(word)) for part in parts))
 
     async def stop(self, code: str, text: str, grace_s: float) -> None:
@@ -200,7 +200,7 @@ class Crew:
     async def drop(self) -> None:
         """Leave nothing of it on any node that can be reached."""
 
-        async def on(part: Part) -> None:
+        async def on(part: RemotePart) -> None:
             with suppress(AgentSilent, AgentGone):
                 await self.call(part, "drop")
 

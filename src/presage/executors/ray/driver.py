@@ -268,7 +268,7 @@ class Keeper:
                 told = await self._driver.call(
                     id, "news", self._owner, cursors, _NEWS_S, timeout_s=wait_s
                 )
-                news = {key: new and wire.unpack(msg.News, new) for key, new in told.items()}
+                news = {key: new and wire.unpack(msg.RunNews, new) for key, new in told.items()}
             except AgentSilent:
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -38,7 +38,7 @@ FILES = "."
 """The unit of the files that are in no directory."""
 
 
-class Ask(Protocol):
+class AgentCall(Protocol):
     """Asks the agent on a node for something about a run."""
 
     async def __call__(self, method: str, /, *arguments: Any) -> Any:
@@ -130,7 +130,7 @@ def _apply_files(root: Path, staged: Path, *, deleted: bool) -> None:
             path.unlink()
 
 
-async def take_over(ask: Ask, area: str, there: Saved, here: Path, staged: Path) -> None:
+async def take_over(ask: AgentCall, area: str, there: Saved, here: Path, staged: Path) -> None:
     """Make our copy of an area what it is on a node, unit by unit. What was removed there goes
     here when all that is new has come."""
     new = differing(listing(here), there.changed)
@@ -141,7 +141,7 @@ async def take_over(ask: Ask, area: str, there: Saved, here: Path, staged: Path)
     await asyncio.to_thread(apply, here, staged, whole, deleted)
 
 
-async def add_to(ask: Ask, area: str, here: Path, staged: Path) -> None:
+async def add_to(ask: AgentCall, area: str, here: Path, staged: Path) -> None:
     """Bring what an area has on a node to what others brought; a file of the same path is
     replaced."""
     there = decode(Listing, await ask("listing", area))
@@ -150,7 +150,7 @@ async def add_to(ask: Ask, area: str, here: Path, staged: Path) -> None:
     await asyncio.to_thread(_merge, here, staged)
 
 
-async def _fetch_units(ask: Ask, area: str, units: Listing, staged: Path) -> None:
+async def _fetch_units(ask: AgentCall, area: str, units: Listing, staged: Path) -> None:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
     for unit in units.values():
@@ -158,7 +158,9 @@ async def _fetch_units(ask: Ask, area: str, units: Listing, staged: Path) -> Non
             await _fetch(ask, area, name, size, changed_ns, staged)
 
 
-async def _fetch(ask: Ask, area: str, name: str, size: int, changed_ns: int, staged: Path) -> None:
+async def _fetch(
+    ask: AgentCall, area: str, name: str, size: int, changed_ns: int, staged: Path
+) -> None:
     offset = 0
     while True:
         chunk = await ask("read", area, name, offset)
@@ -170,7 +172,7 @@ async def _fetch(ask: Ask, area: str, name: str, size: int, changed_ns: int, sta
             return
 
 
-async def send(ask: Ask, area: str, root: Path, name: str) -> None:
+async def send(ask: AgentCall, area: str, root: Path, name: str) -> None:
     """Copy a file to a node."""
     stat = (root / name).stat()
     offset = 0

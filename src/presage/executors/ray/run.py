@@ -25,10 +25,10 @@ from presage.executors.node import wire
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, Cluster
-from presage.executors.ray.crew import Crew, Part, Refused
+from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
+from presage.executors.ray.crew import Refused, RemotePart, WorkerGroup
 from presage.executors.ray.place import bundles, what_is_missing
-from presage.executors.ray.story import Story
+from presage.executors.ray.story import RelayedRunLog
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -49,7 +49,7 @@ class GangRun:
         layout: Layout,
         owner: str,
         directory: Path,
-        cluster: Cluster,
+        cluster: RayPort,
         listen: Callable[[str], None],
     ) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class GangRun:
         if not self._order.shared:
             self._areas["checkpoints"] = layout.checkpoints(job)
         self._logs = layout.logs(job, attempt)
-        self._story = Story(layout, job, attempt)
+        self._story = RelayedRunLog(layout, job, attempt)
         self._changed = asyncio.Event()
         self._asked_to_stop = False
         placed = wire.find(msg.Placed, directory)
@@ -74,7 +74,7 @@ class GangRun:
         """None while the workers are not placed; what was written may be of those before a
         resize."""
         self._crew = self._muster(self._order, self._placed)
-        self._next: Crew | None = None
+        self._next: WorkerGroup | None = None
         """The workers that get ready to take the place of the present ones."""
         self._resizing: asyncio.Task[None] | None = None
 
@@ -114,7 +114,7 @@ class GangRun:
                 found[crew.key] = part.cursor
         return found
 
-    def take(self, key: str, id: str, news: msg.News | None) -> None:
+    def take(self, key: str, id: str, news: msg.RunNews | None) -> None:
         """Take in what the agent on a node says; None says that the run is not there."""
         crew = next(crew for crew in self._crews() if crew.key == key)
         part = crew.parts.get(id)
@@ -136,7 +136,7 @@ class GangRun:
             self._story.pass_on(news.progress)
         if news.request is not None:
             part.asked, workers = news.request
-            self._story.pass_on(msg.Request(workers=workers))
+            self._story.pass_on(msg.SizeRequest(workers=workers))
         part.words = part.words if news.words is None else news.words
         part.saved = part.saved or news.saved is not None
         part.drained = part.drained or news.drained
@@ -234,20 +234,20 @@ class GangRun:
             raise Refused(f"the gang cannot be placed: {missing}")
         return spec, asked
 
-    def _choose(self, order: msg.LaunchOrder, spec: RunSpec) -> Crew:
+    def _choose(self, order: msg.LaunchOrder, spec: RunSpec) -> WorkerGroup:
         """The workers on the nodes that were chosen; on some, they may only serve the others."""
         serves: dict[str, bool] = {}
         for role, _, node, _ in order.workers:
             serves[node] = serves.get(node, True) and spec.roles[role].name == "ps"
         nodes = {name: self._cluster.nodes[name].id for name in serves}
-        return Crew(self._cluster, self._owner, order, nodes, serves)
+        return WorkerGroup(self._cluster, self._owner, order, nodes, serves)
 
-    def _muster(self, order: msg.LaunchOrder, placed: msg.Placed | None) -> Crew:
+    def _muster(self, order: msg.LaunchOrder, placed: msg.Placed | None) -> WorkerGroup:
         """The workers where they were placed, if they were."""
         nodes, serves = (placed.nodes, placed.serves) if placed else ({}, {})
-        return Crew(self._cluster, self._owner, order, nodes, serves)
+        return WorkerGroup(self._cluster, self._owner, order, nodes, serves)
 
-    async def _prepare(self, crew: Crew, spec: RunSpec) -> None:
+    async def _prepare(self, crew: WorkerGroup, spec: RunSpec) -> None:
         """Bring in what the nodes need, and start the guardians."""
         folder = self._layout.folder(spec.folder) if spec.folder else None
         await crew.prepare(self._job_file.read_text(), folder, self._secrets(spec))
@@ -307,7 +307,7 @@ class GangRun:
         await self._collect_all(parts)
         return self._conclude(parts, verdict)
 
-    async def _take_in(self, part: Part) -> None:
+    async def _take_in(self, part: RemotePart) -> None:
         """What its news ask for, while it runs."""
         if part.saved and part.collecting is None:
             part.collecting = asyncio.create_task(self._collect(part))
@@ -316,7 +316,7 @@ class GangRun:
             with suppress(AgentSilent, AgentGone):
                 await self._crew.call(part, "forget_request", mark)
 
-    async def _collect_all(self, parts: list[Part]) -> None:
+    async def _collect_all(self, parts: list[RemotePart]) -> None:
         """Bring all that was made here. Rank 0 has the last word on a result of two nodes."""
         for part in sorted(parts, key=lambda part: part is self._crew.first):
             if part.collecting is not None:
@@ -325,7 +325,9 @@ class GangRun:
                 await self._collect(part)
                 await self._collect_results(part)
 
-    def _conclude(self, parts: list[Part], verdict: msg.Verdict | None) -> msg.Verdict | None:
+    def _conclude(
+        self, parts: list[RemotePart], verdict: msg.Verdict | None
+    ) -> msg.Verdict | None:
         """Nobody runs any more: how the run ended, or None if that was for a resize."""
         lost = next((part.lost for part in parts if part.lost), None)
         if verdict is None and lost is not None:
@@ -335,7 +337,7 @@ class GangRun:
             return self._stopped() if self._stop_asked() else None
         return verdict or msg.exited("succeeded", "exited", "every worker ended well", 0)
 
-    def _judge(self, parts: list[Part]) -> msg.Verdict | None:
+    def _judge(self, parts: list[RemotePart]) -> msg.Verdict | None:
         """What has happened that ends the run, the first of it."""
         lost = [part.lost for part in parts if part.lost]
         if lost:
@@ -354,7 +356,7 @@ class GangRun:
     def _refused(self, text: str) -> msg.Verdict:
         return _not_resized(text) if self._order.size else msg.refused(text)
 
-    async def _tell_who_waits(self, parts: list[Part]) -> None:
+    async def _tell_who_waits(self, parts: list[RemotePart]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
         cannot see it: tell them when the node of rank 0 is done."""
         if self._crew.first.over is None:
@@ -372,7 +374,7 @@ class GangRun:
         """Whether the workers are being stopped so that others can take their place."""
         return self._placed is not None and self._placed.changing
 
-    def _take_resize_further(self, parts: list[Part]) -> msg.Verdict | None:
+    def _take_resize_further(self, parts: list[RemotePart]) -> msg.Verdict | None:
         """Begin with a resize, or go on with it when what is to come is ready; how the run ends
         if it cannot be resized. A run that is coming to its end keeps its size."""
         if any(part.started_at is None or part.over is not None for part in parts):
@@ -429,7 +431,7 @@ class GangRun:
         self._placed, self._resizing, self._order = None, None, order
         wire.write(self.directory, order, durable=True)
 
-    def _only_servers_left(self, parts: list[Part]) -> bool:
+    def _only_servers_left(self, parts: list[RemotePart]) -> bool:
         left = [part for part in parts if part.over is None]
         return bool(left) and len(left) < len(parts) and all(part.serves for part in left)
 
@@ -441,7 +443,7 @@ class GangRun:
 
     # -- files ----------------------------------------------------------------------------------
 
-    async def _collect(self, part: Part) -> None:
+    async def _collect(self, part: RemotePart) -> None:
         """Take over the checkpoints that the workers on a node have made."""
         part.saved = False
         with suppress(AgentSilent, AgentGone):
@@ -453,7 +455,7 @@ class GangRun:
         part.collecting = None
         self.poke()
 
-    async def _collect_results(self, part: Part) -> None:
+    async def _collect_results(self, part: RemotePart) -> None:
         with suppress(AgentSilent, AgentGone):
             area, staged = "results", self.directory / f"results-{part.id}.new"
             await files.add_to(partial(self._crew.call, part), area, self._areas[area], staged)
@@ -471,7 +473,7 @@ class GangRun:
 
     # -- what is told ---------------------------------------------------------------------------
 
-    def _take_event(self, crew: Crew, part: Part, event: msg.Event) -> None:
+    def _take_event(self, crew: WorkerGroup, part: RemotePart, event: msg.Event) -> None:
         if event.type == "Ready":
             part.port = event.port
         elif event.type == "JobStarted":
@@ -481,7 +483,7 @@ class GangRun:
         elif event.is_end:
             part.over = event
 
-    def _tell_started(self, parts: list[Part]) -> None:
+    def _tell_started(self, parts: list[RemotePart]) -> None:
         self._story.event("JobStarted", at=max(part.started_at or 0.0 for part in parts))
         if size := self._order.size:
             self._story.event("JobResized", number=size)
@@ -489,11 +491,11 @@ class GangRun:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _crews(self) -> list[Crew]:
+    def _crews(self) -> list[WorkerGroup]:
         """The present workers, then those that are to come."""
         return [self._crew] if self._next is None else [self._crew, self._next]
 
-    def _listen_on(self, crew: Crew) -> None:
+    def _listen_on(self, crew: WorkerGroup) -> None:
         for id in crew.parts:
             self._listen(id)
 

@@ -14,13 +14,13 @@ from presage.executors.node.wire import MessageError, loads
 from presage.layout import Layout
 from presage.telemetry.rows import append, rows, spread
 
-__all__ = ["Story"]
+__all__ = ["RelayedRunLog"]
 
 Kind = tuple[str, str | None, int | None]
 """What tells an event of a run from the others: its type, stage and resize."""
 
 
-class Story(RunLog):
+class RelayedRunLog(RunLog):
     """What is told of one run."""
 
     def __init__(self, layout: Layout, job: str, attempt: int) -> None:

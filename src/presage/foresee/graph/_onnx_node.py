@@ -11,7 +11,7 @@ import torch
 
 from presage.model.errors import GraphError
 
-__all__ = ["DTYPES", "Node", "Operator", "argument", "axes_of", "ints", "operator"]
+__all__ = ["DTYPES", "OnnxNode", "Operator", "argument", "axes_of", "ints", "operator"]
 
 DTYPES = {
     1: "float32",
@@ -28,7 +28,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """One operator of a file."""
 
     name: str
@@ -45,7 +45,7 @@ class Node:
         return self.attributes.get(name, default)
 
 
-Operator = Callable[[Node, list[Any]], Any]
+Operator = Callable[[OnnxNode, list[Any]], Any]
 
 
 def operator(table: dict[str, Operator], *names: str) -> Callable[[Operator], Operator]:
@@ -59,7 +59,7 @@ def operator(table: dict[str, Operator], *names: str) -> Callable[[Operator], Op
     return register
 
 
-def ints(node: Node, value: Any) -> list[int]:
+def ints(node: OnnxNode, value: Any) -> list[int]:
     """Whole numbers that are known without running the model."""
     if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
         raise GraphError(f"a {node.name} of the file depends on data: shapes must be known")
@@ -71,7 +71,7 @@ def argument(args: Sequence[Any], index: int) -> Any:
     return args[index] if index < len(args) else None
 
 
-def axes_of(node: Node, args: Sequence[Any], index: int = 1) -> list[int] | None:
+def axes_of(node: OnnxNode, args: Sequence[Any], index: int = 1) -> list[int] | None:
     """Axes, an attribute in old files and an argument in new ones."""
     given = argument(args, index)
     axes = ints(node, given) if given is not None else node.get("axes")

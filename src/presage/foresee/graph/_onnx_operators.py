@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from presage.foresee.graph._onnx_node import (
     DTYPES,
-    Node,
+    OnnxNode,
     Operator,
     argument,
     axes_of,
@@ -109,12 +109,12 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @operator(OPERATORS, *_UNARY)
-def _unary(node: Node, args: list[Any]) -> Any:
+def _unary(node: OnnxNode, args: list[Any]) -> Any:
     return _UNARY[node.name](args[0])
 
 
 @operator(OPERATORS, *_BINARY)
-def _binary(node: Node, args: list[Any]) -> Any:
+def _binary(node: OnnxNode, args: list[Any]) -> Any:
     value = args[0]
     for other in args[1:]:
         value = _BINARY[node.name](value, other)
@@ -122,38 +122,38 @@ def _binary(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "Div")
-def _div(node: Node, args: list[Any]) -> Any:
+def _div(node: OnnxNode, args: list[Any]) -> Any:
     whole = not args[0].is_floating_point() and not args[1].is_floating_point()
     return torch.div(args[0], args[1], rounding_mode="trunc" if whole else None)
 
 
 @operator(OPERATORS, "Mean")
-def _mean(node: Node, args: list[Any]) -> Any:
+def _mean(node: OnnxNode, args: list[Any]) -> Any:
     return sum(args[1:], args[0]) / len(args)
 
 
 @operator(OPERATORS, "LeakyRelu")
-def _leaky(node: Node, args: list[Any]) -> Any:
+def _leaky(node: OnnxNode, args: list[Any]) -> Any:
     return F.leaky_relu(args[0], node.get("alpha", 0.01))
 
 
 @operator(OPERATORS, "Elu")
-def _elu(node: Node, args: list[Any]) -> Any:
+def _elu(node: OnnxNode, args: list[Any]) -> Any:
     return F.elu(args[0], node.get("alpha", 1.0))
 
 
 @operator(OPERATORS, "HardSigmoid")
-def _hard_sigmoid(node: Node, args: list[Any]) -> Any:
+def _hard_sigmoid(node: OnnxNode, args: list[Any]) -> Any:
     return F.hardsigmoid(args[0])
 
 
 @operator(OPERATORS, "Gelu", "FastGelu")
-def _gelu(node: Node, args: list[Any]) -> Any:
+def _gelu(node: OnnxNode, args: list[Any]) -> Any:
     return F.gelu(args[0], approximate=node.get("approximate", "none"))
 
 
 @operator(OPERATORS, "Clip")
-def _clip(node: Node, args: list[Any]) -> Any:
+def _clip(node: OnnxNode, args: list[Any]) -> Any:
     low, high = argument(args, 1), argument(args, 2)
     least = node.get("min") if low is None else np.asarray(low).item()
     most = node.get("max") if high is None else np.asarray(high).item()
@@ -163,7 +163,7 @@ def _clip(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "Dropout")
-def _dropout(node: Node, args: list[Any]) -> Any:
+def _dropout(node: OnnxNode, args: list[Any]) -> Any:
     ratio = argument(args, 1)
     share = node.get("ratio", 0.5) if ratio is None else float(np.asarray(ratio).item())
     out = F.dropout(args[0], share, node.training)
@@ -171,7 +171,7 @@ def _dropout(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "Cast")
-def _cast(node: Node, args: list[Any]) -> Any:
+def _cast(node: OnnxNode, args: list[Any]) -> Any:
     number = node.get("to")
     if number not in DTYPES:
         raise GraphError(f"a Cast of the file is to element type {number}, which is not supported")
@@ -179,12 +179,12 @@ def _cast(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "CastLike")
-def _cast_like(node: Node, args: list[Any]) -> Any:
+def _cast_like(node: OnnxNode, args: list[Any]) -> Any:
     return args[0].to(args[1].dtype)
 
 
 @operator(OPERATORS, "Where")
-def _where(node: Node, args: list[Any]) -> Any:
+def _where(node: OnnxNode, args: list[Any]) -> Any:
     return torch.where(*args)
 
 
@@ -192,7 +192,7 @@ def _where(node: Node, args: list[Any]) -> Any:
 
 
 def _spatial(
-    node: Node, x: Any, kernel: Sequence[int], *, value: float = 0.0
+    node: OnnxNode, x: Any, kernel: Sequence[int], *, value: float = 0.0
 ) -> tuple[Any, list[int]]:
     """The input, padded if its two sides differ, and the padding that is left for the layer."""
     count = len(kernel)
@@ -214,7 +214,7 @@ def _spatial(
 
 
 @operator(OPERATORS, "Conv")
-def _conv(node: Node, args: list[Any]) -> Any:
+def _conv(node: OnnxNode, args: list[Any]) -> Any:
     x, weight, bias = args[0], args[1], argument(args, 2)
     kernel = list(weight.shape[2:])
     x, pads = _spatial(node, x, kernel)
@@ -225,7 +225,7 @@ def _conv(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "ConvTranspose")
-def _conv_transpose(node: Node, args: list[Any]) -> Any:
+def _conv_transpose(node: OnnxNode, args: list[Any]) -> Any:
     x, weight, bias = args[0], args[1], argument(args, 2)
     count = weight.dim() - 2
     ones, pads = [1] * count, node.get("pads", [0] * (2 * count))
@@ -244,7 +244,7 @@ def _conv_transpose(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "Gemm")
-def _gemm(node: Node, args: list[Any]) -> Any:
+def _gemm(node: OnnxNode, args: list[Any]) -> Any:
     a = args[0].t() if node.get("transA", 0) else args[0]
     b = args[1] if node.get("transB", 0) else args[1].t()
     bias = argument(args, 2)
@@ -254,17 +254,17 @@ def _gemm(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "MatMul")
-def _matmul(node: Node, args: list[Any]) -> Any:
+def _matmul(node: OnnxNode, args: list[Any]) -> Any:
     return torch.matmul(args[0], args[1])
 
 
 @operator(OPERATORS, "Einsum")
-def _einsum(node: Node, args: list[Any]) -> Any:
+def _einsum(node: OnnxNode, args: list[Any]) -> Any:
     return torch.einsum(node.get("equation"), *args)
 
 
 @operator(OPERATORS, "Attention")
-def _attention(node: Node, args: list[Any]) -> Any:
+def _attention(node: OnnxNode, args: list[Any]) -> Any:
     query, key, value = args[:3]
     flat = query.dim() == 3
     if flat:
@@ -278,7 +278,7 @@ def _attention(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "LSTM", "GRU", "RNN")
-def _recurrent(node: Node, args: list[Any]) -> Any:
+def _recurrent(node: OnnxNode, args: list[Any]) -> Any:
     x, w, r, bias = args[0], args[1], args[2], argument(args, 3)
     batch_first = bool(node.get("layout", 0))
     ways, hidden = w.shape[0], r.shape[-1]
@@ -304,13 +304,13 @@ def _recurrent(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "BatchNormalization")
-def _batch_norm(node: Node, args: list[Any]) -> Any:
+def _batch_norm(node: OnnxNode, args: list[Any]) -> Any:
     x, weight, bias, mean, var = args[:5]
     return F.batch_norm(x, mean, var, weight, bias, node.training, eps=node.get("epsilon", 1e-5))
 
 
 @operator(OPERATORS, "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-def _layer_norm(node: Node, args: list[Any]) -> Any:
+def _layer_norm(node: OnnxNode, args: list[Any]) -> Any:
     x = args[0]
     shape = x.shape[node.get("axis", -1) % x.dim() :]
     if node.name == "LayerNormalization":
@@ -319,12 +319,12 @@ def _layer_norm(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "InstanceNormalization")
-def _instance_norm(node: Node, args: list[Any]) -> Any:
+def _instance_norm(node: OnnxNode, args: list[Any]) -> Any:
     return F.instance_norm(args[0], weight=args[1], bias=args[2])
 
 
 @operator(OPERATORS, "GroupNormalization")
-def _group_norm(node: Node, args: list[Any]) -> Any:
+def _group_norm(node: OnnxNode, args: list[Any]) -> Any:
     groups, weight, bias = node.get("num_groups"), args[1], args[2]
     if weight.shape[0] != args[0].shape[1]:  # one value for each group, before opset 21
         times = args[0].shape[1] // weight.shape[0]
@@ -333,24 +333,24 @@ def _group_norm(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "LRN")
-def _lrn(node: Node, args: list[Any]) -> Any:
+def _lrn(node: OnnxNode, args: list[Any]) -> Any:
     return F.local_response_norm(args[0], node.get("size"))
 
 
 @operator(OPERATORS, "LpNormalization")
-def _lp_norm(node: Node, args: list[Any]) -> Any:
+def _lp_norm(node: OnnxNode, args: list[Any]) -> Any:
     return F.normalize(args[0], p=node.get("p", 2), dim=node.get("axis", -1))
 
 
 @operator(OPERATORS, "Softmax", "LogSoftmax")
-def _softmax(node: Node, args: list[Any]) -> Any:
+def _softmax(node: OnnxNode, args: list[Any]) -> Any:
     axis = node.get("axis", -1 if node.opset >= 13 else 1)
     layer = torch.softmax if node.name == "Softmax" else torch.log_softmax
     return layer(args[0], axis)
 
 
 @operator(OPERATORS, "MaxPool", "AveragePool")
-def _pool(node: Node, args: list[Any]) -> Any:
+def _pool(node: OnnxNode, args: list[Any]) -> Any:
     kernel = node.get("kernel_shape")
     count, most = len(kernel), node.name == "MaxPool"
     x, pads = _spatial(node, args[0], kernel, value=float("-inf") if most else 0.0)
@@ -363,7 +363,7 @@ def _pool(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node, args: list[Any]) -> Any:
+def _global_pool(node: OnnxNode, args: list[Any]) -> Any:
     axes = tuple(range(2, args[0].dim()))
     if node.name == "GlobalMaxPool":
         return args[0].amax(axes, keepdim=True)
@@ -371,7 +371,7 @@ def _global_pool(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "Resize", "Upsample")
-def _resize(node: Node, args: list[Any]) -> Any:
+def _resize(node: OnnxNode, args: list[Any]) -> Any:
     x, sizes = args[0], argument(args, 3)
     scales = argument(args, 1 if node.name == "Upsample" else 2)
     if sizes is not None and np.size(sizes):
@@ -397,7 +397,7 @@ def _resize(node: Node, args: list[Any]) -> Any:
     "ReduceL2",
     "ReduceSumSquare",
 )
-def _reduce(node: Node, args: list[Any]) -> Any:
+def _reduce(node: OnnxNode, args: list[Any]) -> Any:
     x, keep = args[0], bool(node.get("keepdims", 1))
     axes = axes_of(node, args)
     if axes is None:
@@ -421,23 +421,23 @@ def _reduce(node: Node, args: list[Any]) -> Any:
 
 
 @operator(OPERATORS, "ArgMax", "ArgMin")
-def _arg(node: Node, args: list[Any]) -> Any:
+def _arg(node: OnnxNode, args: list[Any]) -> Any:
     layer = torch.argmax if node.name == "ArgMax" else torch.argmin
     return layer(args[0], node.get("axis", 0), keepdim=bool(node.get("keepdims", 1)))
 
 
 @operator(OPERATORS, "TopK")
-def _topk(node: Node, args: list[Any]) -> Any:
+def _topk(node: OnnxNode, args: list[Any]) -> Any:
     return tuple(torch.topk(args[0], ints(node, args[1])[0], node.get("axis", -1)))
 
 
 @operator(OPERATORS, "CumSum")
-def _cumsum(node: Node, args: list[Any]) -> Any:
+def _cumsum(node: OnnxNode, args: list[Any]) -> Any:
     return torch.cumsum(args[0], ints(node, args[1])[0])
 
 
 @operator(OPERATORS, "Trilu")
-def _trilu(node: Node, args: list[Any]) -> Any:
+def _trilu(node: OnnxNode, args: list[Any]) -> Any:
     by = argument(args, 1)
     layer = torch.triu if node.get("upper", 1) else torch.tril
     return layer(args[0], 0 if by is None else ints(node, by)[0])

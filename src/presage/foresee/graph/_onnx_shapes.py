@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from presage.foresee.graph._onnx_node import Node, Operator, argument, axes_of, ints, operator
+from presage.foresee.graph._onnx_node import OnnxNode, Operator, argument, axes_of, ints, operator
 
 __all__ = ["SHAPES"]
 
@@ -17,7 +17,7 @@ SHAPES: dict[str, Operator] = {}
 
 
 @operator(SHAPES, "Reshape")
-def _reshape(node: Node, args: list[Any]) -> Any:
+def _reshape(node: OnnxNode, args: list[Any]) -> Any:
     x, target = args[0], ints(node, args[1])
     if not node.get("allowzero", 0):
         target = [x.shape[i] if n == 0 else n for i, n in enumerate(target)]
@@ -29,7 +29,7 @@ def _reshape(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Flatten")
-def _flatten(node: Node, args: list[Any]) -> Any:
+def _flatten(node: OnnxNode, args: list[Any]) -> Any:
     x = args[0]
     axis = node.get("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
@@ -39,12 +39,12 @@ def _flatten(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Transpose")
-def _transpose(node: Node, args: list[Any]) -> Any:
+def _transpose(node: OnnxNode, args: list[Any]) -> Any:
     return args[0].permute(node.get("perm", list(reversed(range(args[0].dim())))))
 
 
 @operator(SHAPES, "Squeeze")
-def _squeeze(node: Node, args: list[Any]) -> Any:
+def _squeeze(node: OnnxNode, args: list[Any]) -> Any:
     axes = axes_of(node, args)
     if axes is None:
         axes = [i for i, n in enumerate(args[0].shape) if n == 1]
@@ -52,7 +52,7 @@ def _squeeze(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Unsqueeze")
-def _unsqueeze(node: Node, args: list[Any]) -> Any:
+def _unsqueeze(node: OnnxNode, args: list[Any]) -> Any:
     x, axes = args[0], axes_of(node, args) or []
     rank = x.dim() + len(axes)
     for axis in sorted(a % rank for a in axes):
@@ -61,7 +61,7 @@ def _unsqueeze(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Concat")
-def _concat(node: Node, args: list[Any]) -> Any:
+def _concat(node: OnnxNode, args: list[Any]) -> Any:
     axis = node.get("axis")
     fixed = node.fixed_batch
     if fixed == 1 and axis % args[0].dim() != 0:  # a constant that was made for the fixed batch
@@ -71,7 +71,7 @@ def _concat(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Split")
-def _split(node: Node, args: list[Any]) -> Any:
+def _split(node: OnnxNode, args: list[Any]) -> Any:
     x, axis = args[0], node.get("axis", 0)
     given = argument(args, 1)
     sizes = ints(node, given) if given is not None else node.get("split")
@@ -81,7 +81,7 @@ def _split(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Slice")
-def _slice(node: Node, args: list[Any]) -> Any:
+def _slice(node: OnnxNode, args: list[Any]) -> Any:
     x = args[0]
     if len(args) > 1:
         starts, ends = ints(node, args[1]), ints(node, args[2])
@@ -102,7 +102,7 @@ def _slice(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "Gather")
-def _gather(node: Node, args: list[Any]) -> Any:
+def _gather(node: OnnxNode, args: list[Any]) -> Any:
     x, index = args[0], args[1]
     axis = node.get("axis", 0) % x.dim()
     if axis == 0 and x.dim() == 2 and x.is_floating_point() and index.dim():
@@ -112,29 +112,29 @@ def _gather(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "GatherElements")
-def _gather_elements(node: Node, args: list[Any]) -> Any:
+def _gather_elements(node: OnnxNode, args: list[Any]) -> Any:
     return torch.gather(args[0], node.get("axis", 0), args[1])
 
 
 @operator(SHAPES, "ScatterND")
-def _scatter_nd(node: Node, args: list[Any]) -> Any:
+def _scatter_nd(node: OnnxNode, args: list[Any]) -> Any:
     index = args[1]
     return args[0].index_put(tuple(index[..., i] for i in range(index.shape[-1])), args[2])
 
 
 @operator(SHAPES, "Expand")
-def _expand(node: Node, args: list[Any]) -> Any:
+def _expand(node: OnnxNode, args: list[Any]) -> Any:
     shape = torch.broadcast_shapes(tuple(args[0].shape), tuple(ints(node, args[1])))
     return args[0].expand(shape)
 
 
 @operator(SHAPES, "Tile")
-def _tile(node: Node, args: list[Any]) -> Any:
+def _tile(node: OnnxNode, args: list[Any]) -> Any:
     return args[0].repeat(ints(node, args[1]))
 
 
 @operator(SHAPES, "Pad")
-def _pad(node: Node, args: list[Any]) -> Any:
+def _pad(node: OnnxNode, args: list[Any]) -> Any:
     x = args[0]
     pads = ints(node, args[1]) if len(args) > 1 else list(node.get("pads"))
     axes = axes_of(node, args, 3) or list(range(x.dim()))
@@ -148,28 +148,28 @@ def _pad(node: Node, args: list[Any]) -> Any:
 
 
 @operator(SHAPES, "DepthToSpace")
-def _depth_to_space(node: Node, args: list[Any]) -> Any:
+def _depth_to_space(node: OnnxNode, args: list[Any]) -> Any:
     return F.pixel_shuffle(args[0], node.get("blocksize"))
 
 
 @operator(SHAPES, "SpaceToDepth")
-def _space_to_depth(node: Node, args: list[Any]) -> Any:
+def _space_to_depth(node: OnnxNode, args: list[Any]) -> Any:
     return F.pixel_unshuffle(args[0], node.get("blocksize"))
 
 
 @operator(SHAPES, "ConstantOfShape")
-def _constant_of_shape(node: Node, args: list[Any]) -> Any:
+def _constant_of_shape(node: OnnxNode, args: list[Any]) -> Any:
     value = node.get("value")
     filled = np.full(ints(node, args[0]), 0.0 if value is None else value.item())
     return torch.from_numpy(filled.astype(np.float32 if value is None else value.dtype))
 
 
 @operator(SHAPES, "Range")
-def _range(node: Node, args: list[Any]) -> Any:
+def _range(node: OnnxNode, args: list[Any]) -> Any:
     start, stop, step = (np.asarray(value).item() for value in args)
     return torch.arange(start, stop, step)
 
 
 @operator(SHAPES, "OneHot")
-def _one_hot(node: Node, args: list[Any]) -> Any:
+def _one_hot(node: OnnxNode, args: list[Any]) -> Any:
     return F.one_hot(args[0], ints(node, args[1])[0]).to(args[2].dtype)

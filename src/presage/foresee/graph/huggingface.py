@@ -14,7 +14,7 @@ from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.model.errors import GraphError
 
 if TYPE_CHECKING:
-    from presage.foresee.graph.zoo.transformers import Shape
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
 __all__ = ["MODEL_TYPES", "read_config"]
 
@@ -52,7 +52,7 @@ def read_config(
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _Architecture:
     """How to build what was described, and what it takes."""
 
     build: Callable[[], Any]
@@ -146,7 +146,7 @@ def _read(path: Path) -> _Config:
     return _Config(path, values)
 
 
-def _text(config: _Config, shape: Shape, head: str, longest: int) -> _Model:
+def _text(config: _Config, shape: TransformerConfig, head: str, longest: int) -> _Architecture:
     _check_heads(config, shape)
 
     def build() -> Any:
@@ -155,10 +155,10 @@ def _text(config: _Config, shape: Shape, head: str, longest: int) -> _Model:
         return TextModel(shape, head, config.labels())
 
     length = min(_LENGTH, longest)
-    return _Model(build, (InputSpec((length,), "int64", shape.vocabulary),))
+    return _Architecture(build, (InputSpec((length,), "int64", shape.vocabulary),))
 
 
-def _check_heads(config: _Config, shape: Shape) -> None:
+def _check_heads(config: _Config, shape: TransformerConfig) -> None:
     if not shape.head_width and shape.width % shape.heads:
         raise GraphError(
             f"{config.path}: the width {shape.width} cannot be divided by {shape.heads} heads"
@@ -187,12 +187,12 @@ def _decoder_head(config: _Config, *, tied: bool) -> str:
     return "tied" if config.flag("tie_word_embeddings", tied) else "untied"
 
 
-def _bert(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _bert(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     roberta = "roberta" in config.text("model_type")
     positions = config.size("max_position_embeddings", default=512)
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("num_hidden_layers"),
         config.size("hidden_size"),
         config.size("num_attention_heads"),
@@ -209,11 +209,11 @@ def _bert(config: _Config) -> _Model:
     return _text(config, shape, _encoder_head(config), max(1, positions - 2 * roberta))
 
 
-def _distilbert(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _distilbert(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     positions = config.size("max_position_embeddings", default=512)
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("n_layers"),
         config.size("dim"),
         config.size("n_heads"),
@@ -230,13 +230,13 @@ def _distilbert(config: _Config) -> _Model:
     return _text(config, shape, "none" if head == "pooled" else head, positions)
 
 
-def _gpt2(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _gpt2(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     neo = config.text("model_type") == "gpt_neo"
     width = config.size("n_embd", "hidden_size")
     positions = config.size("n_positions", "max_position_embeddings")
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("n_layer", "num_layers", "num_hidden_layers"),
         width,
         config.size("n_head", "num_heads", "num_attention_heads"),
@@ -252,11 +252,11 @@ def _gpt2(config: _Config) -> _Model:
     return _text(config, shape, _decoder_head(config, tied=True), positions)
 
 
-def _neox(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _neox(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("num_hidden_layers"),
         width,
         heads,
@@ -278,13 +278,13 @@ def _even(size: float) -> int:
     return int(size) // 2 * 2
 
 
-def _opt(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _opt(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     positions = config.size("max_position_embeddings")
     bias, first = config.flag("enable_bias", True), config.flag("do_layer_norm_before", True)
     width = config.size("hidden_size")
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("num_hidden_layers"),
         width,
         config.size("num_attention_heads"),
@@ -304,14 +304,14 @@ def _opt(config: _Config) -> _Model:
     return _text(config, shape, _decoder_head(config, tied=True), positions)
 
 
-def _llama(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _llama(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     kind = config.text("model_type")
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     size = config.size("head_dim", default=max(1, width // heads))
     biased = config.flag("attention_bias", False)
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("num_hidden_layers"),
         width,
         heads,
@@ -333,12 +333,12 @@ def _llama(config: _Config) -> _Model:
     return _text(config, shape, _decoder_head(config, tied=kind == "gemma"), longest)
 
 
-def _t5(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _t5(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     style = config.text("feed_forward_proj", default="relu")
     layers = config.layers("num_layers")
-    shape = Shape(
+    shape = TransformerConfig(
         layers,
         config.size("d_model"),
         config.size("num_heads"),
@@ -362,17 +362,17 @@ def _t5(config: _Config) -> _Model:
 
         return EncoderDecoder(shape, decoder_layers=after, tied=tied)
 
-    return _Model(build, (InputSpec((_LENGTH,), "int64", shape.vocabulary),) * 2)
+    return _Architecture(build, (InputSpec((_LENGTH,), "int64", shape.vocabulary),) * 2)
 
 
-def _vit(config: _Config) -> _Model:
-    from presage.foresee.graph.zoo.transformers import Shape
+def _vit(config: _Config) -> _Architecture:
+    from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     width = config.size("hidden_size")
     image, patch = config.size("image_size"), config.size("patch_size")
     if image % patch:
         raise GraphError(f"{config.path}: patches of {patch} do not divide images of {image}")
-    shape = Shape(
+    shape = TransformerConfig(
         config.layers("num_hidden_layers"),
         width,
         config.size("num_attention_heads"),
@@ -391,10 +391,10 @@ def _vit(config: _Config) -> _Model:
         classes = width if pooled else config.labels()
         return VisionModel(shape, image=image, patch=patch, channels=channels, classes=classes)
 
-    return _Model(build, (InputSpec((channels, image, image)),))
+    return _Architecture(build, (InputSpec((channels, image, image)),))
 
 
-MODEL_TYPES: dict[str, Callable[[_Config], _Model]] = {
+MODEL_TYPES: dict[str, Callable[[_Config], _Architecture]] = {
     "bert": _bert,
     "roberta": _bert,
     "xlm-roberta": _bert,

@@ -18,7 +18,7 @@ from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.model.errors import GraphError, MissingExtra
 
 if TYPE_CHECKING:
-    from presage.foresee.graph._onnx_node import Node
+    from presage.foresee.graph._onnx_node import OnnxNode
 
 __all__ = ["read_onnx"]
 
@@ -64,10 +64,10 @@ def read_onnx(
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _OnnxModel:
     """What a file says."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     inputs: dict[str, tuple[list[int | str], str]]
     """Name to sizes (a text for one that is open) and type of elements."""
     outputs: tuple[str, ...]
@@ -123,7 +123,7 @@ def _external(model: Any) -> bool:
     return any(tensor.data_location == 1 for tensor in model.graph.initializer)
 
 
-def _parse(path: Path, model: Any) -> _Model:
+def _parse(path: Path, model: Any) -> _OnnxModel:
     from presage.foresee.graph._onnx_node import DTYPES
     from presage.foresee.graph._onnx_operators import KNOWN_ARGUMENTS
 
@@ -167,7 +167,7 @@ def _parse(path: Path, model: Any) -> _Model:
         else:
             constants[name] = _array(path, tensor, kind)
     norms = [node for node in nodes if node.name == "BatchNormalization"]
-    return _Model(
+    return _OnnxModel(
         nodes=tuple(nodes),
         inputs=inputs,
         outputs=tuple(value.name for value in model.graph.output),
@@ -186,10 +186,10 @@ def _fixed_batch(inputs: dict[str, tuple[list[int | str], str]]) -> int:
     return only if isinstance(only, int) else 0
 
 
-def _node(path: Path, node: Any, opset: int, batch: int) -> Node:
+def _node(path: Path, node: Any, opset: int, batch: int) -> OnnxNode:
     import onnx
 
-    from presage.foresee.graph._onnx_node import Node
+    from presage.foresee.graph._onnx_node import OnnxNode
     from presage.foresee.graph._onnx_operators import OPERATORS
 
     known = {*OPERATORS, "Constant", "Shape", "Size"}
@@ -206,7 +206,7 @@ def _node(path: Path, node: Any, opset: int, batch: int) -> Node:
         elif isinstance(value, onnx.TensorProto):
             value = onnx.numpy_helper.to_array(value)
         attributes[attribute.name] = value
-    return Node(
+    return OnnxNode(
         node.op_type,
         tuple(node.input),
         tuple(node.output),
@@ -216,7 +216,7 @@ def _node(path: Path, node: Any, opset: int, batch: int) -> Node:
     )
 
 
-def _constant(path: Path, node: Node) -> Array:
+def _constant(path: Path, node: OnnxNode) -> Array:
     kinds = {"value_int": np.int64, "value_ints": np.int64}
     for name, value in node.attributes.items():
         if name == "value":
@@ -240,7 +240,7 @@ def _array(path: Path, tensor: Any, kind: str) -> Array:
 
 
 def _choose(
-    path: Path, model: _Model, given: tuple[InputSpec, ...] | None
+    path: Path, model: _OnnxModel, given: tuple[InputSpec, ...] | None
 ) -> tuple[InputSpec, ...]:
     """The inputs without their batch: from the file, or what the user says."""
     if given is not None:
@@ -260,7 +260,7 @@ def _choose(
     return tuple(specs)
 
 
-def _module(model: _Model) -> Any:
+def _module(model: _OnnxModel) -> Any:
     """A torch module that runs the nodes in their order."""
     import torch
 
@@ -285,7 +285,7 @@ def _module(model: _Model) -> Any:
     return OnnxModule()
 
 
-def _run(model: _Model, values: dict[str, Any], *, training: bool) -> Any:
+def _run(model: _OnnxModel, values: dict[str, Any], *, training: bool) -> Any:
     """Every node in order; a value is let go after its last reader."""
     last = {name: i for i, node in enumerate(model.nodes) for name in node.inputs}
     for i, node in enumerate(model.nodes):
@@ -307,7 +307,7 @@ def _run(model: _Model, values: dict[str, Any], *, training: bool) -> Any:
     return tuple(values[name] for name in model.outputs)
 
 
-def _evaluate(node: Node, args: list[Any]) -> tuple[Any, ...]:
+def _evaluate(node: OnnxNode, args: list[Any]) -> tuple[Any, ...]:
     """The outputs of a node. What is known without running the model is computed with real values
     and stays out of the graph."""
     import torch

@@ -16,7 +16,7 @@ from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph
 from presage.foresee.graph.summary import short, summarize
 from presage.page import render
 
-__all__ = ["Layer", "Run", "condense", "page"]
+__all__ = ["Layer", "Repeat", "condense", "page"]
 
 _LEADING = frozenset(
     [*CONVOLUTIONS, "linear", "matmul", "attention", "recurrent", "embedding", "loss"]
@@ -49,7 +49,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Repeat:
     """Layers `start` to `start + length`, `times` times in a row."""
 
     start: int
@@ -57,10 +57,10 @@ class Run:
     times: int
 
 
-def condense(graph: OpGraph) -> tuple[list[Layer], list[Run]]:
+def condense(graph: OpGraph) -> tuple[list[Layer], list[Repeat]]:
     """The layers of the forward pass, and the runs of equal blocks that they fall into."""
     layers = _layers(graph)
-    runs: list[Run] = []
+    runs: list[Repeat] = []
     for key in (
         lambda layer: (layer.kind, layer.shape, layer.weights),
         lambda layer: (layer.kind, layer.shape),
@@ -103,20 +103,20 @@ def _layers(graph: OpGraph) -> list[Layer]:
     return layers
 
 
-def _runs(signs: Sequence[Hashable]) -> list[Run]:
+def _runs(signs: Sequence[Hashable]) -> list[Repeat]:
     """Blocks that repeat in a row, longest saving first at each place."""
     numbers = {sign: i for i, sign in enumerate(dict.fromkeys(signs))}
     row = np.array([numbers[sign] for sign in signs], np.int64)
-    runs: list[Run] = []
+    runs: list[Repeat] = []
     at, count = 0, len(row)
     while at < count:
-        best = Run(at, 1, 1)
+        best = Repeat(at, 1, 1)
         for length in range(1, min(_LONGEST_BLOCK, (count - at) // 2) + 1):
             block, times = row[at : at + length], 1
             while np.array_equal(row[at + times * length : at + (times + 1) * length], block):
                 times += 1
             if (times - 1) * length > max(1, (best.times - 1) * best.length):
-                best = Run(at, length, times)
+                best = Repeat(at, length, times)
         runs.append(best)
         at += best.length * best.times
     return runs
@@ -163,7 +163,7 @@ class _Picture:
     height: float = 0.0
 
 
-def _picture(layers: list[Layer], runs: list[Run]) -> _Picture:
+def _picture(layers: list[Layer], runs: list[Repeat]) -> _Picture:
     """Boxes in the order of computation; a frame around what repeats."""
     most = max((layer.macs for layer in layers), default=0.0) or 1.0
     place: dict[int, float] = {}

@@ -182,7 +182,7 @@ class _Tracer:
 
         tracer = self
 
-        class Recorder(TorchDispatchMode):  # type: ignore[misc]
+        class OperatorRecorder(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
@@ -190,7 +190,7 @@ class _Tracer:
                 tracer._note(torch, func, args, kwargs or {}, out)
                 return out
 
-        with Recorder():
+        with OperatorRecorder():
             yield
 
     def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from presage.learn.bundle import load_bundle, prefixed, save_bundle, under
 from presage.model.errors import BundleError, UserError
 from presage.observe.phases.crbm import CRBM
-from presage.observe.phases.forecast import Forecaster
+from presage.observe.phases.forecast import PhaseForecaster
 from presage.observe.phases.peers import ChangePointEncoder, HmmEncoder, WindowEncoder
 from presage.observe.phases.statistics import PhaseStatistics
 from presage.observe.phases.windows import Encoder, Scaler
@@ -117,7 +117,7 @@ def _model(kind: type[PhaseModel], arrays: Arrays, card: dict[str, Any]) -> Phas
     forecaster = None
     if card["forecast"]:
         width = (history + 1) * len(features)
-        forecaster = Forecaster.from_arrays(under("forecast", arrays), len(centres), width)
+        forecaster = PhaseForecaster.from_arrays(under("forecast", arrays), len(centres), width)
     return kind(
         features,
         every,

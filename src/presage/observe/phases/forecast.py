@@ -27,7 +27,7 @@ from presage.observe.phases.paths import AGE_BINS, Outcomes, Path, age_bin
 from presage.observe.phases.windows import Situations, Windows
 from presage.telemetry.resample import Grid
 
-__all__ = ["Forecast", "ForecastKind", "Forecaster", "SemiMarkov", "macro_f1"]
+__all__ = ["ForecastKind", "PhaseForecast", "PhaseForecaster", "SemiMarkov", "macro_f1"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ _BATCH = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forecast:
+class PhaseForecast:
     """What to expect of some samples; NaN for samples that have no phase."""
 
     horizon_s: float
@@ -71,7 +71,7 @@ class Forecast:
     def __len__(self) -> int:
         return len(self.change)
 
-    def spread(self, places: Ints, offsets: Ints) -> list[Forecast]:
+    def spread(self, places: Ints, offsets: Ints) -> list[PhaseForecast]:
         """One forecast for each pod, with a row for every sample; these are of some places."""
         parts: list[list[Any]] = [[self.horizon_s] * (len(offsets) - 1)]
         for item in fields(self)[1:]:
@@ -80,7 +80,7 @@ class Forecast:
             full = np.full((int(offsets[-1]), *mine.shape[1:]), nothing, dtype=mine.dtype)
             full[places] = mine
             parts.append(np.split(full, offsets[1:-1]))
-        return [Forecast(*each) for each in zip(*parts, strict=True)]
+        return [PhaseForecast(*each) for each in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class SemiMarkov:
 
 
 @dataclass(frozen=True, eq=False)
-class Forecaster:
+class PhaseForecaster:
     """Both forecasts and which one answers."""
 
     counts: SemiMarkov
@@ -155,7 +155,7 @@ class Forecaster:
         row_phases: Ints,
         n_phases: int,
         seed: int,
-    ) -> Forecaster:
+    ) -> PhaseForecaster:
         """Learn from situations and from what followed them in the same series."""
         path, place_of_row = Path.of_pods(row_phases, grid.offsets, n_phases)
         row = grid.bucket[windows.places]
@@ -178,7 +178,7 @@ class Forecaster:
 
     def forecast(
         self, where: Situations, rows: int, every: float, kind: ForecastKind | None = None
-    ) -> Forecast:
+    ) -> PhaseForecast:
         """What to expect `rows` rows of `every` seconds ahead; `kind` overrules the choice."""
         n_phases = self.counts.path.n_phases
         state = self.counts.states(where.phase, where.rows, where.previous)
@@ -194,7 +194,7 @@ class Forecaster:
         rare, stay = self.balance[get_args(ForecastKind).index(kind), horizon]
         named = _named(at, where.phase, self.counts.path.shares, rare, stay)
         wait_s = wait[state] * every
-        return Forecast(rows * every, named, at, share, visit, change[:, 0], after, wait_s)
+        return PhaseForecast(rows * every, named, at, share, visit, change[:, 0], after, wait_s)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
@@ -210,7 +210,7 @@ class Forecaster:
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, npt.NDArray[Any]], n_phases: int, width: int
-    ) -> Forecaster:
+    ) -> PhaseForecaster:
         """The forecaster in these arrays; refuses any that do not fit."""
         try:
             path, temperatures, balance, losses, choice = (

@@ -21,7 +21,7 @@ from presage.model.errors import TelemetryError
 from presage.observe.phases import _bundle
 from presage.observe.phases.clusters import cohesion_curve, enough, kmeans, nearest
 from presage.observe.phases.crbm import CRBM
-from presage.observe.phases.forecast import Forecast, Forecaster
+from presage.observe.phases.forecast import PhaseForecast, PhaseForecaster
 from presage.observe.phases.hiest import HiestModel
 from presage.observe.phases.paths import Path as StoryPath
 from presage.observe.phases.peers import (
@@ -45,7 +45,7 @@ from presage.telemetry.readers import phase_features, read_telemetry
 from presage.telemetry.resample import Grid, held_rows, resample
 from presage.telemetry.series import Series
 
-__all__ = ["Drift", "Followed", "Method", "PhaseModel"]
+__all__ = ["Method", "PathPlaces", "PhaseDrift", "PhaseModel"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ _LEAST_THRESHOLD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class PhaseDrift:
     """Whether a model still fits: the share of samples that look like almost none (1 %) of the
     training, against what blocks of the training itself reach."""
 
@@ -88,7 +88,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Followed:
+class PathPlaces:
     """Situations and their places on a path."""
 
     situations: Situations
@@ -119,7 +119,7 @@ class PhaseModel:
     then the mean and the standard deviation, over blocks, of the share that exceeds either."""
     training: list[Series]
     """What the model was fitted on, or whole pods of it drawn by seed."""
-    forecaster: Forecaster | None = None
+    forecaster: PhaseForecaster | None = None
 
     @classmethod
     def fit(
@@ -221,14 +221,14 @@ class PhaseModel:
         phases = _spread(self.assign(self.encoder.encode(windows.values)), windows, grid)
         return np.split(phases, grid.sample_offsets[1:-1]) if series else []
 
-    def followed(self, series: Sequence[Series]) -> Followed:
+    def followed(self, series: Sequence[Series]) -> PathPlaces:
         """Where all samples with a phase were, and the path they are on; to judge forecasts by
         what happened."""
         grid, windows = self._windows(series)
         phases = _spread(self.assign(self.encoder.encode(windows.values)), windows, grid)
         path, places = StoryPath.of_pods(phases_of_rows(grid, phases), grid.offsets, self.n_phases)
         where = situations(grid, windows, phases)
-        return Followed(where, places[grid.bucket[windows.places]], path)
+        return PathPlaces(where, places[grid.bucket[windows.places]], path)
 
     def stepper(self) -> Stepper:
         """Phases online; values come in the order of `features`."""
@@ -240,12 +240,12 @@ class PhaseModel:
             hold=held_rows(self.every, self.max_gap),
         )
 
-    def forecast(self, series: Series, horizon_s: float) -> Forecast:
+    def forecast(self, series: Series, horizon_s: float) -> PhaseForecast:
         """For each sample of a series: which phase the pod will be in, and until when it stays.
         Samples without a phase get NaN."""
         return self.forecast_many([series], horizon_s)[0]
 
-    def forecast_many(self, series: Sequence[Series], horizon_s: float) -> list[Forecast]:
+    def forecast_many(self, series: Sequence[Series], horizon_s: float) -> list[PhaseForecast]:
         """The same for many series at once."""
         if self.forecaster is None:
             raise TelemetryError("this model was fitted without a forecast; fit it again")
@@ -255,7 +255,9 @@ class PhaseModel:
         found = self.forecaster.forecast(situations(grid, windows, phases), rows, self.every)
         return found.spread(windows.places, grid.sample_offsets)
 
-    def forecast_online(self, stepper: Stepper, pods: Sequence[str], horizon_s: float) -> Forecast:
+    def forecast_online(
+        self, stepper: Stepper, pods: Sequence[str], horizon_s: float
+    ) -> PhaseForecast:
         """The same for pods that a stepper follows, as they are now."""
         if self.forecaster is None:
             raise TelemetryError("this model was fitted without a forecast; fit it again")
@@ -300,7 +302,7 @@ class PhaseModel:
             forecaster=model._forecaster(grid, windows, phases, seed),
         )
 
-    def drift(self, series: Sequence[Series]) -> Drift:
+    def drift(self, series: Sequence[Series]) -> PhaseDrift:
         """Whether telemetry still looks like the training."""
         _, windows = self._windows(series)
         codes = self.encoder.encode(windows.values)
@@ -308,7 +310,7 @@ class PhaseModel:
         score = float(strange.mean()) if len(strange) else 0.0
         blocks = min(max(1, len(strange) // _BLOCK), _MOST_BLOCKS)
         normal = self.limits[2] + 3 * self.limits[3] / np.sqrt(blocks)
-        return Drift(score, max(_LEAST_THRESHOLD, float(normal)), len(strange))
+        return PhaseDrift(score, max(_LEAST_THRESHOLD, float(normal)), len(strange))
 
     def save(self, path: Path | str, *, date: str = "", data: str = "", licence: str = "") -> None:
         """Write everything into one bundle; `date`, `data` and `licence` go on its card."""
@@ -346,10 +348,12 @@ class PhaseModel:
         grid = resample(series, self.features, self.every, self.max_gap)
         return grid, sample_windows(grid, self.scaler, self.history)
 
-    def _forecaster(self, grid: Grid, windows: Windows, phases: Ints, seed: int) -> Forecaster:
+    def _forecaster(
+        self, grid: Grid, windows: Windows, phases: Ints, seed: int
+    ) -> PhaseForecaster:
         where = situations(grid, windows, phases)
         rows = phases_of_rows(grid, phases)
-        return Forecaster.learned(where, windows, grid, rows, self.n_phases, seed)
+        return PhaseForecaster.learned(where, windows, grid, rows, self.n_phases, seed)
 
     @staticmethod
     def _names_of(series: Sequence[Series]) -> set[str]:

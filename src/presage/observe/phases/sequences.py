@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "Dwell",
     "Graph",
     "Prototype",
-    "Run",
     "TreeNode",
     "covering",
     "length_bin",
@@ -35,7 +35,7 @@ Step = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Dwell:
     """A phase that lasted for so many rows."""
 
     phase: int
@@ -111,7 +111,7 @@ class Graph:
         return {"memory": self.memory, "nodes": nodes, "edges": edges}
 
 
-def run_lengths(phases: Ints | Sequence[int]) -> list[Run]:
+def run_lengths(phases: Ints | Sequence[int]) -> list[Dwell]:
     """The phases in order, each with the number of rows it lasted."""
     known = np.asarray(phases, dtype=np.int64)
     known = known[known >= 0]
@@ -119,7 +119,7 @@ def run_lengths(phases: Ints | Sequence[int]) -> list[Run]:
         return []
     first = np.flatnonzero(np.concatenate([[True], known[1:] != known[:-1]]))
     lengths = np.diff(np.append(first, len(known)))
-    return [Run(int(known[at]), int(n)) for at, n in zip(first, lengths, strict=True)]
+    return [Dwell(int(known[at]), int(n)) for at, n in zip(first, lengths, strict=True)]
 
 
 def length_bin(length: int) -> int:

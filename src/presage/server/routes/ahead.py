@@ -21,7 +21,7 @@ from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
-from presage.server.auth import Role, may_see, require
+from presage.server.auth import UserRole, may_see, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service
@@ -39,7 +39,7 @@ _AHEAD_SHOWN = 20
 _AHEAD_LOOKED_AT = 200
 
 
-class Question(BaseModel):
+class WhatIfRequest(BaseModel):
     """A question to the journal."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -103,7 +103,7 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
 
     Nothing is kept. A job that no state of the cluster could hold is refused with the reason.
     """
-    require(me, Role.USER)
+    require(me, UserRole.USER)
     kind = request.headers.get("content-type", "application/yaml")
     manifest = parse_manifest(await request.body(), kind)
     service.requests.check_queue(manifest.queue)
@@ -135,13 +135,13 @@ async def policies(service: Parts, me: Me) -> JSONResponse:
 
 
 @router.post("/what-if", response_model=WhatIf)
-async def what_if(body: Question, service: Parts, me: Me) -> JSONResponse:
+async def what_if(body: WhatIfRequest, service: Parts, me: Me) -> JSONResponse:
     """What other policies would have done with the jobs of the journal.
 
     One question at a time; it is worked on by a process of its own and given up after ten
     minutes.
     """
-    require(me, Role.OPERATOR)
+    require(me, UserRole.OPERATOR)
     chosen = _chosen(service, body)
     found = await _replay(
         service,
@@ -155,7 +155,7 @@ async def what_if(body: Question, service: Parts, me: Me) -> JSONResponse:
 @router.post("/what-if/trace", response_model=ExportedTrace)
 async def export_trace(body: ExportBody, service: Parts, me: Me) -> JSONResponse:
     """The jobs of the journal as a trace that `presage simulate` reads, and their nodes."""
-    require(me, Role.OPERATOR)
+    require(me, UserRole.OPERATOR)
     return JSONResponse(await _replay(service, since_s=body.since_s, policies=None))
 
 
@@ -174,7 +174,7 @@ async def _replay(service: Service, *, since_s: float | None, **question: Any) -
         )
 
 
-def _chosen(service: Service, body: Question) -> dict[str, PolicyConfig]:
+def _chosen(service: Service, body: WhatIfRequest) -> dict[str, PolicyConfig]:
     """The policies by name, with the queues of the server unless the configuration has its own."""
     file = ConfigFile()
     if body.config is not None:
@@ -231,7 +231,7 @@ async def _ahead(service: Any, row: JobRow) -> list[str] | None:
 
 def _visible(service: Service, me: User, jobs: list[str]) -> list[str]:
     """The first of these jobs that a user may know of."""
-    if me.role != Role.USER:
+    if me.role != UserRole.USER:
         return jobs[:_AHEAD_SHOWN]
     shown: list[str] = []
     for job_id in jobs[:_AHEAD_LOOKED_AT]:

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from presage.control.charts import chart_lines
 from presage.core.engine import Engine
-from presage.model.answers import Waiting
+from presage.model.answers import WaitingJob
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import UserError
-from presage.server.auth import Role, may_see
+from presage.server.auth import UserRole, may_see
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service
+from presage.server.views import ApiView
 from presage.store.records import JobRow, User
 from presage.telemetry.rows import Row, rows, spread
 
@@ -42,11 +42,7 @@ _MOST_WORKERS = 64
 _HOLDS = ("DOWNLOADING", "PROCESSING", "STORING")
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MapJob(_View):
+class MapJob(ApiView):
     """A job that holds something; its number never changes."""
 
     number: int
@@ -55,7 +51,7 @@ class MapJob(_View):
     queue: str
 
 
-class MapNode(_View):
+class MapNode(ApiView):
     """A node. Each device has the share that is held and the numbers of the jobs on it; -1 is a
     job that you may not know of."""
 
@@ -68,14 +64,14 @@ class MapNode(_View):
     jobs: list[int]
 
 
-class ClusterMap(_View):
+class ClusterMap(ApiView):
     """Who is where."""
 
     jobs: list[MapJob]
     nodes: list[MapNode]
 
 
-class Utilization(_View):
+class Utilization(ApiView):
     """The cluster over time: one value of each list is one moment."""
 
     at: list[float]
@@ -93,7 +89,7 @@ class Utilization(_View):
     up."""
 
 
-class WorkerSeries(_View):
+class WorkerSeries(ApiView):
     """What one worker of one attempt used."""
 
     attempt: int
@@ -109,7 +105,7 @@ class WorkerSeries(_View):
     """On the fullest of its GPUs; 0 where the driver could not be asked."""
 
 
-class Limits(_View):
+class Limits(ApiView):
     """What each worker of the first role was held to from a time on, and why."""
 
     at: list[float]
@@ -118,7 +114,7 @@ class Limits(_View):
     why: list[str]
 
 
-class Telemetry(_View):
+class JobTelemetry(ApiView):
     """What the workers of a job used; `left_out` more workers are not in the list."""
 
     series: list[WorkerSeries]
@@ -127,7 +123,7 @@ class Telemetry(_View):
     """Empty when nobody right-sized the job."""
 
 
-class ProgressSeries(_View):
+class ProgressSeries(ApiView):
     """A job over time: how many workers it had and what it reported."""
 
     at: list[float]
@@ -136,13 +132,13 @@ class ProgressSeries(_View):
     metrics: dict[str, list[float | None]]
 
 
-class WaitingList(_View):
+class WaitingList(ApiView):
     """Those of the jobs asked for that wait."""
 
-    waiting: list[Waiting]
+    waiting: list[WaitingJob]
 
 
-class LogFile(_View):
+class LogFile(ApiView):
     """The output of a worker."""
 
     attempt: int
@@ -150,7 +146,7 @@ class LogFile(_View):
     bytes: int
 
 
-class LogFiles(_View):
+class LogFiles(ApiView):
     """The outputs of a job, the newest attempt first."""
 
     files: list[LogFile]
@@ -160,7 +156,7 @@ class LogFiles(_View):
 async def cluster_map(service: Parts, me: Me) -> JSONResponse:
     """Every device of every node and who is on it; whose jobs you may not see stay unnamed."""
     found = await service.ask(_map)
-    if me.role == Role.USER:
+    if me.role == UserRole.USER:
         known = await asyncio.to_thread(_known, service, me)
         _hide(found, known)
     return JSONResponse(found)
@@ -178,7 +174,7 @@ async def utilization(
     return JSONResponse(await asyncio.to_thread(service.history.since, since, points))
 
 
-@router.get("/jobs/{job_id}/telemetry", response_model=Telemetry)
+@router.get("/jobs/{job_id}/telemetry", response_model=JobTelemetry)
 def telemetry(
     job_id: str,
     service: Parts,
@@ -243,7 +239,7 @@ async def waiting(
 ) -> JSONResponse:
     """What each of these jobs waits for at this moment; jobs that do not wait are left out."""
     wanted = dict.fromkeys(item for item in job if "\0" not in item)
-    if me.role == Role.USER:
+    if me.role == UserRole.USER:
         rows = await asyncio.to_thread(lambda: [service.store.jobs.get(name) for name in wanted])
         wanted = dict.fromkeys(row.id for row in rows if row is not None and may_see(me, row))
 

@@ -14,7 +14,7 @@ from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import Conflict, NotFound
 from presage.policy.config import QueueConfig
-from presage.server.auth import Role, require
+from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import NodeList, QueueList
 
@@ -27,14 +27,14 @@ router = APIRouter(prefix="/api/v1", tags=["cluster"])
 async def nodes(service: Parts, me: Me) -> JSONResponse:
     """The nodes, what is free on them, and which jobs run there."""
     found = await service.ask(nodes_of)
-    hidden = me.role == Role.USER
+    hidden = me.role == UserRole.USER
     return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in found]})
 
 
 @router.post("/nodes/{name}/drain", status_code=202, response_model=NodeStatus)
 async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Give a node no new work, and move what runs there."""
-    require(me, Role.OPERATOR)
+    require(me, UserRole.OPERATOR)
     node, where, free = await _find(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")
@@ -45,7 +45,7 @@ async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
 @router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeStatus)
 async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Let a node take work again."""
-    require(me, Role.OPERATOR)
+    require(me, UserRole.OPERATOR)
     node, where, free = await _find(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from presage.control.board import ENDED
 from presage.model.errors import UserError
-from presage.server.auth import Role, may_see
+from presage.server.auth import UserRole, may_see
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]
@@ -70,7 +70,7 @@ async def _stream(service: Any, me: Any, job: str | None, since: int) -> AsyncIt
             found = await asyncio.to_thread(service.store.jobs.transitions_since, since)
         for item in found:
             since = item.number
-            if job is None and me.role == Role.USER:
+            if job is None and me.role == UserRole.USER:
                 if item.job not in visible:
                     row = await asyncio.to_thread(service.store.jobs.get, item.job)
                     visible[item.job] = row is not None and may_see(me, row)

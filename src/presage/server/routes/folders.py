@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
-from presage.server.auth import Role, require
+from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]
@@ -38,7 +38,7 @@ class Folder(BaseModel):
 @router.put("/folders/{sha256}", status_code=201, response_model=Folder, openapi_extra=_UPLOAD)
 async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -> Folder:
     """Upload a gzipped tar of a work folder; the name must be the SHA-256 of what is sent."""
-    require(me, Role.USER)
+    require(me, UserRole.USER)
     target = service.layout.folder(sha256)
     draft = target.with_name(f".{secrets.token_hex(8)}.part")
     digest, size = hashlib.sha256(), 0
@@ -65,7 +65,7 @@ async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -
 @router.head("/folders/{sha256}", status_code=204, response_class=Response)
 def has_folder(sha256: Digest, service: Parts, me: Me) -> Response:
     """Whether a folder is there already."""
-    require(me, Role.USER)
+    require(me, UserRole.USER)
     if not service.layout.folder(sha256).is_file():
         raise NotFound("that folder was not uploaded")
     return Response(status_code=204)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
 from presage.model.errors import PresageError
-from presage.server.auth import Role
+from presage.server.auth import UserRole
 from presage.server.metrics import exposition
 from presage.server.problems import problem
 from presage.server.routes.common import Me, Parts
@@ -73,5 +73,5 @@ async def alerts(service: Parts, me: Me) -> JSONResponse:
 async def metrics(service: Parts, me: Me) -> PlainTextResponse:
     """Figures for Prometheus; with users, any token will do, but what jobs use is told to those
     who may see all of them."""
-    text: Any = await exposition(service, workers=me.role != Role.USER)
+    text: Any = await exposition(service, workers=me.role != UserRole.USER)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

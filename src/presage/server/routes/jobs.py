@@ -19,7 +19,7 @@ from presage.manifest import Manifest, parse_manifest
 from presage.model import event as ev
 from presage.model.answers import Accepted, JobStatus, Submitted
 from presage.model.errors import BadRequest, Conflict, PresageError, UserError
-from presage.server.auth import Role, require
+from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts, user_of
 from presage.server.service import Service
 from presage.server.views import (
@@ -57,7 +57,7 @@ class _Submission(APIRoute):
         request = Request(scope, receive)
         service: Service = request.app.state.service
         me = await user_of(request)
-        require(me, Role.USER)
+        require(me, UserRole.USER)
         folder = request.query_params.get("folder")
         if folder is not None and not _FOLDER.fullmatch(folder):
             raise BadRequest("folder is the SHA-256 of a folder that was uploaded")
@@ -107,7 +107,7 @@ async def list_jobs(
         )
     _no_nul(owner, queue)
     team = None
-    if me.role == Role.USER and owner != me.name:
+    if me.role == UserRole.USER and owner != me.name:
         if me.team:
             team = me.team
         elif owner is None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.manifest import Manifest, to_spec
 from presage.model import event as ev
-from presage.model.answers import Scaled
+from presage.model.answers import ScaleAccepted
 from presage.model.errors import BadRequest, Conflict, UserError
 from presage.model.job import Role
 from presage.server.routes.common import Me, Parts
@@ -30,7 +30,7 @@ class ScaleBody(BaseModel):
     workers: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-@router.post("/jobs/{job_id}/scale", status_code=202, response_model=Scaled)
+@router.post("/jobs/{job_id}/scale", status_code=202, response_model=ScaleAccepted)
 async def scale(job_id: str, body: ScaleBody, service: Parts, me: Me) -> JSONResponse:
     """Give an elastic job so many workers of its first role, after a checkpoint."""
     if "\0" in job_id:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.model.answers import NewUser, UserInfo
 from presage.model.errors import NotFound, UserError
-from presage.server.auth import Role, require
+from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import (
     AuditList,
@@ -34,7 +34,7 @@ class UserRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-    role: Role = Role.USER
+    role: UserRole = UserRole.USER
     team: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")] = ""
 
 
@@ -47,7 +47,7 @@ def who_am_i(me: Me) -> JSONResponse:
 @router.get("/users", response_model=UserList)
 def list_users(service: Parts, me: Me) -> JSONResponse:
     """Everybody who may use this server."""
-    require(me, Role.ADMIN)
+    require(me, UserRole.ADMIN)
     return JSONResponse({"users": [user_view(user) for user in service.accounts.all()]})
 
 
@@ -55,7 +55,7 @@ def list_users(service: Parts, me: Me) -> JSONResponse:
 def add_user(body: UserRequest, service: Parts, me: Me) -> JSONResponse:
     """Let somebody in, or give a new role and token. The token is shown this once; older tokens
     of the user stop working."""
-    require(me, Role.ADMIN)
+    require(me, UserRole.ADMIN)
     token = service.accounts.add(body.name, body.role, body.team)
     service.store.audit.add(
         AuditEntry(time.time(), me.name, "add user", detail={"user": body.name, "role": body.role})
@@ -70,7 +70,7 @@ def add_user(body: UserRequest, service: Parts, me: Me) -> JSONResponse:
 @router.delete("/users/{name}", response_model=UserInfo)
 def remove_user(name: str, service: Parts, me: Me) -> JSONResponse:
     """Take somebody's access away; the jobs stay."""
-    require(me, Role.ADMIN)
+    require(me, UserRole.ADMIN)
     found = [user for user in service.accounts.all() if user.name == name]
     if not _NAME.fullmatch(name) or not found or not service.accounts.remove(name):
         raise NotFound(f"there is no user {name[:80]}")
@@ -86,7 +86,7 @@ def audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JSONResponse:
     """Who did what, newest first."""
-    require(me, Role.ADMIN)
+    require(me, UserRole.ADMIN)
     if job and "\0" in job:
         raise UserError("a name has no NUL characters")
     found = service.store.audit.list(job=job, limit=limit)

@@ -15,7 +15,7 @@ from presage.model.errors import TraceError
 from presage.sim.traces._formats import READERS, Format
 from presage.sim.traces._rows import Rows
 from presage.sim.traces._slurm import SLURM
-from presage.sim.traces._source import Source, open_source
+from presage.sim.traces._source import TraceSource, open_source
 from presage.sim.traces._table import Trace, finish
 
 __all__ = ["FORMATS", "read_trace"]
@@ -71,7 +71,7 @@ def _read(given: Path | pl.DataFrame, format: str, estimates: str | None) -> Tra
     return finish(rows, found, format=known.name, integer_ids=integers)
 
 
-def _detect(source: Source) -> Format:
+def _detect(source: TraceSource) -> Format:
     for known in _ALL:
         if not known.missing(source.columns):
             return known
@@ -85,7 +85,7 @@ def _detect(source: Source) -> Format:
     raise TraceError(f"trace {source.name} matches no format: {formats}")
 
 
-def _named(source: Source, name: str) -> Format:
+def _named(source: TraceSource, name: str) -> Format:
     layouts = [known for known in _ALL if known.name == name]
     best = min(layouts, key=lambda known: known.distance(source.columns))
     missing = best.missing(source.columns)
@@ -98,7 +98,7 @@ def _named(source: Source, name: str) -> Format:
     return best
 
 
-def _numeric_columns(source: Source) -> list[str]:
+def _numeric_columns(source: TraceSource) -> list[str]:
     frame = source.load()
     numeric = []
     for column in frame.iter_columns():

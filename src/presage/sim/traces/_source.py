@@ -13,7 +13,7 @@ import polars as pl
 
 from presage.model.errors import TraceError
 
-__all__ = ["Source", "one_line", "open_source"]
+__all__ = ["TraceSource", "one_line", "open_source"]
 
 _SEPARATORS = ("|", "\t", ",", ";")
 _KINDS = {"parquet": "Parquet", "csv": "CSV", "jsonl": "JSON lines"}
@@ -22,7 +22,7 @@ _NO_SEPARATOR = "\x01"
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceSource:
     """A file whose columns are known and whose rows are read on demand."""
 
     path: Path
@@ -68,10 +68,10 @@ class Source:
         return frame.rename(dict(zip(frame.columns, wanted, strict=True)))
 
 
-def open_source(given: Path | pl.DataFrame) -> Source:
+def open_source(given: Path | pl.DataFrame) -> TraceSource:
     """Find out what a file is and which columns it has; or take a table that is there already."""
     if isinstance(given, pl.DataFrame):
-        return Source(Path("DataFrame"), "frame", tuple(given.columns), frame=given)
+        return TraceSource(Path("DataFrame"), "frame", tuple(given.columns), frame=given)
     path = given
     head = _head(path)
     if head.startswith(b"PAR1") or path.suffix == ".parquet":
@@ -104,15 +104,15 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _open_parquet(path: Path) -> Source:
+def _open_parquet(path: Path) -> TraceSource:
     try:
         columns = tuple(pl.read_parquet_schema(path))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise _unreadable(path, "parquet", error) from None
-    return Source(path, "parquet", columns)
+    return TraceSource(path, "parquet", columns)
 
 
-def _open_json(path: Path) -> Source:
+def _open_json(path: Path) -> TraceSource:
     try:
         with path.open("rb") as file:
             if file.read(1) == b"[":
@@ -122,10 +122,10 @@ def _open_json(path: Path) -> Source:
                 frame = pl.read_ndjson(file, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise _unreadable(path, "jsonl", error) from None
-    return Source(path, "jsonl", tuple(frame.columns), frame=frame)
+    return TraceSource(path, "jsonl", tuple(frame.columns), frame=frame)
 
 
-def _open_csv(path: Path) -> Source:
+def _open_csv(path: Path) -> TraceSource:
     try:
         header = pl.read_csv(
             path,
@@ -144,7 +144,7 @@ def _open_csv(path: Path) -> Source:
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
         raise TraceError(f"trace {path.name}: the header names column {twice} twice")
-    return Source(path, "csv", columns, separator)
+    return TraceSource(path, "csv", columns, separator)
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> TraceError:

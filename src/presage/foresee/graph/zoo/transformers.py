@@ -1,7 +1,7 @@
 """Transformers of every kind from one description: encoders, decoders, both, and of images.
 
-`Shape` says what papers and Hugging Face configurations say; the same blocks serve the zoo and
-`huggingface.py`.
+`TransformerConfig` says what papers and Hugging Face configurations say; the same blocks serve the
+zoo and `huggingface.py`.
 """
 
 # mypy: allow-subclassing-any
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 __all__ = [
     "EncoderDecoder",
-    "Shape",
     "TextModel",
+    "TransformerConfig",
     "VisionModel",
     "bert",
     "gpt",
@@ -34,7 +34,7 @@ _ACTIVATIONS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TransformerConfig:
     """What a stack of transformer blocks looks like."""
 
     layers: int
@@ -74,13 +74,13 @@ class Shape:
     dropout: float = 0.0
 
 
-def _norm(shape: Shape, width: int = 0) -> Any:
+def _norm(shape: TransformerConfig, width: int = 0) -> Any:
     width = width or shape.width
     return nn.RMSNorm(width, eps=1e-6) if shape.rms_norm else nn.LayerNorm(width)
 
 
 class _Attention(nn.Module):
-    def __init__(self, shape: Shape, *, causal: bool) -> None:
+    def __init__(self, shape: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.causal, self.heads = causal, shape.heads
         self.kv_heads = shape.kv_heads or shape.heads
@@ -138,7 +138,7 @@ def _rotated(x: Any, cos: Any, sin: Any) -> Any:
 
 
 class _Feedforward(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerConfig) -> None:
         super().__init__()
         self.act = _ACTIVATIONS[shape.activation]
         self.rise = nn.Linear(shape.width, shape.inner, shape.mlp_bias)
@@ -152,7 +152,7 @@ class _Feedforward(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, shape: Shape, *, cross: bool) -> None:
+    def __init__(self, shape: TransformerConfig, *, cross: bool) -> None:
         super().__init__()
         self.first, self.parallel = shape.norm_first, shape.parallel
         self.attention = _Attention(shape, causal=shape.causal)
@@ -185,7 +185,7 @@ class _Block(nn.Module):
 class _Stack(nn.Module):
     """Blocks, with relative positions and a last norm if the shape has them."""
 
-    def __init__(self, shape: Shape, *, cross: bool = False) -> None:
+    def __init__(self, shape: TransformerConfig, *, cross: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(_Block(shape, cross=cross) for _ in range(shape.layers))
         self.buckets, self.rotary = shape.buckets, shape.rotary
@@ -205,7 +205,7 @@ class _Stack(nn.Module):
 
 
 class _Embedding(nn.Module):
-    def __init__(self, shape: Shape, tokens: Any = None) -> None:
+    def __init__(self, shape: TransformerConfig, tokens: Any = None) -> None:
         super().__init__()
         width = shape.embedding_width or shape.width
         self.tokens = tokens if tokens is not None else nn.Embedding(shape.vocabulary, width)
@@ -231,7 +231,7 @@ class TextModel(nn.Module):
     (tied, after one more layer, as BERT and RoBERTa have it), `span` (scores a token), `class`
     (scores from the pooled first token), `pooled`, or `none`."""
 
-    def __init__(self, shape: Shape, head: str, scores: int = 2) -> None:
+    def __init__(self, shape: TransformerConfig, head: str, scores: int = 2) -> None:
         super().__init__()
         self.kind = head
         self.embedding = _Embedding(shape)
@@ -266,7 +266,9 @@ class TextModel(nn.Module):
 class EncoderDecoder(nn.Module):
     """Two stacks over one vocabulary; the second attends to the first."""
 
-    def __init__(self, shape: Shape, *, decoder_layers: int, tied: bool = True) -> None:
+    def __init__(
+        self, shape: TransformerConfig, *, decoder_layers: int, tied: bool = True
+    ) -> None:
         super().__init__()
         below = replace(shape, layers=decoder_layers, causal=True)
         self.source = _Embedding(replace(shape, causal=False))
@@ -286,7 +288,7 @@ class VisionModel(nn.Module):
     """Patches, a class token, a stack, and scores from the class token (0 classes: none)."""
 
     def __init__(
-        self, shape: Shape, *, image: int, patch: int, channels: int, classes: int
+        self, shape: TransformerConfig, *, image: int, patch: int, channels: int, classes: int
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, shape.width, patch, patch)
@@ -306,7 +308,7 @@ class VisionModel(nn.Module):
 def bert(size: str, head: str) -> Any:
     """Devlin et al., 2018 (arXiv:1810.04805), uncased vocabulary."""
     layers, width, heads = (12, 768, 12) if size == "base" else (24, 1024, 16)
-    shape = Shape(
+    shape = TransformerConfig(
         layers,
         width,
         heads,
@@ -333,7 +335,7 @@ def gpt(
 ) -> Any:
     """Radford et al., 2019 (GPT-2); GPT-3 (arXiv:2005.14165) and OPT (2205.01068) differ little:
     dense attention is taken everywhere."""
-    shape = Shape(
+    shape = TransformerConfig(
         layers,
         width,
         heads,
@@ -350,7 +352,7 @@ def gpt(
 
 def translator(vocabulary: int = 37000, layers: int = 6) -> Any:
     """Vaswani et al., 2017 (arXiv:1706.03762), base; sine positions are constants and left out."""
-    shape = Shape(
+    shape = TransformerConfig(
         layers,
         512,
         8,
@@ -366,5 +368,5 @@ def translator(vocabulary: int = 37000, layers: int = 6) -> Any:
 
 def vit(classes: int = 1000) -> Any:
     """ViT-B/16, Dosovitskiy et al., 2020 (arXiv:2010.11929)."""
-    shape = Shape(12, 768, 12, 3072, one_projection=True)
+    shape = TransformerConfig(12, 768, 12, 3072, one_projection=True)
     return VisionModel(shape, image=224, patch=16, channels=3, classes=classes)
