@@ -12,12 +12,12 @@ def seconds(text: str, option: str) -> float:
     """A time above zero: `15s`, `10m`, `1h30m`, or a number of seconds."""
     try:
         plain = text.strip().replace(".", "", 1).isdecimal()
-        found = duration_s(float(text) if plain else text)
+        length_s = duration_s(float(text) if plain else text)
     except ValueError as wrong:
         raise UserError(f"{option}: {wrong}") from None
-    if found <= 0:
+    if length_s <= 0:
         raise UserError(f"{option}: give a time above 0, such as 15s or 10m, not {text!r}")
-    return found
+    return length_s
 
 
 def listed(text: str, option: str) -> list[str]:

@@ -88,7 +88,9 @@ class TelemetrySource:
         queries = prometheus.pod_queries(self.select or "", max(_RATE_S, step_s))
         end = floor(time.time() / step_s) * step_s
         with progress(f"asking {server.shown}") as report:
-            found = prometheus.read_prometheus(server, queries, end - range_s, end, step_s, report)
-        pods, samples = counted(len(found), "pod"), sum(map(len, found))
+            series = prometheus.read_prometheus(
+                server, queries, end - range_s, end, step_s, report
+            )
+        pods, samples = counted(len(series), "pod"), sum(map(len, series))
         say(f"{pods}, {samples:,} samples, one every {duration_text(step_s)}, from {server.shown}")
-        return found
+        return series

@@ -20,14 +20,14 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node.")]
 def nodes(json: Json = False) -> None:
     """List nodes, what is free on them, and who is there."""
     with Client() as client:
-        found = client.nodes()
+        listed = client.nodes()
     if json:
-        print_json({"nodes": [to_json(node) for node in found]})
+        print_json({"nodes": [to_json(node) for node in listed]})
         return
     table = Table(box=None, pad_edge=False)
     for name in ("NODE", "STATE", "GPUS FREE", "TYPE", "JOBS"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for node in found:
+    for node in listed:
         free = f"{node.free_gpus:g} of {node.gpus}"
         jobs = ", ".join(node.jobs)
         table.add_row(node.name, node.state, free, ", ".join(node.gpu_types), jobs)
@@ -46,24 +46,24 @@ def undrain(node: NodeName, json: Json = False) -> None:
 
 def _turn(node: str, back: bool, json: bool) -> None:
     with Client() as client:
-        found = client.drain(node, back=back)
+        changed = client.drain(node, back=back)
     if json:
-        print_json(to_json(found))
+        print_json(to_json(changed))
     else:
-        typer.echo(f"{found.name} {found.state}")
+        typer.echo(f"{changed.name} {changed.state}")
 
 
 def queues(json: Json = False) -> None:
     """List queues: what each may have, and what it has."""
     with Client() as client:
-        found = client.queues()
+        listed = client.queues()
     if json:
-        print_json({"queues": [to_json(queue) for queue in found]})
+        print_json({"queues": [to_json(queue) for queue in listed]})
         return
     table = Table(box=None, pad_edge=False)
     for name in ("QUEUE", "GPUS", "QUOTA", "LIMIT", "WEIGHT", "WAIT", "RUN"):
         table.add_column(name)
-    for queue in found:
+    for queue in listed:
         bounds = [queue.quota_gpus, queue.limit_gpus, queue.weight]
         table.add_row(
             queue.name,
@@ -84,17 +84,17 @@ def list_users(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with Client() as client:
-        found = client.users()
+        known = client.users()
     if json:
-        print_json({"users": [to_json(user) for user in found]})
+        print_json({"users": [to_json(user) for user in known]})
         return
-    if not found:
+    if not known:
         say("no users: whoever reaches the loopback address may do everything")
         return
     table = Table(box=None, pad_edge=False)
     for name in ("USER", "ROLE", "TEAM"):
         table.add_column(name)
-    for user in found:
+    for user in known:
         table.add_row(user.name, user.role, user.team)
     Console().print(table)
 

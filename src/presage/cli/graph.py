@@ -49,13 +49,13 @@ def graph(
     """Show what a model computes: operators, MACs, parameters and activations."""
     if html is not None:
         check_file(html, "--html")
-    found = load_graph(target, inputs=input, inference=inference)
-    facts = summarize(found, batch)
+    opgraph = load_graph(target, inputs=input, inference=inference)
+    facts = summarize(opgraph, batch)
     for note in facts["notes"]:
         say(f"note: {note}")
     if html is not None:
         try:
-            html.write_text(page(found, batch), encoding="utf-8")
+            html.write_text(page(opgraph, batch), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--html {html} cannot be written: {error.strerror}") from None
         say(f"picture written to {html}")

@@ -82,13 +82,13 @@ _ETA_S = 2.0
 
 def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
     with Client() as client:
-        found = client.dry_run(manifest.read_bytes())
+        preview = client.dry_run(manifest.read_bytes())
     if json:
-        print_json({"manifest": str(manifest), "valid": True, **to_json(found), "notes": notes})
+        print_json({"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes})
         return
-    where = f" on {', '.join(found.nodes)}" if found.nodes else ""
-    when = "starts now" if found.starts_now else starts_in(found.eta_s, age=False)
-    typer.echo(f"{found.name} {when}{where}, if it is submitted to queue {found.queue}")
+    where = f" on {', '.join(preview.nodes)}" if preview.nodes else ""
+    when = "starts now" if preview.starts_now else starts_in(preview.eta_s, age=False)
+    typer.echo(f"{preview.name} {when}{where}, if it is submitted to queue {preview.queue}")
     for note in notes:
         say(f"note: {note}")
 
@@ -108,8 +108,8 @@ def ps(
     if not wanted and not (all or json):
         wanted = ["QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED"]
     with Client() as client:
-        found = client.jobs(status=wanted, queue=queue, owner=owner, limit=limit)
-        jobs = [job.summary for job in found]
+        handles = client.jobs(status=wanted, queue=queue, owner=owner, limit=limit)
+        jobs = [job.summary for job in handles]
     if json:
         print_json({"jobs": [to_json(job) for job in jobs]})
         return
@@ -203,27 +203,27 @@ def explain(id: JobId, json: Json = False) -> None:
     """Say why a job is where it is: what it waits for, who is ahead, when it starts, and what
     would help."""
     with Client() as client:
-        found = client.explain(id)
+        about = client.explain(id)
     if json:
-        print_json(to_json(found))
+        print_json(to_json(about))
         return
-    typer.echo(f"{found.id} is {found.status}: {found.reason.text or 'all is well'}")
-    if found.estimates:
-        typer.echo(f"foreseen: {found.estimates.text}")
-    if found.status != "QUEUED":
+    typer.echo(f"{about.id} is {about.status}: {about.reason.text or 'all is well'}")
+    if about.estimates:
+        typer.echo(f"foreseen: {about.estimates.text}")
+    if about.status != "QUEUED":
         return
-    if found.ahead:
-        named = found.ahead_jobs
-        more = "" if len(named) == found.ahead else ", …" if named else ""
+    if about.ahead:
+        named = about.ahead_jobs
+        more = "" if len(named) == about.ahead else ", …" if named else ""
         who = f": {', '.join(named)}{more}" if named else ""
-        jobs = "1 job is" if found.ahead == 1 else f"{found.ahead} jobs are"
+        jobs = "1 job is" if about.ahead == 1 else f"{about.ahead} jobs are"
         typer.echo(f"ahead in its queue {jobs} waiting{who}")
-    typer.echo(f"it {starts_in(found.eta_s)}")
-    for option in found.helps or ():
+    typer.echo(f"it {starts_in(about.eta_s)}")
+    for option in about.helps or ():
         typer.echo(f"{option.change} it {starts_in(option.eta_s, age=False)}")
-    if found.helps is None:
+    if about.helps is None:
         say("what would help was not worked out in time; ask again")
-    elif not found.helps:
+    elif not about.helps:
         typer.echo("nothing that was tried lets it start notably earlier")
 
 

@@ -79,13 +79,13 @@ class _Commands(TyperGroup):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
-        found = getattr(import_module(f"presage.cli.{module}"), name)
-        if isinstance(found, typer.Typer):
-            command = typer.main.get_command(found)
+        target = getattr(import_module(f"presage.cli.{module}"), name)
+        if isinstance(target, typer.Typer):
+            command = typer.main.get_command(target)
         else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}
-            alone.command(cmd_name, context_settings=settings)(found)
+            alone.command(cmd_name, context_settings=settings)(target)
             command = typer.main.get_command(alone)
         command.name = cmd_name
         if module in _ASK_A_SERVER:

@@ -39,19 +39,19 @@ def init(file: File = Path("presage.yaml"), json: AsJson = False) -> None:
 def lint(manifest: Given, json: AsJson = False) -> None:
     """Check a manifest: the first mistake with its line, or what the job asks for."""
     try:
-        found = read_manifest(manifest)
+        parsed = read_manifest(manifest)
     except ManifestError as error:
         if not json:
             raise
         wrong = {"code": error.code, "text": str(error)}
         print_json({"manifest": str(manifest), "valid": False, "error": wrong, "notes": []})
         raise typer.Exit(error.exit_code) from None
-    notes = advice(found, manifest.absolute().parent)
+    notes = advice(parsed, manifest.absolute().parent)
     if json:
-        facts = {"valid": True, "error": None, "name": found.name, "notes": notes}
+        facts = {"valid": True, "error": None, "name": parsed.name, "notes": notes}
         print_json({"manifest": str(manifest), **facts})
         return
-    typer.echo(f"{manifest} is valid: {found.name}, {_described(found)}, queue {found.queue}")
+    typer.echo(f"{manifest} is valid: {parsed.name}, {_described(parsed)}, queue {parsed.queue}")
     for note in notes:
         say(f"note: {note}")
 

@@ -56,10 +56,10 @@ def listing(data: _Data = None, db: _Db = None, json: _Json = False) -> None:
         standings = {name: champions.standing(name) for name in QUANTITIES}
         drifts = {name: champions.drift(name) for name in QUANTITIES}
     if json:
-        found = {name: _as_json(standing) for name, standing in standings.items()}
+        answer = {name: _as_json(standing) for name, standing in standings.items()}
         for name, drift in drifts.items():
-            found[name]["drift"] = asdict(drift) if drift else None
-        print_json(found)
+            answer[name]["drift"] = asdict(drift) if drift else None
+        print_json(answer)
         return
     for name, standing in standings.items():
         Console().print(_table(name, standing))

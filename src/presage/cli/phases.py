@@ -100,20 +100,20 @@ def fit(
     check_file(out, "--out")
     series = source.read(row_s)
     with progress(f"finding phases in {len(series):,} pods"):
-        found = find_phases(
+        model = find_phases(
             series, features=names, every=row_s, k=number, method=method, seed=seed
         ).model
     samples = sum(map(len, series))
     data = f"{source.name}: {counted(len(series), 'pod')}, {samples:,} samples"
-    found.save(out, date=_today(), data=data)
+    model.save(out, date=_today(), data=data)
     if json:
-        print_json(_without_nan({"written": str(out), **_described(found, series)}))
+        print_json(_without_nan({"written": str(out), **_described(model, series)}))
         return
-    row = duration_text(found.every)
-    typer.echo(f"{found.n_phases} phases by {found.method}, a row every {row}; {data}")
-    _print(_phase_table(found, series, None))
-    if found.forecaster is not None:
-        say(f"forecast by {found.forecaster.choice}, the better one on the pods kept aside")
+    row = duration_text(model.every)
+    typer.echo(f"{model.n_phases} phases by {model.method}, a row every {row}; {data}")
+    _print(_phase_table(model, series, None))
+    if model.forecaster is not None:
+        say(f"forecast by {model.forecaster.choice}, the better one on the pods kept aside")
     say(f"written to {out}")
 
 
@@ -133,18 +133,18 @@ def show(
     if html is not None:
         check_file(html, "--html")
     seen = _read(bundle, source)
-    model, series, found = seen.model, seen.series, seen.labels
+    model, series, labels = seen.model, seen.series, seen.labels
     if html is not None:
-        write_page(html, show_page(f"Phases of {source.name}", model, series, found))
+        write_page(html, show_page(f"Phases of {source.name}", model, series, labels))
         say(f"page written to {html}")
     if json:
         # One line: a file of telemetry can have a million rows.
         typer.echo(
-            dumps({pod.pod: _by_row(pod, each) for pod, each in zip(series, found, strict=True)})
+            dumps({pod.pod: _by_row(pod, each) for pod, each in zip(series, labels, strict=True)})
         )
     elif html is None:
-        _print(_phase_table(model, series, found))
-        _print_runs(series, found)
+        _print(_phase_table(model, series, labels))
+        _print_runs(series, labels)
         say(str(model.drift(series)))
 
 
@@ -208,13 +208,13 @@ def graph(
     if html is not None:
         check_file(html, "--html")
     seen = _read(bundle, source)
-    model, series, found = seen.model, seen.series, seen.labels
+    model, series, labels = seen.model, seen.series, seen.labels
     if html is not None:
         title = f"How the pods of {source.name} go"
-        write_page(html, graph_page(title, model, series, found, memory))
+        write_page(html, graph_page(title, model, series, labels, memory))
         say(f"page written to {html}")
     if json:
-        print_json(graphs_to_json(found, memory))
+        print_json(graphs_to_json(labels, memory))
 
 
 @phases.command()
@@ -241,7 +241,7 @@ def forecast(
     coming = seen.model.forecast_many(series, ahead_s or _HORIZON_ROWS * seen.model.every)
     expected = [_expected(*each) for each in zip(seen.labels, coming, strict=True)]
     if json:
-        print_json({pod.pod: found for pod, found in zip(series, expected, strict=True)})
+        print_json({pod.pod: ahead for pod, ahead in zip(series, expected, strict=True)})
     else:
         _print_forecast(series, expected)
 
@@ -263,8 +263,8 @@ def _read(bundle: Path, source: TelemetrySource) -> Phasing:
     return find_phases(source.read(model.every), model=model)
 
 
-def _by_row(pod: Series, found: Ints) -> list[int | None]:
-    return [None if phase < 0 else phase for phase in pod.by_input_row(found)]
+def _by_row(pod: Series, labels: Ints) -> list[int | None]:
+    return [None if phase < 0 else phase for phase in pod.by_input_row(labels)]
 
 
 def _described(model: PhaseModel, series: Sequence[Series]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _phase_table(
-    model: PhaseModel, series: Sequence[Series], found: Sequence[Ints] | None
+    model: PhaseModel, series: Sequence[Series], labels: Sequence[Ints] | None
 ) -> Table:
     """What each phase uses, as measured when it was fitted, and how much of it there is: in the
     training, or where `found` has been seen."""
@@ -300,7 +300,7 @@ def _phase_table(
     names = [name for name in names_to_show(series, model.features) if name in statistics.names]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("phase", justify="right", no_wrap=True)
-    for head in ("share" if found is None else "share\nhere", "stays"):
+    for head in ("share" if labels is None else "share\nhere", "stays"):
         table.add_column(head, justify="right", no_wrap=True)
     sizes = []
     for name in names[:_NAMES_SHOWN]:
@@ -310,8 +310,8 @@ def _phase_table(
         sizes.append((name, size))
         table.add_column(f"{name}\n{unit}" if unit else name, justify="right", no_wrap=True)
     counts = statistics.samples
-    if found is not None:
-        label = np.concatenate(found)
+    if labels is not None:
+        label = np.concatenate(labels)
         counts = np.bincount(label[label >= 0], minlength=model.n_phases)
     for phase in np.flatnonzero(counts + statistics.samples):
         cells = [f"{counts[phase] / max(1, counts.sum()):.1%}"]
@@ -327,11 +327,11 @@ def _print(table: Table) -> None:
     Console(highlight=False).print(table)
 
 
-def _print_runs(series: Sequence[Series], found: Sequence[Ints]) -> None:
+def _print_runs(series: Sequence[Series], labels: Sequence[Ints]) -> None:
     """How the first pods went: each phase with the number of samples it lasted."""
     console = Console(highlight=False)
     console.print()
-    for pod, each in list(zip(series, found, strict=True))[:_PODS_SHOWN]:
+    for pod, each in list(zip(series, labels, strict=True))[:_PODS_SHOWN]:
         runs = ", ".join(f"{run.phase} ×{run.length}" for run in run_lengths(each))
         line = Text(f"{pod.pod}: {runs or 'too short for a phase'}")
         console.print(line, no_wrap=True, overflow="ellipsis")
@@ -367,18 +367,18 @@ def _print_forecast(series: Sequence[Series], expected: Sequence[dict[str, Any]]
     table.add_column("pod", no_wrap=True, max_width=36)
     for head in ("phase\nnow", "ends\nin", "next", f"ends within\n{ahead}", f"phase in\n{ahead}"):
         table.add_column(head, justify="right", no_wrap=True)
-    for pod, found in list(zip(series, expected, strict=True))[: 2 * _PODS_SHOWN]:
-        if found["phase"] is None:
+    for pod, each in list(zip(series, expected, strict=True))[: 2 * _PODS_SHOWN]:
+        if each["phase"] is None:
             table.add_row(Text(pod.pod), "no phase", "", "", "", "")
             continue
-        likely = max(found["next"], key=lambda phase: found["next"][phase])
+        likely = max(each["next"], key=lambda phase: each["next"][phase])
         table.add_row(
             Text(pod.pod),
-            str(found["phase"]),
-            "–" if found["wait_s"] is None else duration_text(found["wait_s"]),
-            f"{likely} ({found['next'][likely]:.0%})",
-            f"{found['change']:.0%}",
-            f"{found['then']} ({found['at'][str(found['then'])]:.0%})",
+            str(each["phase"]),
+            "–" if each["wait_s"] is None else duration_text(each["wait_s"]),
+            f"{likely} ({each['next'][likely]:.0%})",
+            f"{each['change']:.0%}",
+            f"{each['then']} ({each['at'][str(each['then'])]:.0%})",
         )
     _print(table)
     if len(series) > 2 * _PODS_SHOWN:

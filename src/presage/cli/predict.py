@@ -89,7 +89,7 @@ def predict(
     if pair is not None:
         _pair(pair, batch, gpus, json, inputs=input, optimizer=optimizer, precision=precision)
         return
-    found = foresight.predict(
+    prediction = foresight.predict(
         target,
         input,
         batch=batch,
@@ -99,23 +99,23 @@ def predict(
         inference=inference,
     )
     if json:
-        print_json(found.to_dict())
+        print_json(prediction.to_dict())
     else:
-        _show(found)
+        _show(prediction)
 
 
-def _show(found: Prediction) -> None:
+def _show(prediction: Prediction) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    options = found.options
+    options = prediction.options
     kind = "inference" if options["inference"] else f"training with {options['optimizer']}"
     console.print(
-        f"{found.name}, batch {found.batch:,}, {kind}, {options['precision']}: "
-        f"{short(found.macs)} MACs, {short(found.params)} parameters"
+        f"{prediction.name}, batch {prediction.batch:,}, {kind}, {options['precision']}: "
+        f"{short(prediction.macs)} MACs, {short(prediction.params)} parameters"
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", "max batch"):
         grid.add_column(name, justify="left" if name == "GPU" else "right")
-    for name, on in found.gpus.items():
+    for name, on in prediction.gpus.items():
         memory, step = on.memory_mib, on.step_ms
         grid.add_row(
             name,
@@ -127,12 +127,12 @@ def _show(found: Prediction) -> None:
             f"{on.max_batch:,}",
         )
     console.print(grid)
-    for name, on in found.gpus.items():
+    for name, on in prediction.gpus.items():
         console.print(f"{name}: {on.reason}")
-    parts = next(iter(found.gpus.values())).breakdown
+    parts = next(iter(prediction.gpus.values())).breakdown
     listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if abs(size) >= 0.5)
     console.print(f"memory in MiB: {listed}")
-    for line in found.evidence:
+    for line in prediction.evidence:
         say(f"  {line}")
 
 
@@ -145,7 +145,7 @@ def _pair(
     graphs = [load_graph(name, **options) for name in pair]
     from presage.foresee.predict import share
 
-    found = {gpu.name: share(graphs[0], graphs[1], (batch, batch), gpu) for gpu in gpus}
+    pairs = {gpu.name: share(graphs[0], graphs[1], (batch, batch), gpu) for gpu in gpus}
     if as_json:
         print_json(
             {
@@ -154,12 +154,12 @@ def _pair(
                     "cannot_share": one.cannot_share,
                     "reason": one.reason,
                 }
-                for name, one in found.items()
+                for name, one in pairs.items()
             }
         )
         return
     console = Console(highlight=False, soft_wrap=True)
-    for name, one in found.items():
+    for name, one in pairs.items():
         console.print(f"{name}: {one.reason}")
         for job, speed in zip(graphs, (one.first, one.second), strict=True):
             console.print(

@@ -36,25 +36,25 @@ def reproduce(
     if html is not None:
         check_file(html, "--html")
     with progress(f"reproducing {name}") as report:
-        found = run(name, data_directory(data), seeds=seeds, progress=report)
+        result = run(name, data_directory(data), seeds=seeds, progress=report)
     if html is not None:
-        write_page(html, reproduction_page(found))
+        write_page(html, reproduction_page(result))
         say(f"page written to {html}")
     if json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     elif html is None:
-        _show(found)
+        _show(result)
 
 
-def _show(found: Reproduction) -> None:
-    typer.echo(f"{found.title}\n{found.source}\n")
+def _show(result: Reproduction) -> None:
+    typer.echo(f"{result.title}\n{result.source}\n")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=False)
     for head in ("paper", "ours", "target", ""):
         table.add_column(head, justify="right", no_wrap=True)
-    for line in found.lines:
+    for line in result.lines:
         ours, paper = figure(line.ours, line.unit), figure(line.paper, line.unit)
         table.add_row(line.what, paper, ours, line.target, verdict(line))
     Console(highlight=False).print(table)
-    for text in found.differs:
+    for text in result.differs:
         typer.echo(f"- {text}")

@@ -119,8 +119,8 @@ def rightsize(
         policy = next((name for name in names if name != "dynamic"), "dynamic")
         settings |= {"model": model, "target_pct": target_fulfilment}
         with progress(f"sizing {len(series):,} pods"):
-            found = recommend(series, policy, window_s, **settings)
-        _patch(found, policy, container, json)
+            recommended = recommend(series, policy, window_s, **settings)
+        _patch(recommended, policy, container, json)
         return
     settings |= {"bundle": model, "target_fulfilment": target_fulfilment}
     with progress(f"replaying {len(series):,} pods") as report:
@@ -176,11 +176,13 @@ def _show(outcome: RightsizeResult) -> None:
                 say(gap)
 
 
-def _patch(found: Sequence[Recommendation], policy: str, container: str, as_json: bool) -> None:
+def _patch(
+    recommended: Sequence[Recommendation], policy: str, container: str, as_json: bool
+) -> None:
     """A patch for each pod that can have one; an error if none can."""
     patches: dict[str, tuple[dict[str, Any], list[Recommendation]]] = {}
     refused: ProvisionError | None = None
-    for pod, mine in _by_pod(found).items():
+    for pod, mine in _by_pod(recommended).items():
         try:
             patch = kubernetes_patch(mine, pod, container)
         except ProvisionError as wrong:
@@ -209,9 +211,9 @@ def _patch(found: Sequence[Recommendation], policy: str, container: str, as_json
         typer.echo(yaml.safe_dump(patch, sort_keys=False), nl=False)
 
 
-def _by_pod(found: Sequence[Recommendation]) -> dict[str, list[Recommendation]]:
+def _by_pod(recommended: Sequence[Recommendation]) -> dict[str, list[Recommendation]]:
     pods: dict[str, list[Recommendation]] = {}
-    for one in found:
+    for one in recommended:
         pods.setdefault(one.pod, []).append(one)
     return pods
 

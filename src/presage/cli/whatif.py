@@ -58,11 +58,11 @@ def what_if(
         if export is not None:
             check_file(export, "--export")
             report["export"] = _export(client.journal_trace(since_s), export)
-        found = client.what_if(names, since_s, text) if names else None
+        answer = client.what_if(names, since_s, text) if names else None
     if json:
-        print_json(report if found is None else report | to_json(found))
-    elif found is not None:
-        _show(found)
+        print_json(report if answer is None else report | to_json(answer))
+    elif answer is not None:
+        _show(answer)
 
 
 def _read(config: Path) -> str:
