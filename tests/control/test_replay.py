@@ -141,7 +141,7 @@ def test_without_them_it_would_have_decided_otherwise(tmp_path: Path) -> None:
     other = decided_again(steps).difference
     assert other is not None
     deaf = Cluster(tmp_path)
-    deaf.learner.time_sizes = lambda found: []  # type: ignore[method-assign]
+    deaf.learner.time_sizes = lambda running: []  # type: ignore[method-assign]
     lived(deaf)
     assert deaf.sizes() == {"flat": 2, "scales": 2}
 

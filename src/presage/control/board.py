@@ -163,7 +163,7 @@ def nodes_of(engine: Engine) -> list[tuple[Node, str, dict[str, Any]]]:
     for job in state.active.values():
         for worker in job.allocation + (job.resizing or ()):
             on.setdefault(worker.node, {})[job.id] = None
-    found = []
+    nodes = []
     for name, i in capacity.index.items():
         node = capacity.nodes[i]
         where = "down" if name in state.down else "draining" if name in state.draining else "up"
@@ -173,5 +173,5 @@ def nodes_of(engine: Engine) -> list[tuple[Node, str, dict[str, Any]]]:
             "memory_mib": capacity.free_memory[i],
             "jobs": list(on.get(name, ())),
         }
-        found.append((node, where, free))
-    return found
+        nodes.append((node, where, free))
+    return nodes

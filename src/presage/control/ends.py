@@ -25,9 +25,9 @@ class StoredEnds:
     def after(self, number: int) -> tuple[Sequence[Ended], int]:
         """Ends after a transition, and the latest transition that was looked at."""
         moves = self._store.jobs.transitions_since(number)
-        found = [self._ended(move) for move in moves]
+        ends = [self._ended(move) for move in moves]
         latest = moves[-1].number if moves else number
-        return [one for one in found if one is not None], latest
+        return [one for one in ends if one is not None], latest
 
     def _ended(self, move: Transition) -> Ended | None:
         out_of_memory = move.reason_code == ReasonCode.OUT_OF_MEMORY

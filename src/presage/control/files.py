@@ -111,13 +111,13 @@ def _limits(file: Path) -> list[bytes]:
 
 def _lines(path: Path, good: Callable[[Any], object]) -> list[bytes]:
     """The lines of a file that are whole and say what they should."""
-    found = []
+    lines = []
     with suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
             with suppress(ValueError, TypeError):
                 if good(json.loads(line)):
-                    found.append(line)
-    return found
+                    lines.append(line)
+    return lines
 
 
 def _numbers(*counts: int) -> Callable[[Any], bool]:

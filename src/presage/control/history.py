@@ -120,12 +120,12 @@ def _entry(name: str, body: object, keep: int) -> Entry:
 
 def _read(lines: list[bytes]) -> Rows:
     """Samples; those that an earlier version kept have fewer fields."""
-    found = json.loads(b"[" + b",".join(lines) + b"]")
-    return _rows([row + [0.0] * (len(FIELDS) - len(row)) for row in found])
+    rows = json.loads(b"[" + b",".join(lines) + b"]")
+    return _rows([row + [0.0] * (len(FIELDS) - len(row)) for row in rows])
 
 
-def _rows(found: list[list[float]]) -> Rows:
-    return np.asarray(found, dtype=np.float64).reshape(-1, len(FIELDS))
+def _rows(samples: list[list[float]]) -> Rows:
+    return np.asarray(samples, dtype=np.float64).reshape(-1, len(FIELDS))
 
 
 def _means(rows: Rows, span_s: float) -> Rows:
@@ -156,8 +156,8 @@ class HistoryRecorder:
     def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
         """Keep a sample of the cluster every other time, and the progress of jobs each time."""
         if self._turn % 2 == 0:
-            found, asked = ask(_cluster)
-            self._history.add({"at": now, **found, **_used(telemetry, asked, now)})
+            cluster, asked = ask(_cluster)
+            self._history.add({"at": now, **cluster, **_used(telemetry, asked, now)})
         self._look_at_jobs(now)
         self._turn += 1
         return ()

@@ -255,11 +255,11 @@ class Live:
 
     def _recover(self) -> tuple[Engine, int]:
         """The state that the journal leads to."""
-        found = self.store.load_snapshot()
+        snapshot = self.store.load_snapshot()
         since = 0
         state = State()
-        if found is not None:
-            since, body = found
+        if snapshot is not None:
+            since, body = snapshot
             state = State.restore(body)
         events = 0
 
@@ -389,7 +389,7 @@ class Live:
 
     def messages(self, changes: Sequence[JobChange]) -> list[Notification]:
         """What webhooks are to be told of these changes."""
-        found = []
+        notifications = []
         for change in changes:
             if change.status is None or change.job not in self._webhooks:
                 continue
@@ -399,10 +399,12 @@ class Live:
                 "at": change.at,
                 "reason": {"code": change.reason_code or "ok", "text": change.reason_text or ""},
             }
-            found += [Notification(change.job, url, body) for url in self._webhooks[change.job]]
+            notifications += [
+                Notification(change.job, url, body) for url in self._webhooks[change.job]
+            ]
             if change.ended_at is not None:
                 del self._webhooks[change.job]
-        return found
+        return notifications
 
 
 class _Journal:

@@ -28,16 +28,16 @@ class ElasticPlans:
 
     def requests(self, facts: Sequence[ev.Fact]) -> list[ev.Fact]:
         """What these facts of the executor make due."""
-        found: list[ev.Fact] = []
+        scalings: list[ev.Fact] = []
         for fact in facts:
             if isinstance(fact, ev.Progress) and "epoch" in fact.detail:
                 workers = self._due(fact.job, fact.detail["epoch"])
                 if workers is not None:
-                    found.append(ev.ScaleRequested(fact.job, workers))
+                    scalings.append(ev.ScaleRequested(fact.job, workers))
             elif isinstance(fact, ev.JobExited):
                 self._plans.pop(fact.job, None)
                 self._reached.pop(fact.job, None)
-        return found
+        return scalings
 
     def _due(self, job: str, epoch: float) -> int | None:
         """The latest step of the plan between the epoch before and this one."""

@@ -61,11 +61,11 @@ class Recent:
     def job(self, lease: int | None, job_id: str) -> RecentJob | None:
         """A job, if it is here."""
         with self._lock:
-            found = self._known.get(job_id) if self._serves(lease) else None
-            if not isinstance(found, RecentJob):
+            entry = self._known.get(job_id) if self._serves(lease) else None
+            if not isinstance(entry, RecentJob):
                 return None
             self._known.move_to_end(job_id)
-            return found
+            return entry
 
     def read(
         self, lease: int | None, job_id: str, look: Callable[[], RecentJob | None]
@@ -75,20 +75,20 @@ class Recent:
         with self._lock:
             if self._serves(lease):
                 self._known[job_id] = mark
-        found = look()
+        entry = look()
         with self._lock:
             if self._known.get(job_id) is mark:
-                if found is None:
+                if entry is None:
                     del self._known[job_id]
                 else:
-                    self._known[job_id] = found
-        return found
+                    self._known[job_id] = entry
+        return entry
 
     def page(
         self, lease: int | None, wanted: Callable[[JobRow], bool], limit: int, after: int | None
     ) -> Sequence[JobRow] | None:
         """The newest jobs of those that are wanted; None if some of them may not be here."""
-        found: list[JobRow] = []
+        rows: list[JobRow] = []
         with self._lock:
             if not self._serves(lease):
                 return None
@@ -97,9 +97,9 @@ class Recent:
                 if not isinstance(known, RecentJob):
                     return None
                 if (after is None or known.row.seq < after) and wanted(known.row):
-                    found.append(known.row)
-                    if len(found) == limit:
-                        return found
+                    rows.append(known.row)
+                    if len(rows) == limit:
+                        return rows
         return None
 
     def _serves(self, lease: int | None) -> bool:

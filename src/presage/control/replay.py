@@ -80,7 +80,7 @@ def answer(question: Mapping[str, Any], steps: Iterable[Step], again: Iterable[S
         "since": export.since,
         "until": export.since + export.recorded.makespan_s,
         "recorded": figures(export.recorded, export.trace),
-        "policies": {name: figures(found, export.trace) for name, found in results.items()},
+        "policies": {name: figures(result, export.trace) for name, result in results.items()},
         "audit": {
             "same": other is None,
             "decisions": audit.decisions,
@@ -147,12 +147,12 @@ def _main() -> None:
     try:
         store = open_store(question["db"])
         try:
-            found = answer(question, store.read_steps(), store.read_steps())
+            reply = answer(question, store.read_steps(), store.read_steps())
         finally:
             store.close()
     except PresageError as error:
-        found = {"error": str(error)}
-    json.dump(found, sys.stdout, allow_nan=False)
+        reply = {"error": str(error)}
+    json.dump(reply, sys.stdout, allow_nan=False)
 
 
 if __name__ == "__main__":

@@ -249,7 +249,7 @@ class _SimulatedPhases:
 
 def _by_parts(rows: Sequence[tuple[str, Estimate | None, float]]) -> list[Accuracy]:
     """How well each quarter of the jobs was foreseen."""
-    found = []
+    parts = []
     for part in np.array_split(np.arange(len(rows)), _PARTS):
         errors, inside = [], []
         for place in part:
@@ -259,5 +259,5 @@ def _by_parts(rows: Sequence[tuple[str, Estimate | None, float]]) -> list[Accura
                 inside.append(said.p10 <= actual <= said.p90)
         median = 100 * expm1(float(np.median(errors))) if errors else None
         share = 100 * float(np.mean(inside)) if inside else None
-        found.append(Accuracy(len(errors), median, share))
-    return found
+        parts.append(Accuracy(len(errors), median, share))
+    return parts

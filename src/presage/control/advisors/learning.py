@@ -99,12 +99,12 @@ class Learner:
         """How far estimates were off, by quantity; only those that were judged."""
         epoch, known = self._champions.epoch, self._drift
         if known is None or known[0] != epoch:
-            found: dict[str, EstimateDrift] = {}
+            drifts: dict[str, EstimateDrift] = {}
             for quantity in QUANTITIES:
                 with suppress(PresageError):  # `presage models` says what is wrong
                     one = self._champions.drift(quantity)
-                    found |= {quantity: one} if one is not None else {}
-            known = self._drift = epoch, found
+                    drifts |= {quantity: one} if one is not None else {}
+            known = self._drift = epoch, drifts
         return known[1]
 
     def alerts(self) -> dict[str, str]:
@@ -131,14 +131,14 @@ class Learner:
                 log.warning("alert: %s", after[quantity])
         return facts
 
-    def time_sizes(self, found: Sequence[MeasuredSize]) -> list[SpeedMeasured]:
+    def time_sizes(self, running: Sequence[MeasuredSize]) -> list[SpeedMeasured]:
         """What the reports of elastic jobs tell of their speed."""
         told = []
-        for run in found:
+        for run in running:
             point = self._stretches.see(run.job, run.mark, run.done, run.ran_s)
             if point is not None and run.job not in self._shared:
                 told.append(SpeedMeasured(run.job, run.mark[0], point))
-        self._stretches.keep({run.job for run in found})
+        self._stretches.keep({run.job for run in running})
         return told
 
     def catch_up(self, now: float, telemetry: Telemetry) -> int:
@@ -248,14 +248,14 @@ class MeasuredSize:
 
 def sized(state: State) -> list[MeasuredSize]:
     """Elastic jobs that run and keep their size."""
-    found = []
+    jobs = []
     for job in state.active.values():
         steady = job.state is JobState.RUNNING and job.resizing is None
         if steady and job.spec.elastic and job.progress_s > job.ran_s:
             nodes = len({worker.node for worker in job.allocation})
             mark = (job.attempt, job.mark, len(job.allocation), nodes)
-            found.append(MeasuredSize(job.id, mark, job.progress, job.progress_s))
-    return found
+            jobs.append(MeasuredSize(job.id, mark, job.progress, job.progress_s))
+    return jobs
 
 
 def sharing(state: State) -> set[str]:
@@ -270,12 +270,12 @@ def sharing(state: State) -> set[str]:
                 on.setdefault((worker.node, device), []).append(job.id)
             if not worker.devices:
                 cores.setdefault(worker.node, []).append((job.id, ask.cpu_milli or 1000))
-    found = {job for jobs in on.values() if len(set(jobs)) > 1 for job in jobs}
+    shared = {job for jobs in on.values() if len(set(jobs)) > 1 for job in jobs}
     for node, jobs in cores.items():
         there = state.capacity.nodes[state.capacity.index[node]].cpu_milli
         if sum(milli for _, milli in jobs) > there:
-            found |= {job for job, _ in jobs}
-    return found
+            shared |= {job for job, _ in jobs}
+    return shared
 
 
 @dataclass(frozen=True, slots=True)

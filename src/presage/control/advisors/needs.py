@@ -179,7 +179,7 @@ class NeedsEstimator:
         """Memory in MiB, the step time in seconds and utilization, corrected by own runs."""
         name = workload(spec, model)
         versions, models = self._answering()
-        found: list[Estimate | None] = []
+        estimates: list[Estimate | None] = []
         for quantity, said, scale in (
             ("memory", alone.memory_mib, 1.0),
             ("step_time", alone.step_s, 1e3),
@@ -188,10 +188,12 @@ class NeedsEstimator:
             foreseen = said.p50 * scale if said else None
             learned = models[quantity].predict(name, alone.device, foreseen, alone.sizes)
             if not versions[quantity] or learned is None or "own" not in learned.source:
-                found.append(None if alone.elsewhere else said)
+                estimates.append(None if alone.elsewhere else said)
             else:
-                found.append(_times(learned, 1 / scale, said.unit if said else "", learned.source))
-        memory, step, busy = found
+                estimates.append(
+                    _times(learned, 1 / scale, said.unit if said else "", learned.source)
+                )
+        memory, step, busy = estimates
         least = _AFTER_OOM * self._champions.not_enough(name) if memory is not None else 0.0
         if memory is not None and memory.p90 < least:
             p10, p50, p90 = (max(value, least) for value in (memory.p10, memory.p50, memory.p90))
@@ -297,7 +299,7 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         "batch": float(model.batch),
     }
     assert tuple(sizes) == SIZES
-    found = answer.gpus[gpu.name]
+    on_gpu = answer.gpus[gpu.name]
 
     def estimate(said: Any, scale: float, unit: str, name: str) -> Estimate:
         return Estimate(said.p10 * scale, said.p50 * scale, said.p90 * scale, unit, name)
@@ -305,10 +307,10 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
     return Alone(
         device,
         sizes,
-        estimate(found.memory_mib, 1.0, "MiB", f"memory on {gpu.name}"),
+        estimate(on_gpu.memory_mib, 1.0, "MiB", f"memory on {gpu.name}"),
         None
         if elsewhere
-        else estimate(found.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
-        estimate(found.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
+        else estimate(on_gpu.gpu_util_pct, 0.01, "share", f"utilization of {gpu.name}"),
+        estimate(on_gpu.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
         elsewhere=elsewhere,
     )

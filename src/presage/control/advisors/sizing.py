@@ -175,12 +175,12 @@ class _Running:
 
 def _running(state: State) -> dict[str, _Running]:
     """Runs that asked for CPU or memory, which can be less."""
-    found = {}
+    running = {}
     for job in state.active.values():
         ask = ask_of(job, 0)
         if job.state is JobState.RUNNING and (ask.cpu_milli or ask.memory_mib):
             # One that ran out of memory is not held to less of it again.
             memory_mib = 0 if job.out_of_memory else ask.memory_mib
             asked = Resources(cpu_milli=ask.cpu_milli, memory_mib=memory_mib)
-            found[job.id] = _Running(job.spec, job.attempt, asked, job.limits)
-    return found
+            running[job.id] = _Running(job.spec, job.attempt, asked, job.limits)
+    return running

@@ -465,9 +465,9 @@ class Experience:
             self._begin()
             return 1
         changes = 0
-        while found := self._store.jobs.transitions_since(self._number):
-            changes += len(found)
-            for item in found:
+        while moves := self._store.jobs.transitions_since(self._number):
+            changes += len(moves)
+            for item in moves:
                 self._number = item.number
                 if item.status == "DOWNLOADING":
                     self._started(item.job, item.at)
