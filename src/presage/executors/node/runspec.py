@@ -169,10 +169,10 @@ def _named(data: Any) -> dict[str, str]:
 
 
 def _mib(value: str | float) -> int:
-    found = _MEMORY.fullmatch(str(value).strip())
-    if not found:
+    match = _MEMORY.fullmatch(str(value).strip())
+    if not match:
         raise ValueError(f"memory {value!r}")
-    size: float = float(found[1]) * _UNITS[found[2].upper()]
+    size: float = float(match[1]) * _UNITS[match[2].upper()]
     return math.ceil(size / (1 << 20))
 
 

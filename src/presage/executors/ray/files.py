@@ -48,17 +48,17 @@ class AgentCall(Protocol):
 
 def listing(root: Path) -> Listing:
     """What is there."""
-    found: Listing = {}
+    units: Listing = {}
     with suppress(OSError):
         for top in sorted(os.scandir(root), key=lambda entry: entry.name):
             if top.name.startswith("."):
                 continue
             if top.is_dir(follow_symlinks=False):
-                found[top.name] = _walk(root, Path(top.path))
+                units[top.name] = _walk(root, Path(top.path))
             elif top.is_file(follow_symlinks=False):
                 with suppress(OSError):
-                    found.setdefault(FILES, {})[top.name] = _mark(top.stat())
-    return found
+                    units.setdefault(FILES, {})[top.name] = _mark(top.stat())
+    return units
 
 
 def _walk(root: Path, directory: Path) -> dict[str, tuple[int, int]]:

@@ -150,8 +150,8 @@ class NodeGuardian(Guardian):
     def _abandon(self) -> None:
         """The agent is gone, and with it whoever could hear of this run: end it at once, since the
         job may already be starting somewhere else."""
-        while found := descendants(os.getpid()):
-            for pid in found:
+        while pids := descendants(os.getpid()):
+            for pid in pids:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             self._reap()

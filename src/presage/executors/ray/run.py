@@ -107,12 +107,12 @@ class GangRun:
 
     def cursors(self, id: str) -> dict[str, msg.Cursor]:
         """Where to go on to listen on a node, by key: logs are continued where our copies end."""
-        found = {}
+        cursors = {}
         for crew in self._crews():
             if part := crew.parts.get(id):
                 part.cursor = part.cursor or msg.Cursor(logs=self._log_sizes())
-                found[crew.key] = part.cursor
-        return found
+                cursors[crew.key] = part.cursor
+        return cursors
 
     def take(self, key: str, id: str, news: msg.RunNews | None) -> None:
         """Take in what the agent on a node says; None says that the run is not there."""
@@ -461,15 +461,15 @@ class GangRun:
             await files.add_to(partial(self._crew.call, part), area, self._areas[area], staged)
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
-        found = {}
+        secrets = {}
         for name, ref in spec.secrets.items():
             try:
-                found[name] = secret_path(self._layout, ref).read_text().rstrip("\n")
+                secrets[name] = secret_path(self._layout, ref).read_text().rstrip("\n")
             except RunSpecError as error:
                 raise Refused(str(error)) from None
             except (OSError, ValueError):
                 raise Refused(f"there is no secret {ref!r} that can be read, for {name}") from None
-        return found
+        return secrets
 
     # -- what is told ---------------------------------------------------------------------------
 
