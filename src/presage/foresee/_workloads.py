@@ -287,17 +287,17 @@ def _from_gpumemnet(row: dict[str, Any]) -> TrainingProfile:
 
 def read_layers(text: str) -> list[tuple[str, int, int]]:
     """A list of ('name', output elements, parameters) as GPUMemNet writes it; runs nothing."""
-    found: list[tuple[str, int, int]] = []
+    layers: list[tuple[str, int, int]] = []
     at = 1
     if len(text) <= _MOST_TEXT and text.startswith("[") and text.endswith("]"):
-        while (match := _LAYER.match(text, at)) and len(found) < _MOST_LAYERS:
-            found.append((match[1], int(match[2]), int(match[3])))
+        while (match := _LAYER.match(text, at)) and len(layers) < _MOST_LAYERS:
+            layers.append((match[1], int(match[2]), int(match[3])))
             at = match.end()
-    if not found or at != len(text) - 1:
+    if not layers or at != len(text) - 1:
         raise UserError(
             f"Activations-Params is no list of ('layer', outputs, parameters): {text[:60]}"
         )
-    return found
+    return layers
 
 
 def _pixels(listed: list[tuple[str, int, int]], n: int, before: int) -> int:

@@ -58,17 +58,17 @@ class FittedSlowdowns:
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """The inverse of the speed that is foreseen; nobody gets faster by company."""
         alone = (_alone(job), *sorted((_alone(other) for other in neighbours), key=repr))
-        found = self._known.get(alone)
-        if found is None:
+        estimate = self._known.get(alone)
+        if estimate is None:
             speed = self._estimator.speed(alone[0], alone[1:], self._gpu)
             low, middle, high = (
                 1.0 / min(1.0, max(value, _SLOWEST)) for value in (speed.p90, speed.p50, speed.p10)
             )
-            found = Estimate(low, middle, high, "times", self.version)
+            estimate = Estimate(low, middle, high, "times", self.version)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[alone] = found
-        return found
+            self._known[alone] = estimate
+        return estimate
 
 
 class TimeSharing:
@@ -118,23 +118,23 @@ class EstimatePredictor:
         """As foreseen at submission, and the more as its progress tells, the further it is; on
         other workers as its workload scales."""
         known = job.estimates.runtime_s if job.estimates is not None else None
-        found = known or self._otherwise.runtime(job, workers)
+        estimate = known or self._otherwise.runtime(job, workers)
         if job.progress >= _TELLING:
-            found = _sharpened(found, job)
+            estimate = _sharpened(estimate, job)
         if workers and job.spec.elastic and self._speeds.tells:
-            return self._scaled(found, job, workers)
-        return found
+            return self._scaled(estimate, job, workers)
+        return estimate
 
-    def _scaled(self, found: Estimate, job: Job, workers: Sequence[Worker]) -> Estimate:
+    def _scaled(self, estimate: Estimate, job: Job, workers: Sequence[Worker]) -> Estimate:
         """What was foreseen is for the fewest workers; what progress says, for those it has."""
         spec, least = job.spec, sum(role.min for role in job.spec.roles)
         told = job.progress >= _TELLING and job.allocation
         old = _shape(job.allocation) if told else (least, 1)
         times = self._speeds.ratio(same_work(spec), spec.model, least, _shape(workers), old)
         if times == 1.0:
-            return found
-        scaled = (found.p10 * times, found.p50 * times, found.p90 * times)
-        return Estimate(*scaled, "s", f"{found.source}, on {len(workers)} workers")
+            return estimate
+        scaled = (estimate.p10 * times, estimate.p50 * times, estimate.p90 * times)
+        return Estimate(*scaled, "s", f"{estimate.source}, on {len(workers)} workers")
 
     def utilization(self, job: Job) -> Estimate:
         """As foreseen at submission."""
@@ -144,13 +144,13 @@ class EstimatePredictor:
     def memory(self, job: Job) -> Estimate:
         """As foreseen at submission, and more for a workload that ran out of memory."""
         known = job.estimates.memory_mib if job.estimates is not None else None
-        found = known or self._otherwise.memory(job)
+        estimate = known or self._otherwise.memory(job)
         times = self._out_of_memory.get(same_needs(job.spec), 0) if self._out_of_memory else 0
         if not times:
-            return found
+            return estimate
         more = OomRetry().factor ** times
-        raised = (found.p10 * more, found.p50 * more, found.p90 * more)
-        return Estimate(*raised, found.unit, f"{found.source}, raised after it ran out")
+        raised = (estimate.p10 * more, estimate.p50 * more, estimate.p90 * more)
+        return Estimate(*raised, estimate.unit, f"{estimate.source}, raised after it ran out")
 
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer it takes beside others."""

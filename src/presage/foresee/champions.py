@@ -107,10 +107,10 @@ class Champions:
         if body is None:
             return Standing()
         try:
-            found: Standing = decode(Standing, json.loads(body))
+            standing: Standing = decode(Standing, json.loads(body))
         except (ValueError, TypeError) as error:
             raise UserError(f"{name} in the store cannot be read: {error}") from None
-        return found
+        return standing
 
     def model(self, quantity: str, number: int | None = None) -> OwnRuns:
         """A version, or the champion."""
@@ -288,12 +288,12 @@ def _index(quantity: str, standing: Standing) -> Entry:
 
 def error_of(model: OwnRuns, runs: Sequence[OwnRun]) -> float | None:
     """Mean distance of prediction and truth in logarithms; None if it knows of no run."""
-    found = []
+    errors = []
     for run in runs:
         estimate = _answer(model, run)
         if estimate is not None and run.actual > 0:
-            found.append(abs(log(run.actual / max(estimate.p50, 1e-12))))
-    return float(np.mean(found)) if found else None
+            errors.append(abs(log(run.actual / max(estimate.p50, 1e-12))))
+    return float(np.mean(errors)) if errors else None
 
 
 def _answer(model: OwnRuns, run: OwnRun) -> Estimate | None:

@@ -80,8 +80,8 @@ def find(name: str, extra: Path | None = None) -> Gpu:
     gpus = catalogue(extra)
     known = {_key(alias): gpu for gpu in gpus.values() for alias in gpu.aliases}
     known |= {_key(gpu.name): gpu for gpu in gpus.values()}
-    found = known.get(_key(name))
-    if found is None:
+    match = known.get(_key(name))
+    if match is None:
         close = get_close_matches(_key(name), known, n=3, cutoff=0.6)
         near = list(dict.fromkeys(known[key].name for key in close))
         hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -89,7 +89,7 @@ def find(name: str, extra: Path | None = None) -> Gpu:
             f"unknown GPU {name!r}; {hint}`presage gpus` lists those there are, and you can add"
             f" yours to {user_file() or _home_file()}"
         )
-    return found
+    return match
 
 
 def user_file() -> Path | None:

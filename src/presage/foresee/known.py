@@ -42,8 +42,8 @@ class KnownModels:
 
     def places(self, names: Sequence[object]) -> npt.NDArray[np.int64]:
         """Where each is, -1 for a stranger; `resnet50.a1_in1k` is a `resnet50`."""
-        found = [self._place.get(str(name).partition(".")[0], -1) for name in names]
-        return np.array(found, np.int64)
+        rows = [self._place.get(str(name).partition(".")[0], -1) for name in names]
+        return np.array(rows, np.int64)
 
     def size(self, place: int) -> int:
         """Pixels on a side of the images its graph was made for."""

@@ -145,19 +145,19 @@ class MemoryEstimator(Estimator):
         that does not fit is not tried, so it decides nothing about whether the job fits."""
         self._check_fitted("residual_")
         rows = np.asarray(X, np.float64)
-        found = self.residual_.predict_interval(
+        interval = self.residual_.predict_interval(
             _relative(rows, self.floor_), base=self._base(rows)
         )
-        return np.maximum(found, rows[:, 1:2])
+        return np.maximum(interval, rows[:, 1:2])
 
     def predict_interval(self, X: npt.ArrayLike) -> Floats:
         """p10, p50, p90 of what a measurement of training shows where there is room: the p50 is
         lifted by the chance that a tried workspace is seen."""
         rows = np.asarray(X, np.float64)
-        found = self.needs(rows)
-        found[:, 1] *= np.exp(self._rise(rows) * np.interp(rows[:, _TRIED_SUM], *self.chance_))
-        found[:, 2] = np.maximum(found[:, 2], found[:, 1])
-        return found
+        interval = self.needs(rows)
+        interval[:, 1] *= np.exp(self._rise(rows) * np.interp(rows[:, _TRIED_SUM], *self.chance_))
+        interval[:, 2] = np.maximum(interval[:, 2], interval[:, 1])
+        return interval
 
     def explain(self, graph: OpGraph, batch: float) -> dict[str, float]:
         """Where the MiB go; the parts add up to the median."""

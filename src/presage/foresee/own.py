@@ -107,13 +107,13 @@ class OwnRuns:
     def from_json(cls, data: object) -> OwnRuns:
         """What `to_json` wrote; `UserError` for anything else."""
         try:
-            found: OwnRuns = decode(cls, data)
-            for factor in found.factors.values():
+            runs: OwnRuns = decode(cls, data)
+            for factor in runs.factors.values():
                 if len(factor.weights) != len(SIZES):
                     raise ValueError("its weights are of another version")
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"this is no model of own runs: {error}") from None
-        return found
+        return runs
 
 
 def _around(middle: float, low: float, high: float, unit: str, runs: int) -> Estimate:

@@ -187,10 +187,12 @@ def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction
         raise GraphError("the model computes nothing")
     row = memory_features(graph, batch)
     by_role = live_peak(graph, batch).by_role
-    found = estimators.memory().graph
-    needs = found.needs(row[None, :])[0]
-    shows = needs if graph.options.get("inference") else found.predict_interval(row[None, :])[0]
-    breakdown = {name: round(size, 1) for name, size in found.parts(row, by_role).items()}
+    estimator = estimators.memory().graph
+    needs = estimator.needs(row[None, :])[0]
+    shows = (
+        needs if graph.options.get("inference") else estimator.predict_interval(row[None, :])[0]
+    )
+    breakdown = {name: round(size, 1) for name, size in estimator.parts(row, by_role).items()}
     operators = Operators.of(graph)
     answers = {}
     for gpu in gpus:

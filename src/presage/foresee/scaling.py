@@ -184,8 +184,8 @@ class ScalingModel:
         total, seen = self._log_batch[family]
         if seen < LEAST_STEPS:
             return
-        found = _not_negative(self._sums[family])
-        self._models[family] = StepModel(tuple(map(float, found)), float(np.exp(total / seen)))
+        weights = _not_negative(self._sums[family])
+        self._models[family] = StepModel(tuple(map(float, weights)), float(np.exp(total / seen)))
         self._default = None
 
     def _typical(self) -> StepModel:
@@ -320,10 +320,10 @@ class Speeds:
 
     def _bend(self, prior: StepModel, work: str, least: int) -> Bend:
         key, points = (work, prior, least), self._book.of(work)
-        found = self._known.get(key)
-        if found is None or found[0] is not points:
-            found = self._known[key] = points, Bend.fit(prior, least, points)
-        return found[1]
+        fitted = self._known.get(key)
+        if fitted is None or fitted[0] is not points:
+            fitted = self._known[key] = points, Bend.fit(prior, least, points)
+        return fitted[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,11 +379,11 @@ def _not_negative(sums: Floats) -> Floats:
     best, least = np.zeros(len(target)), 0.0
     for subset in _subsets(len(target)):
         part = np.ix_(subset, subset)
-        found = np.linalg.lstsq(gram[part], target[list(subset)], rcond=1e-10)[0]
-        loss = float(found @ gram[part] @ found - 2 * found @ target[list(subset)])
-        if found.min() >= 0 and loss < least - 1e-12:
+        solution = np.linalg.lstsq(gram[part], target[list(subset)], rcond=1e-10)[0]
+        loss = float(solution @ gram[part] @ solution - 2 * solution @ target[list(subset)])
+        if solution.min() >= 0 and loss < least - 1e-12:
             best = np.zeros(len(target))
-            best[list(subset)] = found
+            best[list(subset)] = solution
             least = loss
     result: Floats = best / scale
     return result

@@ -165,19 +165,19 @@ def class_factors(shares: Floats, factor: Floats) -> Floats:
 
     Gauss–Newton with Huber's loss.
     """
-    found = np.full(shares.shape[1], _USUAL)
+    logs = np.full(shares.shape[1], _USUAL)
     for _ in range(15):
-        parts = shares * np.exp(found)
+        parts = shares * np.exp(logs)
         total = parts.sum(axis=1, keepdims=True)
         slope, error = parts / total, factor - np.log(total[:, 0])
         weight = np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9)) / len(factor)
-        square = slope.T @ (slope * weight[:, None]) + _SHRINK * np.eye(len(found))
-        toward = slope.T @ (error * weight) - _SHRINK * (found - _USUAL)
+        square = slope.T @ (slope * weight[:, None]) + _SHRINK * np.eye(len(logs))
+        toward = slope.T @ (error * weight) - _SHRINK * (logs - _USUAL)
         step = np.clip(np.linalg.solve(square, toward), -0.7, 0.7)
-        found = np.clip(found + step, -2.0, 5.0)
+        logs = np.clip(logs + step, -2.0, 5.0)
         if np.abs(step).max() < 1e-3:
             break
-    return found
+    return logs
 
 
 def _with_sum(rows: Floats, factors: Floats) -> Floats:

@@ -31,8 +31,8 @@ def predict_table(table: pl.DataFrame, target: str) -> pl.DataFrame:
     if taken:
         raise UserError(f"the table has a column {taken[0]} already: drop it or rename it")
     _check(table)
-    found = TARGETS[target](table) if table.height else np.empty((0, 3))
-    columns = [pl.Series(name, found[:, i]) for i, name in enumerate(("p10", "p50", "p90"))]
+    quantiles = TARGETS[target](table) if table.height else np.empty((0, 3))
+    columns = [pl.Series(name, quantiles[:, i]) for i, name in enumerate(("p10", "p50", "p90"))]
     return table.with_columns(columns)
 
 
@@ -106,8 +106,8 @@ def _utilization(table: pl.DataFrame) -> Floats:
 
 
 def _percent(table: pl.DataFrame) -> Floats:
-    found = estimators.utilization().predict_interval(utilization.features_of(table))
-    return np.clip(found, 0.0, 100.0)
+    interval = estimators.utilization().predict_interval(utilization.features_of(table))
+    return np.clip(interval, 0.0, 100.0)
 
 
 def _known(table: pl.DataFrame) -> npt.NDArray[np.bool_]:

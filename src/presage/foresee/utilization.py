@@ -315,10 +315,10 @@ def _fit_constants(X: Features, target: Floats, pull: float) -> Floats:
 
     # Searched as a distance from what is known: from 0 the solver takes short first steps, and
     # long ones end where every constant is absurd and no direction leads back.
-    found = scipy.optimize.least_squares(
+    fit = scipy.optimize.least_squares(
         errors, np.zeros(known.size), loss="soft_l1", f_scale=0.1, max_nfev=200
     )
-    return np.asarray(np.exp(known + found.x), np.float64)
+    return np.asarray(np.exp(known + fit.x), np.float64)
 
 
 SHIPPED = ("gpumemnet_cnn_a100", "gpumemnet_mlp_a100", "miso_util_a100")

@@ -193,27 +193,27 @@ def _import(place: str) -> Any:
 
 
 def _find_function(module: Any, place: str, name: str) -> Callable[[], Any]:
-    found = getattr(module, name, None)
-    if found is None:
+    target = getattr(module, name, None)
+    if target is None:
         mine = [key for key, value in vars(module).items() if callable(value)]
         mine = [key for key in mine if not key.startswith("_")]
         near = get_close_matches(name, mine, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(mine[:8]) or 'none'}"
         raise GraphError(f"{place} has no function '{name}': {hint}")
-    if not callable(found):
+    if not callable(target):
         raise GraphError(
-            f"{place}:{name} is a {type(found).__name__}, not a function: "
+            f"{place}:{name} is a {type(target).__name__}, not a function: "
             "write a function without arguments that returns the model"
         )
     try:
-        inspect.signature(found).bind()
+        inspect.signature(target).bind()
     except TypeError as error:
         raise GraphError(
             f"{place}:{name} needs arguments ({error}): write a function without arguments"
         ) from None
     except ValueError:
         pass  # a function of C has no signature to look at
-    function: Callable[[], Any] = found
+    function: Callable[[], Any] = target
     return function
 
 

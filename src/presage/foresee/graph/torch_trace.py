@@ -280,9 +280,9 @@ class _Tracer:
         self.alive[key] = (serial, weakref.ref(storage, died))
 
     def _mark(self, tensor: Any, role: str) -> None:
-        found = self.alive.get(id(tensor.untyped_storage()))
-        if found is not None:
-            entry = self.storages[found[0]]
+        place = self.alive.get(id(tensor.untyped_storage()))
+        if place is not None:
+            entry = self.storages[place[0]]
             entry[4] = ROLES.index(role)
             if self.options["accumulate"]:
                 entry[0] = -1
@@ -410,16 +410,16 @@ def _leaves(torch: Any, out: Any) -> list[Any]:
 def _loss(torch: Any, out: Any) -> Any:
     """A number to train on: cross entropy over the classes of a batch of scores or of a sequence
     of them, otherwise the mean of everything that was returned."""
-    found = [t for t in _leaves(torch, out) if t.requires_grad]
-    if not found:
+    outputs = [t for t in _leaves(torch, out) if t.requires_grad]
+    if not outputs:
         return None
-    if found[0].dim() == 0:
-        return found[0]
-    if len(found) == 1 and found[0].dim() in (2, 3) and found[0].shape[-1] > 1:
-        scores = found[0].reshape(-1, found[0].shape[-1])
+    if outputs[0].dim() == 0:
+        return outputs[0]
+    if len(outputs) == 1 and outputs[0].dim() in (2, 3) and outputs[0].shape[-1] > 1:
+        scores = outputs[0].reshape(-1, outputs[0].shape[-1])
         target = torch.zeros(scores.shape[0], dtype=torch.int64)
         return torch.nn.functional.cross_entropy(scores, target)
-    return sum(t.float().mean() for t in found)
+    return sum(t.float().mean() for t in outputs)
 
 
 def _dtype(torch: Any, precision: str) -> Any:

@@ -53,9 +53,9 @@ def names() -> list[str]:
 
 def find(name: str) -> ZooEntry:
     """The entry of a name or an alias; case, hyphens and a batch size after it do not matter."""
-    found = _index().get(_plain(name))
-    if found is not None:
-        return found
+    entry = _index().get(_plain(name))
+    if entry is not None:
+        return entry
     near = get_close_matches(_plain(name), _index(), n=4, cutoff=0.5)
     close = dict.fromkeys(_index()[key].name for key in near)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names())}"

@@ -284,14 +284,14 @@ class _Yolo(nn.Module):
         for stage in self.stages:
             x = stage(x)
             levels.append(x)
-        found = []
+        scores = []
         for index, level in enumerate(reversed(levels[2:])):
             if index:
                 up = F.interpolate(self.narrow[index - 1](x), scale_factor=2.0)
                 level = torch.cat([up, level], 1)
             x = self.necks[index](level)
-            found.append(self.heads[index](x))
-        return found
+            scores.append(self.heads[index](x))
+        return scores
 
 
 def yolov3(classes: int = 80) -> Any:
