@@ -154,5 +154,5 @@ def _spread(points: Floats, k: int, random: np.random.Generator) -> Floats:
     return centres
 
 
-def _cohesion(found: Clustering) -> float:
-    return found.cohesion
+def _cohesion(clustering: Clustering) -> float:
+    return clustering.cohesion

@@ -323,14 +323,14 @@ def _old_normals(seed: int, count: int) -> Floats:
     twister = np.random.MT19937(0)
     twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
     uniform = np.random.Generator(twister)
-    found: list[float] = []
-    while len(found) < count:
+    normals: list[float] = []
+    while len(normals) < count:
         x, y = 2 * uniform.random() - 1, 2 * uniform.random() - 1
         square = x * x + y * y
         if 0 < square < 1:
             scale = np.sqrt(-2 * np.log(square) / square)
-            found += [scale * y, scale * x]
-    return np.array(found[:count])
+            normals += [scale * y, scale * x]
+    return np.array(normals[:count])
 
 
 def _as_windows(flat: Singles) -> npt.NDArray[Any]:

@@ -184,8 +184,8 @@ class PhaseForecaster:
         state = self.counts.states(where.phase, where.rows, where.previous)
         kind = kind or self.choice
         by_counts = kind == "semi-markov"
-        found = self.counts.table(rows)[state] if by_counts else self._by_network(where, rows)
-        at, share, visit, change = np.split(found, np.arange(1, 4) * n_phases, axis=1)
+        table = self.counts.table(rows)[state] if by_counts else self._by_network(where, rows)
+        at, share, visit, change = np.split(table, np.arange(1, 4) * n_phases, axis=1)
         following, wait = self.counts.following()
         after = following[state]
         after[np.arange(len(state)), where.phase] = 0.0
@@ -280,13 +280,13 @@ class PhaseForecaster:
         foreseen = {"semi-markov": np.concatenate(counted), "mlp": _softmax(at / best[0])}
         ends = np.cumsum([len(part) for part in phases])[:-1]
         for number, kind in enumerate(get_args(ForecastKind)):
-            for horizon_at, (found, came) in enumerate(
+            for horizon_at, (foretold, came) in enumerate(
                 zip(np.split(foreseen[kind], ends), np.split(happened, ends), strict=True)
             ):
                 balance[number, horizon_at] = _best_balance(
-                    found, phases[horizon_at], came.argmax(axis=1), path.shares
+                    foretold, phases[horizon_at], came.argmax(axis=1), path.shares
                 )
-        losses = {kind: _log_loss(found, happened) for kind, found in foreseen.items()}
+        losses = {kind: _log_loss(foretold, happened) for kind, foretold in foreseen.items()}
         return best, balance, losses
 
 

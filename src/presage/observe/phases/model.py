@@ -209,10 +209,10 @@ class PhaseModel:
         if isinstance(telemetry, Series):
             return self.predict_many([telemetry])[0]
         series = read_telemetry(Path(telemetry))
-        found = self.predict_many(series)
+        labels = self.predict_many(series)
         return {
             pod.pod: np.array(pod.by_input_row(phases), dtype=np.int64)
-            for pod, phases in zip(series, found, strict=True)
+            for pod, phases in zip(series, labels, strict=True)
         }
 
     def predict_many(self, series: Sequence[Series]) -> list[Ints]:
@@ -252,8 +252,8 @@ class PhaseModel:
         grid, windows = self._windows(series)
         phases = _spread(self.assign(self.encoder.encode(windows.values)), windows, grid)
         rows = max(1, round(horizon_s / self.every))
-        found = self.forecaster.forecast(situations(grid, windows, phases), rows, self.every)
-        return found.spread(windows.places, grid.sample_offsets)
+        forecast = self.forecaster.forecast(situations(grid, windows, phases), rows, self.every)
+        return forecast.spread(windows.places, grid.sample_offsets)
 
     def forecast_online(
         self, stepper: Stepper, pods: Sequence[str], horizon_s: float

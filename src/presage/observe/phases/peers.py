@@ -101,8 +101,8 @@ class ChangePointEncoder:
         at = np.arange(len(windows))
         changed = (saved[at, cut] > self.penalty)[:, None]
         since = tails[at, cut] / (length - heads[cut])[:, None]
-        found: Floats = np.where(changed, since, whole / length)
-        return found
+        code: Floats = np.where(changed, since, whole / length)
+        return code
 
     def surprise(self, windows: Floats) -> Floats:
         """The mean squared distance of the last row from that mean."""

@@ -145,13 +145,13 @@ def covering(
     first."""
     ways = Counter(_steps(phases)[:depth] for phases in executions)
     ways.pop((), None)
-    total, covered, found = ways.total(), 0, list[Prototype]()
+    total, covered, prototypes = ways.total(), 0, list[Prototype]()
     for steps, count in sorted(ways.items(), key=lambda item: (-item[1], item[0])):
         if covered >= share * total:
             break
-        found.append(Prototype(steps, count, count / total))
+        prototypes.append(Prototype(steps, count, count / total))
         covered += count
-    return found
+    return prototypes
 
 
 def markov_graph(executions: Iterable[Ints | Sequence[int]], memory: int = 1) -> Graph:

@@ -47,17 +47,17 @@ class PhaseStatistics:
     def of(self, phase: int, name: str) -> dict[str, float]:
         """One phase's numbers of a feature or resource."""
         column = self.names.index(name)
-        found = {
+        figures = {
             "mean": self.mean[phase, column],
             "sd": self.sd[phase, column],
             "min": self.minimum[phase, column],
             "max": self.maximum[phase, column],
         }
-        found |= {
+        figures |= {
             f"p{round(100 * q)}": value
             for q, value in zip(QUANTILES, self.quantiles[phase, column], strict=True)
         }
-        return {key: float(value) for key, value in found.items()}
+        return {key: float(value) for key, value in figures.items()}
 
     def to_json(self) -> list[dict[str, Any]]:
         """A record for each phase that has samples."""

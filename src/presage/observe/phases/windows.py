@@ -140,11 +140,11 @@ def situations(grid: Grid, windows: Windows, phases: Ints) -> Situations:
 
 def phases_of_rows(grid: Grid, phases: Ints) -> Ints:
     """The phase of each row of the grid."""
-    found = np.full(len(grid.values), -1)
-    found[grid.bucket] = phases  # the last sample of a row is written last
-    full = np.zeros(len(found), dtype=bool)
+    by_row = np.full(len(grid.values), -1)
+    by_row[grid.bucket] = phases  # the last sample of a row is written last
+    full = np.zeros(len(by_row), dtype=bool)
     full[grid.bucket] = True
-    source = np.maximum.accumulate(np.where(full, np.arange(len(found)), 0))
+    source = np.maximum.accumulate(np.where(full, np.arange(len(by_row)), 0))
     broken = ~full & np.isnan(grid.values).all(axis=1)
-    answer: Ints = np.where(broken, -1, found[source])
+    answer: Ints = np.where(broken, -1, by_row[source])
     return answer
