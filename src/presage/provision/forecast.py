@@ -102,7 +102,7 @@ class UsageForecaster:
         units = _units(usage)[rows]
         fold = units % _FOLDS
         trees = int(np.clip(_WINDOWS_X_TREES / len(rows), _LEAST_TREES, _MOST_TREES))
-        forests, found = [], np.empty_like(target)
+        forests, cover = [], np.empty_like(target)
         for one in range(_FOLDS):
             others, mine = fold != one, fold == one
             forest = make(
@@ -114,15 +114,15 @@ class UsageForecaster:
             ).fit(features[others], target[others], sample_weight=weights[others])
             forests.append(forest)
             if mine.any():
-                found[mine] = forest.predict(features[mine])
+                cover[mine] = forest.predict(features[mine])
         least = _LEAST_COVERAGE_MEMORY if is_memory else _LEAST_COVERAGE
         amounts = _amounts(usage, multiples, small)[rows]
         sizes = np.sqrt(base[rows])
         price = _price(
-            amounts, sizes, found, target, weights, None if is_memory else units, target_pct, least
+            amounts, sizes, cover, target, weights, None if is_memory else units, target_pct, least
         )
         own = np.full(len(usage), np.nan)
-        own[rows] = _at(amounts, _chosen(amounts, found, price * sizes, least))
+        own[rows] = _at(amounts, _chosen(amounts, cover, price * sizes, least))
         return cls(forests, multiples, small, table, price, least, own)
 
     def wish(self, usage: Usage, now: ExpectedPhases) -> Wish:
@@ -131,10 +131,10 @@ class UsageForecaster:
         wanted = np.full(len(usage), np.nan)
         if rows.size:
             features = _features(usage, now, self.table, self.small)[rows]
-            found = np.mean([forest.predict(features) for forest in self.forests], axis=0)
+            cover = np.mean([forest.predict(features) for forest in self.forests], axis=0)
             amounts = _amounts(usage, self.multiples, self.small)[rows]
             prices = self.price * np.sqrt(_base(usage, self.small)[rows])
-            wanted[rows] = _at(amounts, _chosen(amounts, found, prices, self.least_coverage))
+            wanted[rows] = _at(amounts, _chosen(amounts, cover, prices, self.least_coverage))
         return Wish(wanted)
 
     def own_wish(self) -> Wish:
@@ -149,16 +149,16 @@ def _base(usage: Usage, small: float) -> Floats:
     if usage.resource in MEMORY:
         return peak + small
     usual = np.nan_to_num(usage.before(usage.so_far(usage.mean, _USUAL)))
-    found: Floats = np.maximum(peak, usual) + small
-    return found
+    base: Floats = np.maximum(peak, usual) + small
+    return base
 
 
 def _amounts(usage: Usage, multiples: Floats, small: float) -> Floats:
     """(windows, multiples): what may be given; of memory, never less than is in use."""
-    found: Floats = np.maximum(_base(usage, small)[:, None] * multiples - small, 0)
+    amounts: Floats = np.maximum(_base(usage, small)[:, None] * multiples - small, 0)
     if usage.resource in MEMORY:
-        found = np.maximum(found, np.nan_to_num(usage.before(usage.last))[:, None])
-    return found
+        amounts = np.maximum(amounts, np.nan_to_num(usage.before(usage.last))[:, None])
+    return amounts
 
 
 def _covered(usage: Usage, seen: Floats, multiples: Floats) -> Floats:
@@ -226,8 +226,8 @@ def _units(usage: Usage) -> Ints:
     if len(usage.pods) >= _LEAST_PODS:
         return usage.pod
     stretch = max(1, (int(usage.order.max()) + 1) // (3 * _FOLDS))
-    found: Ints = usage.pod + len(usage.pods) * (usage.order // stretch)
-    return found
+    units: Ints = usage.pod + len(usage.pods) * (usage.order // stretch)
+    return units
 
 
 def _chosen(amounts: Floats, covered: Floats, prices: Floats, least: float) -> Ints:
@@ -239,14 +239,14 @@ def _chosen(amounts: Floats, covered: Floats, prices: Floats, least: float) -> I
 
 
 def _at(amounts: Floats, chosen: Ints) -> Floats:
-    found: Floats = amounts[np.arange(len(chosen)), chosen]
-    return found
+    picked: Floats = amounts[np.arange(len(chosen)), chosen]
+    return picked
 
 
 def _price(
     amounts: Floats,
     sizes: Floats,
-    predicted: Floats,
+    cover: Floats,
     covered: Floats,
     weights: Floats,
     units: Ints | None,
@@ -260,7 +260,7 @@ def _price(
     rows = np.arange(len(amounts))
     for _ in range(32):
         middle = (low + high) / 2
-        chosen = _chosen(amounts, predicted, scale * 10**middle * sizes, least)
+        chosen = _chosen(amounts, cover, scale * 10**middle * sizes, least)
         met = weights * covered[rows, chosen]
         mean = met.sum() / weights.sum()
         error = 0.0

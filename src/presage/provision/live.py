@@ -228,11 +228,11 @@ def series_of(run: str, samples: Sequence[tuple[float, float, float]]) -> Series
 
 def _settled(phase: Ints) -> Ints:
     """Phases without the samples at their edges, which tell of both sides."""
-    found = phase.copy()
+    settled = phase.copy()
     change = np.flatnonzero(np.diff(phase)) + 1
-    found[change] = -1
-    found[change - 1] = -1
-    return found
+    settled[change] = -1
+    settled[change - 1] = -1
+    return settled
 
 
 def _tables(model: LivePhases, quantile: float) -> tuple[Floats, Floats]:

@@ -161,7 +161,7 @@ def krr(usage: Usage) -> Wish:
     """Robusta KRR: `simple` strategy with its defaults."""
     if usage.resource in MEMORY:
         return Wish(usage.before(_SAFETY * usage.so_far(usage.maximum)), bump=1.25)
-    found = np.empty(len(usage))
+    target = np.empty(len(usage))
     seen: list[float] = []
     samples = usage.use.tolist()
     ends = (usage.starts + usage.counts).tolist()
@@ -170,8 +170,8 @@ def krr(usage: Usage) -> Wish:
             seen = []
         for sample in samples[begins:end]:
             insort(seen, sample)
-        found[row] = seen[max(0, -(-19 * len(seen) // 20) - 1)]
-    return Wish(usage.before(found))
+        target[row] = seen[max(0, -(-19 * len(seen) // 20) - 1)]
+    return Wish(usage.before(target))
 
 
 def vpa(usage: Usage) -> Wish:
@@ -186,7 +186,7 @@ def vpa(usage: Usage) -> Wish:
     first = _first_bucket(usage)
     bucket = _bucket(usage.use, first)
     n_buckets = int(bucket.max()) + 1
-    found, total = np.empty(len(usage)), np.zeros((len(usage.pods), n_buckets))
+    target, total = np.empty(len(usage)), np.zeros((len(usage.pods), n_buckets))
     weight = np.exp2(usage.times / _DAY_S)  # later samples count more; only ratios matter
     window = np.repeat(np.arange(len(usage)), usage.counts)
     cell = window * n_buckets + bucket
@@ -199,8 +199,8 @@ def vpa(usage: Usage) -> Wish:
         total[np.repeat(pods, sizes), cells[inside] % n_buckets] += weights[inside]
         rising = np.cumsum(total[pods], axis=1)
         at = (rising < _TARGET * rising[:, -1:] * (1 - 1e-12)).sum(axis=1)
-        found[rows] = _end_of(at, first)
-    return Wish(usage.before(_SAFETY * found))
+        target[rows] = _end_of(at, first)
+    return Wish(usage.before(_SAFETY * target))
 
 
 def _daily_peaks(usage: Usage) -> Floats:
@@ -209,7 +209,7 @@ def _daily_peaks(usage: Usage) -> Floats:
     day = np.floor(usage.index * usage.window_s / _DAY_S).astype(np.int64)
     peaks = np.full((len(usage.pods), _PEAKS_KEPT), -np.inf)
     of_day = np.full((len(usage.pods), _PEAKS_KEPT), -1)
-    found = np.empty(len(usage))
+    ends = np.empty(len(usage))
     for rows, pods in usage.steps():
         slot = day[rows] % _PEAKS_KEPT
         stale = of_day[pods, slot] != day[rows]
@@ -223,8 +223,8 @@ def _daily_peaks(usage: Usage) -> Floats:
         rising = np.cumsum(np.take_along_axis(weight, order, axis=1), axis=1)
         at = (rising < _TARGET * rising[:, -1:] * (1 - 1e-12)).sum(axis=1)
         peak = np.take_along_axis(here, order, axis=1)[np.arange(len(rows)), at]
-        found[rows] = _end_of(_bucket(peak, first), first)
-    return found
+        ends[rows] = _end_of(_bucket(peak, first), first)
+    return ends
 
 
 def _first_bucket(usage: Usage) -> float:

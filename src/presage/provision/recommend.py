@@ -68,29 +68,31 @@ def recommend(
     ]
 
 
-def kubernetes_patch(found: Sequence[Recommendation], pod: str, container: str) -> dict[str, Any]:
+def kubernetes_patch(
+    recommended: Sequence[Recommendation], pod: str, container: str
+) -> dict[str, Any]:
     """A strategic merge patch that resizes a container of a pod in place:
     `kubectl patch pod POD --subresource resize --patch ...`."""
     sizes = {}
-    for one in _of_pod(found, pod):
+    for one in _of_pod(recommended, pod):
         if one.resource == "cpu" and one.unit == "cores":
             sizes["cpu"] = f"{max(1, ceil(1000 * one.amount - 1e-6))}m"
         elif one.resource == "memory" and one.unit in _BYTES:
             sizes["memory"] = f"{_mib(one)}Mi"
-    _refuse_nothing(sizes, found, pod)
+    _refuse_nothing(sizes, recommended, pod)
     resources = {"requests": sizes, "limits": dict(sizes)}
     return {"spec": {"containers": [{"name": container, "resources": resources}]}}
 
 
-def manifest_fragment(found: Sequence[Recommendation], pod: str) -> dict[str, Any]:
+def manifest_fragment(recommended: Sequence[Recommendation], pod: str) -> dict[str, Any]:
     """The `resources` of a Presage manifest."""
     sizes: dict[str, Any] = {}
-    for one in _of_pod(found, pod):
+    for one in _of_pod(recommended, pod):
         if one.resource == "cpu" and one.unit == "cores":
             sizes["cpus"] = max(1, ceil(1000 * one.amount - 1e-6)) / 1000
         elif one.resource in MEMORY and one.unit in _BYTES:
             sizes[one.resource] = f"{_mib(one)}Mi"
-    _refuse_nothing(sizes, found, pod)
+    _refuse_nothing(sizes, recommended, pod)
     return {"resources": sizes}
 
 
@@ -117,7 +119,7 @@ def _of_resource(
     short[last] = False  # that sample was made up
     lost = np.bincount(usage.pod, short, len(usage.pods)).astype(np.int64)
     seen = outcome.outlooks.get(usage.resource)
-    found = []
+    recommended = []
     for row in last:
         pod, amount = usage.pod[row], float(sized.allocation[row])
         if np.isnan(amount):
@@ -132,10 +134,10 @@ def _of_resource(
         if outcome.target_pct is not None:
             parts[-1] += f" (for {outcome.target_pct:g} % of samples)"
         parts.append(_history(int(lost[pod]), int(usage.order[row]) - 1, usage.resource))
-        found.append(
+        recommended.append(
             Recommendation(usage.pods[pod], usage.resource, amount, usage.unit, "; ".join(parts))
         )
-    return found
+    return recommended
 
 
 def _history(lost: int, windows: int, resource: str) -> str:
@@ -145,16 +147,20 @@ def _history(lost: int, windows: int, resource: str) -> str:
     return f"so sized, it {what} in {lost} of {windows} windows before"
 
 
-def _of_pod(found: Sequence[Recommendation], pod: str) -> list[Recommendation]:
-    mine = [one for one in found if one.pod == pod]
+def _of_pod(recommended: Sequence[Recommendation], pod: str) -> list[Recommendation]:
+    mine = [one for one in recommended if one.pod == pod]
     if not mine:
         raise ProvisionError(f"there is nothing to recommend for pod {pod}")
     return mine
 
 
-def _refuse_nothing(sizes: Mapping[str, Any], found: Sequence[Recommendation], pod: str) -> None:
+def _refuse_nothing(
+    sizes: Mapping[str, Any], recommended: Sequence[Recommendation], pod: str
+) -> None:
     if not sizes:
-        units = ", ".join(f"{one.resource} in {one.unit or '?'}" for one in _of_pod(found, pod))
+        units = ", ".join(
+            f"{one.resource} in {one.unit or '?'}" for one in _of_pod(recommended, pod)
+        )
         raise ProvisionError(
             f"pod {pod} was measured as {units}, which no request can be made of; "
             "a patch needs cpu in cores or memory in bytes"

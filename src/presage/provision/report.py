@@ -187,17 +187,17 @@ def _tradeoff(outcome: RightsizeResult, resource: str, colours: dict[str, str]) 
         usage, floor = sized.usage, None
         if resource in MEMORY and policy not in _FIXED:
             floor = usage.before(usage.last)
-        found = []
+        scores = []
         for scale in _SCALES:
             given = sized.allocation * scale
             given = given if floor is None else np.fmax(given, floor)
-            found.append(score(usage, given, sized.score.margin))
+            scores.append(score(usage, given, sized.score.margin))
         line = {"color": colours[policy], "width": 1.8}
         data.append(
             {
                 **{"type": "scatter", "mode": "lines", "name": policy, "line": line},
-                "x": short([_ratio(one.alloc_over_use) for one in found]),
-                "y": short([one.fulfilment_pct for one in found]),
+                "x": short([_ratio(one.alloc_over_use) for one in scores]),
+                "y": short([one.fulfilment_pct for one in scores]),
                 "hovertemplate": "%{y:.2f} % met with %{x:.3f} × use",
                 "legendgroup": policy,
             }

@@ -45,8 +45,8 @@ class Value:
             return cls()
         if text == "max":
             return cls(1.0)
-        if (found := re.fullmatch(r"p(\d{1,2}(\.\d+)?)", text)) is not None:
-            return cls(float(found[1]) / 100)
+        if (match := re.fullmatch(r"p(\d{1,2}(\.\d+)?)", text)) is not None:
+            return cls(float(match[1]) / 100)
         raise ProvisionError(f"there is no value '{text}'; choose mean+2sd, max or e.g. p95")
 
     def __str__(self) -> str:
@@ -124,9 +124,9 @@ class Usage:
     @cached_property
     def first(self) -> npt.NDArray[np.bool_]:
         """Whether a window is its pod's first."""
-        found = np.ones(len(self), dtype=np.bool_)
-        found[1:] = np.diff(self.pod) != 0
-        return found
+        first = np.ones(len(self), dtype=np.bool_)
+        first[1:] = np.diff(self.pod) != 0
+        return first
 
     @cached_property
     def order(self) -> Ints:
@@ -168,16 +168,16 @@ class Usage:
     @cached_property
     def last(self) -> Floats:
         """Per window, its last sample."""
-        found: Floats = self.use[self.starts + self.counts - 1]
-        return found
+        last: Floats = self.use[self.starts + self.counts - 1]
+        return last
 
     def quantile(self, share: float) -> Floats:
         """Per window: the least sample that at least this share of the samples do not exceed."""
         window = np.repeat(np.arange(len(self)), self.counts)
         rising = self.use[np.lexsort((self.use, window))]
         rank = np.ceil(share * self.counts - _ROUNDING).astype(np.int64) - 1
-        found: Floats = rising[self.starts + np.clip(rank, 0, self.counts - 1)]
-        return found
+        values: Floats = rising[self.starts + np.clip(rank, 0, self.counts - 1)]
+        return values
 
     def value(self, value: Value) -> Floats:
         """Per window, what it stands for."""
@@ -191,15 +191,15 @@ class Usage:
 
     def before(self, per_window: Floats, steps: int = 1) -> Floats:
         """Per window, the number of the window so many before it in its pod; NaN if none is."""
-        found = np.full(len(self), np.nan)
+        shifted = np.full(len(self), np.nan)
         has = np.flatnonzero(self.order >= steps)
-        found[has] = per_window[has - steps]
-        return found
+        shifted[has] = per_window[has - steps]
+        return shifted
 
     def so_far(self, per_window: Floats, keep: float | None = None) -> Floats:
         """Per window, the largest number of its pod up to and including it; with `keep`, the mean
         in which each older window counts that much of the one after it."""
-        found, state = np.empty(len(self)), np.full(len(self.pods), -np.inf)
+        peaks, state = np.empty(len(self)), np.full(len(self.pods), -np.inf)
         for rows, pods in self.steps():
             now = per_window[rows]
             if keep is None:
@@ -207,16 +207,16 @@ class Usage:
             else:
                 begins = np.isneginf(state[pods])
                 state[pods] = np.where(begins, now, keep * state[pods] + (1 - keep) * now)
-            found[rows] = state[pods]
-        return found
+            peaks[rows] = state[pods]
+        return peaks
 
     def running_total(self, per_window: Floats) -> Floats:
         """Per window, the sum of its pod up to and including it."""
         total = np.cumsum(per_window)
         starts = np.flatnonzero(self.first)
         before = np.where(starts > 0, total[starts - 1], 0.0)
-        found: Floats = total - before[self.pod]
-        return found
+        totals: Floats = total - before[self.pod]
+        return totals
 
 
 def resources_in(series: Sequence[Series]) -> list[str]:
