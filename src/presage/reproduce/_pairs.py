@@ -91,12 +91,12 @@ class Table:
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer a job is foreseen to take."""
         names = (job.spec.model or "", *(other.spec.model or "" for other in neighbours))
-        found = self._known.get(names)
-        if found is None:
+        estimate = self._known.get(names)
+        if estimate is None:
             own, *others = (self.index[name] for name in names)
             value = _added(self.speed, own, others)
-            found = self._known[names] = Estimate.exact(value, "times", self.version)
-        return found
+            estimate = self._known[names] = Estimate.exact(value, "times", self.version)
+        return estimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,19 +67,19 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
 def _lines(row: dict[str, Any]) -> list[ReproducedFigure]:
     where = f"{row['data']}, {row['resource']}"
     equal, scores = row["equal"], row["scores"]
-    found = []
+    figures = []
     for policy, paper in (("phase", 0.7), ("forecast", None)):
         if equal[policy] is None or equal["adaptive"] is None:
             continue
         ratio = equal[policy] / equal["adaptive"]
         what = f"{where}: allocation, {policy} ÷ adaptive"
-        found.append(
+        figures.append(
             ReproducedFigure.at_most(what, ratio, 1.0)
             if policy == "forecast"
             else ReproducedFigure(what, ratio, paper)
         )
     met = scores["forecast"]["fulfilment_pct"]
-    found.append(
+    figures.append(
         ReproducedFigure.at_least(
             f"{where}: served by forecast", met, TARGET, paper=95.0, unit="%"
         )
@@ -87,10 +87,10 @@ def _lines(row: dict[str, Any]) -> list[ReproducedFigure]:
     if row["resource"] == "memory":
         most = max(1, scores["adaptive"]["oom"])
         ooms = scores["forecast"]["oom"] / most
-        found.append(
+        figures.append(
             ReproducedFigure.at_most(f"{where}: OOM, forecast ÷ adaptive", ooms, 1.0, paper=1.0)
         )
-    return found
+    return figures
 
 
 def splits(data: Path, names: Sequence[str], every: int = 1) -> Iterator[Split]:
@@ -142,14 +142,14 @@ def measure(
     """A row for each resource: the curve of every policy, what it gives where it reaches 95 % on
     the held-out part, and its scores with margins for 95 %."""
     model = PhaseModel.fit(training)
-    found = {
+    results = {
         target: rightsize(held_out, policies, window_s, model=model, target_pct=target)
         for target in TARGETS
     }
     rows = []
-    for resource in next(iter(found[TARGET].sized.values())):
+    for resource in next(iter(results[TARGET].sized.values())):
         scores = {
-            policy: [found[target].sized[policy][resource].score for target in TARGETS]
+            policy: [results[target].sized[policy][resource].score for target in TARGETS]
             for policy in policies
         }
         at_target = {policy: of[TARGETS.index(TARGET)] for policy, of in scores.items()}

@@ -35,10 +35,10 @@ _MOST_SEEDS = 3
 
 def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     """Every load and variant. Jobs are generated: the data is not needed."""
-    found = rows(JOBS, min(seeds, _MOST_SEEDS), progress)
+    measured = rows(JOBS, min(seeds, _MOST_SEEDS), progress)
     lines = []
     for load in LOADS:
-        at = {row["variant"]: row for row in found if row["load"] == load}
+        at = {row["variant"]: row for row in measured if row["load"] == load}
         pack, spread = at["pack, gang"], at["spread, gang"]
         waited = float(pack["mean_wait_h"]), float(spread["mean_wait_h"])
         lines.append(
@@ -81,7 +81,7 @@ def rows(jobs: int, seeds: int, progress: Progress | None = None) -> list[dict[s
     """Every load and variant, averaged over the seeds."""
     nodes = read_cluster(CLUSTER)
     gpus = sum(len(node.devices) for node in nodes)
-    found: list[dict[str, float | str]] = []
+    table: list[dict[str, float | str]] = []
     for load in LOADS:
         traces = [make_trace("dlaas", jobs, seed, gpus=gpus, load=load) for seed in range(seeds)]
         for name, config in VARIANTS.items():
@@ -93,10 +93,10 @@ def rows(jobs: int, seeds: int, progress: Progress | None = None) -> list[dict[s
                 for trace in traces
             ]
             averaged = {key: mean(f[key] for f in figures) for key in figures[0]}
-            found.append({"load": load, "variant": name, **averaged})
+            table.append({"load": load, "variant": name, **averaged})
             if progress is not None:
-                progress(len(found), len(LOADS) * len(VARIANTS))
-    return found
+                progress(len(table), len(LOADS) * len(VARIANTS))
+    return table
 
 
 def measure(result: SimResult, last_arrival_s: float) -> dict[str, float]:

@@ -72,9 +72,9 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     ticks = count(1)
 
     def measured(setup: Setup, name: str, error: float = 0.0) -> ElasticFigures:
-        found = measure(setup, POLICIES[name], error=error)
+        figures = measure(setup, POLICIES[name], error=error)
         progress(next(ticks), steps)
-        return found
+        return figures
 
     mixes = [mix_setup(data, seed) for seed in range(seeds)]
     itps = [itp_setup(data, seed) for seed in range(seeds)]
@@ -85,8 +85,8 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     lines = [*_lines("mix", mix), *_lines(f"ITP {ITP_CLUSTER}", itp)]
     for load in OTHER_LOADS:
         others = [mix_setup(data, seed, load=load) for seed in range(seeds)]
-        found = {name: [measured(one, name) for one in others] for name in (STATIC, BY_GAIN)}
-        lines += _saved(f"mix at load {load:g}, {BY_GAIN}", found[BY_GAIN], found[STATIC])
+        by_policy = {name: [measured(one, name) for one in others] for name in (STATIC, BY_GAIN)}
+        lines += _saved(f"mix at load {load:g}, {BY_GAIN}", by_policy[BY_GAIN], by_policy[STATIC])
     for words, change in _VARIANTS.items():
         changed = [measured(_changed(one, **change), BY_GAIN) for one in mixes]
         lines += _saved(f"mix, {BY_GAIN}, {words}", changed, mix[STATIC])
@@ -115,9 +115,11 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     )
 
 
-def _lines(where: str, found: Mapping[str, Sequence[ElasticFigures]]) -> list[ReproducedFigure]:
+def _lines(
+    where: str, by_policy: Mapping[str, Sequence[ElasticFigures]]
+) -> list[ReproducedFigure]:
     """The two figures of the paper with their targets, then what else there is to know."""
-    static, gain = found[STATIC], found[BY_GAIN]
+    static, gain = by_policy[STATIC], by_policy[BY_GAIN]
     run_pct, wait_pct = (_less(gain, static, key) for key in ("run_s", "wait_s"))
     lines = [
         ReproducedFigure.at_least(
@@ -147,7 +149,7 @@ def _lines(where: str, found: Mapping[str, Sequence[ElasticFigures]]) -> list[Re
     ]
     for name in POLICIES:
         if name not in (STATIC, BY_GAIN):
-            lines += _saved(f"{where}, {name}", found[name], static)
+            lines += _saved(f"{where}, {name}", by_policy[name], static)
     waits = [one.wait_s / one.run_s for one in static]
     lines.append(
         ReproducedFigure(f"{where}: waiting ÷ run time, {STATIC}", float(np.mean(waits)), 1.13)
@@ -178,9 +180,9 @@ def _chart(
             "type": "bar",
             "name": f"{where}: {words}",
             "x": list(POLICIES),
-            "y": [100 - _less(found[name], found[STATIC], key) for name in POLICIES],
+            "y": [100 - _less(by_policy[name], by_policy[STATIC], key) for name in POLICIES],
         }
-        for where, found in (("mix", mix), ("ITP", itp))
+        for where, by_policy in (("mix", mix), ("ITP", itp))
         for words, key in (("run time", "run_s"), ("waiting", "wait_s"))
     ]
     layout = {"barmode": "group", "yaxis": {"title": {"text": f"% of {STATIC}"}}}
@@ -448,7 +450,7 @@ def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> Elasti
     steps = {job: one.true_s for job, one in setup.trainings.items()}
     speed = MeasuredSpeed(steps=steps, node_gpus=setup.node_gpus)
     rules = WorldRules(restart_cost_s=RESIZE_S, resize_cost_s=RESIZE_S, speed=speed)
-    found = simulate(
+    result = simulate(
         trace,
         read_cluster(setup.cluster),
         build(config),
@@ -457,16 +459,16 @@ def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> Elasti
         use_estimates=True,
         foresee=lambda oracle: Fitted(oracle, setup.trainings, error),
     )
-    jobs = found.jobs.filter(pl.col("status") == "finished")
+    jobs = result.jobs.filter(pl.col("status") == "finished")
     wait, jct = float(jobs["wait_s"].sum()), float(jobs["jct_s"].sum())
     return ElasticFigures(
         jct - wait,
         wait,
-        found.makespan_s,
+        result.makespan_s,
         jct / jobs.height,
         jobs.height,
-        found.cpu_s,
-        _no_queue_pct(found.series, jobs),
+        result.cpu_s,
+        _no_queue_pct(result.series, jobs),
     )
 
 

@@ -114,23 +114,24 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
             progress(done, total)
         return ColocationFigures.mean(runs)
 
-    found = {name: averaged(policy, 1.0) for name, policy in POLICIES.items()}
+    by_policy = {name: averaged(policy, 1.0) for name, policy in POLICIES.items()}
     for name, of, order in (
         (_AS_SUBMITTED, "reactive", fifo),
         (_LONGEST, "reactive", longest),
         (_LONGEST_ANY, "reactive, any idle GPU", longest),
     ):
-        found[name] = averaged(POLICIES[of], 1.0, order)
+        by_policy[name] = averaged(POLICIES[of], 1.0, order)
     sweep = {
-        error: found["colocate"] if error == 1.0 else averaged(_SHARE, error) for error in SWEEP
+        error: by_policy["colocate"] if error == 1.0 else averaged(_SHARE, error)
+        for error in SWEEP
     }
     return Reproduction(
         "hotcloud20",
         "Sharing GPUs by predicted use: 100 jobs on 12 GPUs",
         "Yeung et al., Towards GPU Utilization Prediction for Cloud Deep Learning, HotCloud 2020",
-        (*_lines(found), *_sweep_lines(sweep, found["one job a GPU"])),
+        (*_lines(by_policy), *_sweep_lines(sweep, by_policy["one job a GPU"])),
         _DIFFERS,
-        (_chart(sweep, found),),
+        (_chart(sweep, by_policy),),
     )
 
 
@@ -202,9 +203,9 @@ def measure(
     )
 
 
-def _lines(found: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
-    ours, one, reactive = (found[name] for name in ("colocate", "one job a GPU", "reactive"))
-    moving = found["reactive, any idle GPU"]
+def _lines(by_policy: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
+    ours, one, reactive = (by_policy[name] for name in ("colocate", "one job a GPU", "reactive"))
+    moving = by_policy["reactive, any idle GPU"]
 
     def below(mine: float, theirs: float) -> float:
         return 100 * (1 - mine / theirs)
@@ -243,13 +244,15 @@ def _lines(found: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
         ),
         ReproducedFigure.at_least(
             f"makespan below {_AS_SUBMITTED}",
-            below(ours.makespan_s, found[_AS_SUBMITTED].makespan_s),
+            below(ours.makespan_s, by_policy[_AS_SUBMITTED].makespan_s),
             26.5,
             unit="%",
         ),
         *(
             ReproducedFigure(
-                f"makespan below {name}", below(ours.makespan_s, found[name].makespan_s), unit="%"
+                f"makespan below {name}",
+                below(ours.makespan_s, by_policy[name].makespan_s),
+                unit="%",
             )
             for name in (_LONGEST, _LONGEST_ANY)
         ),
@@ -260,7 +263,7 @@ def _lines(found: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
             "mean JCT ÷ that of reactive on any idle GPU", ours.jct_s / moving.jct_s, 1.0
         ),
     ]
-    for name, figures in found.items():
+    for name, figures in by_policy.items():
         published = paper.get(name, (None, None))
         lines += [
             ReproducedFigure(f"{name}: utilization", figures.utilization_pct, published[0], "%"),
@@ -270,7 +273,7 @@ def _lines(found: dict[str, ColocationFigures]) -> list[ReproducedFigure]:
             ReproducedFigure(f"{name}: out of memory", figures.out_of_memory),
         ]
     lines.append(
-        ReproducedFigure.at_most("jobs lost", max(one.lost for one in found.values()), 0.0)
+        ReproducedFigure.at_most("jobs lost", max(one.lost for one in by_policy.values()), 0.0)
     )
     return lines
 
@@ -291,10 +294,12 @@ def _sweep_lines(
     return lines
 
 
-def _chart(sweep: dict[float, ColocationFigures], found: dict[str, ColocationFigures]) -> Chart:
+def _chart(
+    sweep: dict[float, ColocationFigures], by_policy: dict[str, ColocationFigures]
+) -> Chart:
     """How much is left of the gain as predictions get worse."""
     series = {"makespan": "makespan_s", "mean JCT": "jct_s"}
-    one, errors = found["one job a GPU"], list(sweep)
+    one, errors = by_policy["one job a GPU"], list(sweep)
     data = [
         {
             "type": "scatter",

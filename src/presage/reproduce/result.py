@@ -107,9 +107,9 @@ def verdict(line: ReproducedFigure) -> str:
     return "" if line.met is None else "met" if line.met else "missed"
 
 
-def reproduction_page(found: Reproduction) -> str:
+def reproduction_page(result: Reproduction) -> str:
     """The page as HTML."""
-    charts = {f"chart{at}": chart for at, chart in enumerate(found.charts)}
+    charts = {f"chart{at}": chart for at, chart in enumerate(result.charts)}
     rows = [
         (
             line.what,
@@ -120,14 +120,14 @@ def reproduction_page(found: Reproduction) -> str:
                 verdict(line),
             ),
         )
-        for line in found.lines
+        for line in result.lines
     ]
     return render(
         "reproduction.html",
-        title=found.title,
-        facts={"Experiment": found.name, "Published": found.source},
+        title=result.title,
+        facts={"Experiment": result.name, "Published": result.source},
         rows=rows,
         charts=charts,
-        differs=found.differs,
+        differs=result.differs,
         figures={"charts": {place: chart.figure for place, chart in charts.items()}},
     )
