@@ -76,8 +76,8 @@ class Accounts:
             return False
         if empty:
             return True
-        found = self._known.get(digest_of(_token(header)))
-        return found is not None and now < found[0]
+        cached = self._known.get(digest_of(_token(header)))
+        return cached is not None and now < cached[0]
 
     def whose(self, header: str | None) -> User:
         """The user behind an Authorization header; raises Unauthorized."""
@@ -93,9 +93,9 @@ class Accounts:
 
     def _lookup(self, digest: str) -> User | None:
         now = time.monotonic()
-        found = self._known.get(digest)
-        if found is not None and now < found[0]:
-            return found[1]
+        cached = self._known.get(digest)
+        if cached is not None and now < cached[0]:
+            return cached[1]
         user = self._users.by_token(digest)
         with self._lock:
             if len(self._known) >= _MOST_REMEMBERED:

@@ -99,14 +99,14 @@ async def _cluster(service: Service, page: _Page) -> None:
             },
         }
 
-    found = await service.ask(question)
-    page.add("presage_gpus", "gauge", "GPUs of the cluster", found["gpus"])
-    page.add("presage_gpus_free", "gauge", "GPUs nobody holds", found["free"])
-    page.add("presage_pending", "gauge", "Jobs that wait", found["pending"])
-    page.add("presage_active", "gauge", "Jobs that hold something", found["active"])
-    nodes = [({"state": state}, count) for state, count in found["nodes"].items()]
+    counts = await service.ask(question)
+    page.add("presage_gpus", "gauge", "GPUs of the cluster", counts["gpus"])
+    page.add("presage_gpus_free", "gauge", "GPUs nobody holds", counts["free"])
+    page.add("presage_pending", "gauge", "Jobs that wait", counts["pending"])
+    page.add("presage_active", "gauge", "Jobs that hold something", counts["active"])
+    nodes = [({"state": state}, count) for state, count in counts["nodes"].items()]
     page.add("presage_nodes", "gauge", "Nodes by state", nodes)
-    queues = [({"queue": queue}, gpus) for queue, gpus in sorted(found["queues"].items())]
+    queues = [({"queue": queue}, gpus) for queue, gpus in sorted(counts["queues"].items())]
     page.add("presage_queue_gpus", "gauge", "GPUs held by each queue", queues)
 
 
@@ -127,7 +127,7 @@ async def _workers(service: Service, page: _Page) -> None:
             for row in measured.latest(job, attempt, workers, since)
         ]
 
-    found = await asyncio.to_thread(read)
+    latest = await asyncio.to_thread(read)
     for name, about, field, unit in (
         ("cpu_cores", "Cores that a worker keeps busy", "cpu_cores", 1),
         ("memory_bytes", "Memory that the processes of a worker hold", "rss_mib", _MIB),
@@ -136,7 +136,7 @@ async def _workers(service: Service, page: _Page) -> None:
     ):
         rows = [
             (labels, value * unit)
-            for labels, row in found
+            for labels, row in latest
             if (value := getattr(row, field)) is not None
         ]
         page.add(f"presage_worker_{name}", "gauge", about, rows)

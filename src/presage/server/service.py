@@ -155,8 +155,8 @@ class Service:
     def secrets(self, row: JobRow) -> list[bytes]:
         """What the secrets of a job hold, longest first: it must not be shown to anybody."""
         names = set(((row.manifest or {}).get("secrets") or {}).values())
-        found = []
+        contents = []
         for name in names:
             with suppress(OSError):
-                found.append(self.layout.secret(name).read_bytes().rstrip(b"\n"))
-        return sorted(filter(None, found), key=len, reverse=True)
+                contents.append(self.layout.secret(name).read_bytes().rstrip(b"\n"))
+        return sorted(filter(None, contents), key=len, reverse=True)

@@ -143,13 +143,13 @@ async def what_if(body: WhatIfRequest, service: Parts, me: Me) -> JSONResponse:
     """
     require(me, UserRole.OPERATOR)
     chosen = _chosen(service, body)
-    found = await _replay(
+    answer = await _replay(
         service,
         since_s=body.since_s,
         policies={name: config.model_dump(mode="json") for name, config in chosen.items()},
         own=service.settings.policy.model_dump(mode="json"),
     )
-    return JSONResponse(found)
+    return JSONResponse(answer)
 
 
 @router.post("/what-if/trace", response_model=ExportedTrace)
@@ -224,8 +224,8 @@ async def _ahead(service: Any, row: JobRow) -> list[str] | None:
         ]
 
     with suppress(PresageError):
-        found: list[str] | None = await service.ask(question)
-        return found
+        names: list[str] | None = await service.ask(question)
+        return names
     return None
 
 

@@ -155,11 +155,11 @@ class LogFiles(ApiView):
 @router.get("/cluster-map", response_model=ClusterMap)
 async def cluster_map(service: Parts, me: Me) -> JSONResponse:
     """Every device of every node and who is on it; whose jobs you may not see stay unnamed."""
-    found = await service.ask(_map)
+    picture = await service.ask(_map)
     if me.role == UserRole.USER:
         known = await asyncio.to_thread(_known, service, me)
-        _hide(found, known)
-    return JSONResponse(found)
+        _hide(picture, known)
+    return JSONResponse(picture)
 
 
 @router.get("/utilization", response_model=Utilization)
@@ -224,12 +224,12 @@ def log_files(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Whose output is there, and how long it is."""
     row = _seen(service, job_id, me)
     home = service.layout.logs(row.id, 1).parent
-    found = []
+    logs = []
     for path in home.glob("*/*.log"):
         if path.parent.name.isdigit():
-            found.append((int(path.parent.name), path.stem, path.stat().st_size))
-    found.sort(key=lambda item: (-item[0], _worker_order(item[1])))
-    files = [{"attempt": a, "worker": w, "bytes": size} for a, w, size in found]
+            logs.append((int(path.parent.name), path.stem, path.stat().st_size))
+    logs.sort(key=lambda item: (-item[0], _worker_order(item[1])))
+    files = [{"attempt": a, "worker": w, "bytes": size} for a, w, size in logs]
     return JSONResponse({"files": files})
 
 
@@ -250,15 +250,15 @@ async def waiting(
             before.setdefault(other.spec.queue, []).append(other.seq)
         for numbers in before.values():
             numbers.sort()
-        found = []
+        waiting = []
         for name in wanted:
             mine = pending.get(name)
             reason = engine.explain(name) if mine is not None else None
             if mine is not None and reason is not None:
                 ahead = bisect_left(before[mine.spec.queue], mine.seq)
                 why = {"code": reason.code, "text": reason.text}
-                found.append({"id": name, "reason": why, "ahead": ahead})
-        return found
+                waiting.append({"id": name, "reason": why, "ahead": ahead})
+        return waiting
 
     return JSONResponse({"waiting": await service.ask(question)})
 
@@ -313,11 +313,11 @@ def _known(service: Service, me: User) -> set[str]:
         after = rows[-1].seq
 
 
-def _hide(found: dict[str, Any], known: set[str]) -> None:
+def _hide(picture: dict[str, Any], known: set[str]) -> None:
     """Leave out the jobs that are not known; where they are, they become -1."""
-    found["jobs"] = [job for job in found["jobs"] if job["id"] in known]
-    numbers = {job["number"] for job in found["jobs"]}
-    for node in found["nodes"]:
+    picture["jobs"] = [job for job in picture["jobs"] if job["id"] in known]
+    numbers = {job["number"] for job in picture["jobs"]}
+    for node in picture["nodes"]:
         node["jobs"] = _known_ones(node["jobs"], numbers)
         for device in node["devices"]:
             device[1] = _known_ones(device[1], numbers)
@@ -341,15 +341,15 @@ def _series(attempt: int, path: Path, points: int) -> list[dict[str, Any]]:
     by_worker: dict[str, list[Row]] = {}
     for row in rows(spread(path)):
         by_worker.setdefault(row.worker, []).append(row)
-    found = []
+    series = []
     for worker in sorted(by_worker, key=_worker_order):
         own = by_worker[worker]
         chosen = np.unique(np.linspace(0, len(own) - 1, min(points, len(own))).astype(int))
         few = [own[k] for k in chosen]
         columns = {name: [float(getattr(row, name) or 0.0) for row in few] for name in _MEASURED}
         at = [float(row.at) for row in few]
-        found.append({"attempt": attempt, "worker": worker, "at": at, **columns})
-    return found
+        series.append({"attempt": attempt, "worker": worker, "at": at, **columns})
+    return series
 
 
 def _worker_order(name: str) -> tuple[str, int]:

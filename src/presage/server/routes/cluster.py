@@ -26,9 +26,9 @@ router = APIRouter(prefix="/api/v1", tags=["cluster"])
 @router.get("/nodes", response_model=NodeList)
 async def nodes(service: Parts, me: Me) -> JSONResponse:
     """The nodes, what is free on them, and which jobs run there."""
-    found = await service.ask(nodes_of)
+    listed = await service.ask(nodes_of)
     hidden = me.role == UserRole.USER
-    return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in found]})
+    return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in listed]})
 
 
 @router.post("/nodes/{name}/drain", status_code=202, response_model=NodeStatus)
@@ -66,8 +66,8 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
             counts.setdefault(job.spec.queue, [0, 0])[0 if pending else 1] += 1
         return {"used": dict(state.usage), "counts": counts}
 
-    found = await service.ask(question)
-    names = sorted({*known, "default", *found["used"], *found["counts"]})
+    totals = await service.ask(question)
+    names = sorted({*known, "default", *totals["used"], *totals["counts"]})
     free = QueueConfig()
     return JSONResponse(
         {
@@ -77,9 +77,9 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
                     "quota_gpus": known.get(name, free).quota_gpus,
                     "limit_gpus": known.get(name, free).limit_gpus,
                     "weight": known.get(name, free).weight,
-                    "used_gpus": found["used"].get(name, 0) / WHOLE_GPU,
-                    "pending": found["counts"].get(name, [0, 0])[0],
-                    "running": found["counts"].get(name, [0, 0])[1],
+                    "used_gpus": totals["used"].get(name, 0) / WHOLE_GPU,
+                    "pending": totals["counts"].get(name, [0, 0])[0],
+                    "running": totals["counts"].get(name, [0, 0])[1],
                 }
                 for name in names
             ]

@@ -64,11 +64,11 @@ async def _stream(service: Any, me: Any, job: str | None, since: int) -> AsyncIt
     visible: dict[str, bool] = {}
     while True:
         if job is not None:
-            found = await asyncio.to_thread(service.store.jobs.transitions, job)
-            found = [item for item in found if item.number > since]
+            changes = await asyncio.to_thread(service.store.jobs.transitions, job)
+            changes = [item for item in changes if item.number > since]
         else:
-            found = await asyncio.to_thread(service.store.jobs.transitions_since, since)
-        for item in found:
+            changes = await asyncio.to_thread(service.store.jobs.transitions_since, since)
+        for item in changes:
             since = item.number
             if job is None and me.role == UserRole.USER:
                 if item.job not in visible:
@@ -86,7 +86,7 @@ async def _stream(service: Any, me: Any, job: str | None, since: int) -> AsyncIt
             quiet = 0.0
             if job is not None and item.status in ENDED:
                 return
-        if not found:
+        if not changes:
             quiet += _LOOK_S
             if quiet >= _BEAT_S:
                 quiet = 0.0

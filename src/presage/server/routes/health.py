@@ -61,8 +61,8 @@ async def readyz(service: Parts) -> JSONResponse:
 @router.get("/api/v1/alerts", response_model=Alerts)
 async def alerts(service: Parts, me: Me) -> JSONResponse:
     """What somebody should look at: estimates that are off by far more than they promised."""
-    found = await asyncio.to_thread(service.learner.alerts)
-    return JSONResponse({"alerts": list(found.values())})
+    texts = await asyncio.to_thread(service.learner.alerts)
+    return JSONResponse({"alerts": list(texts.values())})
 
 
 @router.get(

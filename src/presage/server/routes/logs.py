@@ -127,9 +127,9 @@ def _by_rank(row: JobRow, home: Path) -> list[str]:
     manifest = row.manifest or {}
     roles = list(manifest.get("roles") or {"worker": None})
     place = {role: k for k, role in enumerate(roles)}
-    found = []
+    ranked = []
     for path in home.glob("*.log") if home.is_dir() else ():
         role, _, number = path.stem.rpartition("-")
         if number.isdigit():
-            found.append((place.get(role, len(roles)), int(number), path.stem))
-    return [name for _, _, name in sorted(found)]
+            ranked.append((place.get(role, len(roles)), int(number), path.stem))
+    return [name for _, _, name in sorted(ranked)]

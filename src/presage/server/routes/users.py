@@ -71,11 +71,11 @@ def add_user(body: UserRequest, service: Parts, me: Me) -> JSONResponse:
 def remove_user(name: str, service: Parts, me: Me) -> JSONResponse:
     """Take somebody's access away; the jobs stay."""
     require(me, UserRole.ADMIN)
-    found = [user for user in service.accounts.all() if user.name == name]
-    if not _NAME.fullmatch(name) or not found or not service.accounts.remove(name):
+    matches = [user for user in service.accounts.all() if user.name == name]
+    if not _NAME.fullmatch(name) or not matches or not service.accounts.remove(name):
         raise NotFound(f"there is no user {name[:80]}")
     service.store.audit.add(AuditEntry(time.time(), me.name, "remove user", detail={"user": name}))
-    return JSONResponse(user_view(found[0]))
+    return JSONResponse(user_view(matches[0]))
 
 
 @router.get("/audit", response_model=AuditList)
@@ -89,5 +89,5 @@ def audit(
     require(me, UserRole.ADMIN)
     if job and "\0" in job:
         raise UserError("a name has no NUL characters")
-    found = service.store.audit.list(job=job, limit=limit)
-    return JSONResponse({"entries": [audit_view(entry) for entry in found]})
+    entries = service.store.audit.list(job=job, limit=limit)
+    return JSONResponse({"entries": [audit_view(entry) for entry in entries]})
