@@ -114,5 +114,5 @@ def scaled(values: Sequence[Value]) -> tuple[list[str], str]:
 
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a time of this length reads best: its seconds and its name."""
-    found = [unit for unit in _UNITS if seconds >= 2 * unit[0]]
-    return found[-1] if found else _UNITS[0]
+    units = [unit for unit in _UNITS if seconds >= 2 * unit[0]]
+    return units[-1] if units else _UNITS[0]

@@ -54,11 +54,11 @@ def _rows(results: Sequence[SimResult]) -> list[tuple[str, list[str], set[int]]]
 
 def _rejected(results: Sequence[SimResult]) -> list[tuple[str, list[tuple[str, str | None]], int]]:
     """Policies, the first jobs that each rejected, and how many more there are."""
-    found = []
+    tables = []
     for result in results[:20]:
         refused = result.jobs.filter(pl.col("status") == "rejected")
         if not refused.is_empty():
             shown = refused.head(_REJECTED_SHOWN)
             rows = shown.select(pl.col("job_id").cast(pl.String), "reason").rows()
-            found.append((result.policy[:60], rows, refused.height - shown.height))
-    return found
+            tables.append((result.policy[:60], rows, refused.height - shown.height))
+    return tables

@@ -155,9 +155,9 @@ def run_ahead(
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
     starts = {}
     for name in names:
-        found = [run.get(name, (inf, ())) for run in runs]
-        if name in wanted and any(at is not None for at, _ in found):
-            starts[name] = _start(found, now, horizon_s, calibration)
+        sampled = [run.get(name, (inf, ())) for run in runs]
+        if name in wanted and any(at is not None for at, _ in sampled):
+            starts[name] = _start(sampled, now, horizon_s, calibration)
     return StartForecast(now, len(runs), horizon_s, starts)
 
 
@@ -261,13 +261,13 @@ def _even(node: Node) -> Node:
 
 
 def _start(
-    found: Sequence[tuple[float | None, tuple[str, ...]]],
+    sampled: Sequence[tuple[float | None, tuple[str, ...]]],
     now: float,
     horizon_s: float,
     calibration: Calibration | None,
 ) -> Start:
     beyond = now + horizon_s
-    waits = [(inf if at is None or at >= beyond else at - now, nodes) for at, nodes in found]
+    waits = [(inf if at is None or at >= beyond else at - now, nodes) for at, nodes in sampled]
     waits.sort(key=lambda wait: wait[0])
     low, middle, high = (_quantile([wait for wait, _ in waits], q) for q in (0.1, 0.5, 0.9))
     nodes = waits[(len(waits) - 1) // 2][1] if middle is not None else ()

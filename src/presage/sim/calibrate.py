@@ -78,8 +78,8 @@ class Calibration:
         if age_s is not None:
             weight *= 0.5 ** (np.asarray(age_s, np.float64) / _HALF_LIFE_S)
         known = np.ones(ratio.size, bool) if started is None else np.asarray(started, bool)
-        found = _quantiles(ratio / _uncertainty(low, high), known, weight)
-        return cls(Conformal(*found, "log"))
+        quantiles = _quantiles(ratio / _uncertainty(low, high), known, weight)
+        return cls(Conformal(*quantiles, "log"))
 
     @classmethod
     def prior(cls) -> Calibration:
@@ -147,10 +147,10 @@ class ForecastLog:
 
     def started(self, job: str, at: float) -> Outcome | None:
         """A job started for the first time; what that teaches, if anything."""
-        found = self.open.pop(job, None)
-        if found is None or at <= found[0]:  # who did not wait teaches nothing about waiting
+        opened = self.open.pop(job, None)
+        if opened is None or at <= opened[0]:  # who did not wait teaches nothing about waiting
             return None
-        outcome = (*found, at - found[0])
+        outcome = (*opened, at - opened[0])
         self._outcomes.append(outcome)
         return outcome
 

@@ -167,8 +167,8 @@ def _cycle(span: float) -> tuple[float, Callable[[Floats], Floats]]:
 
     def back(times: Floats) -> Floats:
         weeks = np.floor(times / WEEK_S)
-        found: Floats = weeks * WEEK_S + np.interp(times - weeks * WEEK_S, passed, clock)
-        return found
+        clock_s: Floats = weeks * WEEK_S + np.interp(times - weeks * WEEK_S, passed, clock)
+        return clock_s
 
     weeks = span // WEEK_S
     return float(weeks * WEEK_S + np.interp(span - weeks * WEEK_S, clock, passed)), back

@@ -121,11 +121,11 @@ class RuntimeHistory:
         progress.hear(*_progress_of(jobs), ran, doubt)
         for number, layer in enumerate((same, *general)):
             level = self._levels[number]
-            found: dict[Hashable, list[int]] = {}
+            members_of: dict[Hashable, list[int]] = {}
             for job, names in enumerate(keys):
                 if names[number] in level.runs:
-                    found.setdefault(names[number], []).append(job)
-            for key, members in found.items():
+                    members_of.setdefault(names[number], []).append(job)
+            for key, members in members_of.items():
                 runs = level.runs[key]
                 runs.settle(self.half_life_s)
                 layer.hear(runs, np.array(members), runs.worth, ran, doubt)
@@ -241,8 +241,8 @@ class _RunTimes:
         last, longest = self._below[-1], self._values[-1]
         tail = longest * ((1 - last) / np.maximum(1 - lot, 1e-12)) ** (1 / _TAIL)
         inside = np.interp(lot, self._below, self._values)
-        found: Floats = np.where(lot > last, tail, inside)
-        return found
+        times: Floats = np.where(lot > last, tail, inside)
+        return times
 
 
 class _LogLogistic:
@@ -263,19 +263,19 @@ class _LogLogistic:
         """The other way round; `rows` says which job each lot is for."""
         place = np.log(np.maximum(lot, 1e-12) / np.maximum(1 - lot, 1e-12)) / log(9.0)
         spread = place * np.where(place < 0, self._low[rows], self._high[rows])
-        found: Floats = self._least_s[rows] + self._p50_s[rows] * np.exp(np.minimum(spread, 100))
-        return found
+        times: Floats = self._least_s[rows] + self._p50_s[rows] * np.exp(np.minimum(spread, 100))
+        return times
 
 
 def _progress_of(jobs: Sequence[Job]) -> tuple[_LogLogistic, Members, Floats]:
     """What the progress of jobs says, of which, and how many runs that is worth."""
-    found = [k for k, job in enumerate(jobs) if job.progress > 0 and job.progress_s > 0]
-    done = np.array([min(jobs[k].progress, 1.0) for k in found], np.float64)
-    elapsed = np.array([jobs[k].progress_s for k in found], np.float64)
+    reporting = [k for k, job in enumerate(jobs) if job.progress > 0 and job.progress_s > 0]
+    done = np.array([min(jobs[k].progress, 1.0) for k in reporting], np.float64)
+    elapsed = np.array([jobs[k].progress_s for k in reporting], np.float64)
     left = np.maximum(elapsed * (1 - done) / done, _LEAST_S)
     width = _PROGRESS_SPREAD / np.sqrt(done)
     worth = _BELIEF * done / _HALF_TOLD
-    return _LogLogistic(elapsed, left, width, width), np.array(found, np.intp), worth
+    return _LogLogistic(elapsed, left, width, width), np.array(reporting, np.intp), worth
 
 
 def _estimates_of(jobs: Sequence[Job]) -> tuple[_LogLogistic, Members, float]:

@@ -64,12 +64,12 @@ def table(results: Sequence[SimResult]) -> Table:
 def to_json(results: Sequence[SimResult]) -> dict[str, dict[str, dict[str, Any]]]:
     """`{"policies": {name: figures}}`; a figure that is not a finite number is None. Of a run with
     advisors, `advice` says how good they were."""
-    found: dict[str, dict[str, Any]] = {}
+    policies: dict[str, dict[str, Any]] = {}
     for result in results:
-        found[result.policy] = {name: _finite(value) for name, value in result.summary.items()}
+        policies[result.policy] = {name: _finite(value) for name, value in result.summary.items()}
         if result.advice is not None:
-            found[result.policy]["advice"] = asdict(result.advice)
-    return {"policies": found}
+            policies[result.policy]["advice"] = asdict(result.advice)
+    return {"policies": policies}
 
 
 def write_html(

@@ -46,7 +46,7 @@ def recorded_uses(
 ) -> dict[str, RecordedUse]:
     """The runs of jobs by their ids, which name their series. `asked` has the cores and MiB of
     each job: what a series that tells shares has shares of."""
-    found = {}
+    uses = {}
     for one in series:
         if one.pod in asked:
             cores, mib = asked[one.pod]
@@ -55,8 +55,8 @@ def recorded_uses(
             known = np.isfinite(busy) & np.isfinite(memory)
             if known.any():
                 columns = (one.times - one.times[0], busy, memory)
-                found[one.pod] = RecordedUse(*(tuple(c[known].tolist()) for c in columns))
-    return found
+                uses[one.pod] = RecordedUse(*(tuple(c[known].tolist()) for c in columns))
+    return uses
 
 
 def _amounts(series: Series, resource: str, units: Mapping[str, float], asked: float) -> Floats:

@@ -263,14 +263,14 @@ class World:
         """What runs with a recorded use want now. One that has less memory than it wants ends, one
         that has less CPU goes on as much slower until it is measured again."""
         self.now = now
-        found = []
+        uses = []
         for task in list(self.tasks.values()):
             if task.use is None or not task.speed:
                 continue
             self._progress(task)
             cores, memory_mib = task.use.at(task.duration_s - task.work_s)
             given = task.limits or task.spec.roles[0].resources
-            found.append(Use(task, cores, memory_mib, given))
+            uses.append(Use(task, cores, memory_mib, given))
             if task.limits is None:
                 continue
             if given.memory_mib and memory_mib > given.memory_mib:
@@ -281,7 +281,7 @@ class World:
             if left != task.throttled:
                 task.throttled = left
                 self._retime(task)
-        return found
+        return uses
 
     def poll(self, now: float) -> list[Fact]:
         """What happened until now, in the order in which it did."""

@@ -60,15 +60,15 @@ def _read(given: Path | pl.DataFrame, format: str, estimates: str | None) -> Tra
         )
     wanted = set(known.columns) | ({estimates} if estimates else set())
     rows = Rows(source.name, source.load(list(wanted)), known.id_column(source.columns))
-    found = known.read(rows)
+    table = known.read(rows)
     if estimates is not None:
-        found = found.with_columns(rows.numbers(estimates, null=True).alias("estimate_s"))
+        table = table.with_columns(rows.numbers(estimates, null=True).alias("estimate_s"))
     ids, integers = rows.ids()
-    if "job_id" not in found.columns:
-        found = found.with_columns(ids.alias("job_id"))
+    if "job_id" not in table.columns:
+        table = table.with_columns(ids.alias("job_id"))
     else:  # the reader renamed some
         integers = False
-    return finish(rows, found, format=known.name, integer_ids=integers)
+    return finish(rows, table, format=known.name, integer_ids=integers)
 
 
 def _detect(source: TraceSource) -> Format:

@@ -162,15 +162,15 @@ class Rows:
 def datetimes(text: pl.Series) -> pl.Series:
     """Texts like `2017-10-03 07:01:22` or `2017-10-03T07:01:22Z` as times; others become null."""
     plain = text.str.replace("T", " ", literal=True).str.strip_suffix("Z")
-    found = pl.Series(text.name, [None], dtype=pl.Datetime("us")).new_from_index(0, text.len())
+    times = pl.Series(text.name, [None], dtype=pl.Datetime("us")).new_from_index(0, text.len())
     for form in _TIME_FORMATS:
-        if found.null_count() > text.null_count():
+        if times.null_count() > text.null_count():
             parsed = plain.str.to_datetime(form, strict=False, time_unit="us")
-            found = found.zip_with(found.is_not_null(), parsed)
-    if found.null_count() > text.null_count():
+            times = times.zip_with(times.is_not_null(), parsed)
+    if times.null_count() > text.null_count():
         zoned = plain.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%#z", strict=False, time_unit="us")
-        found = found.zip_with(found.is_not_null(), zoned.dt.replace_time_zone(None))
-    return found
+        times = times.zip_with(times.is_not_null(), zoned.dt.replace_time_zone(None))
+    return times
 
 
 def _as_text(raw: pl.Series) -> pl.Series:

@@ -240,11 +240,11 @@ def _time_limit(rows: Rows) -> pl.Series:
 
 def _first(rows: Rows, *columns: str) -> pl.Series:
     """The first of the columns that says something, row by row."""
-    found = _nothing(rows, pl.String())
+    texts = _nothing(rows, pl.String())
     for column in columns:
         if rows.has(column):
-            found = found.fill_null(rows.texts(column))
-    return found
+            texts = texts.fill_null(rows.texts(column))
+    return texts
 
 
 def _numbers(rows: Rows, *columns: str) -> pl.Series:

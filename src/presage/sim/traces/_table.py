@@ -94,13 +94,13 @@ class Trace:
         return f"<p>{said}</p>{self.jobs._repr_html_()}"
 
 
-def finish(rows: Rows, found: pl.DataFrame, *, format: str, integer_ids: bool) -> Trace:
+def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -> Trace:
     """Complete, check and sort what a reader found. `found` has `ROW` and some of `COLUMNS`."""
-    if found.is_empty():
+    if table.is_empty():
         why = "; ".join(rows.notes)
         because = f" ({why})" if why else ""
         raise TraceError(f"trace {rows.name}: no job is left to simulate{because}")
-    jobs = _complete(found)
+    jobs = _complete(table)
     _check_ids(rows, jobs, integer_ids)
     _check_gpus(rows, jobs)
     jobs = _check_elastic(rows, jobs)
@@ -111,16 +111,16 @@ def finish(rows: Rows, found: pl.DataFrame, *, format: str, integer_ids: bool) -
     return Trace(rows.name, format, jobs, integer_ids, tuple(rows.notes))
 
 
-def _complete(found: pl.DataFrame) -> pl.DataFrame:
+def _complete(table: pl.DataFrame) -> pl.DataFrame:
     """Every column there, defaults for what the source leaves out."""
     columns = []
     for name, dtype in COLUMNS.items():
-        value = pl.col(name) if name in found.columns else pl.lit(None)
+        value = pl.col(name) if name in table.columns else pl.lit(None)
         value = value.cast(dtype)
         if name in _DEFAULTS:
             value = value.fill_null(pl.lit(_DEFAULTS[name], dtype=dtype))
         columns.append(value.alias(name))
-    return found.select(pl.col(ROW), *columns)
+    return table.select(pl.col(ROW), *columns)
 
 
 def _check_ids(rows: Rows, jobs: pl.DataFrame, integers: bool) -> None:
