@@ -74,20 +74,20 @@ def children(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
         return []
-    found: list[int] = []
+    pids: list[int] = []
     for thread in threads:
-        found += map(int, (_read_text(f"/proc/{pid}/task/{thread}/children") or "").split())
-    return found
+        pids += map(int, (_read_text(f"/proc/{pid}/task/{thread}/children") or "").split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Children, their children and so on."""
-    found: list[int] = []
+    pids: list[int] = []
     rest = children(pid)
     while rest:
-        found += rest
+        pids += rest
         rest = [child for parent in rest for child in children(parent)]
-    return found
+    return pids
 
 
 class _Member:

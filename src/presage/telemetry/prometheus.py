@@ -100,7 +100,7 @@ def pod_queries(select: str = "", window_s: float = 120.0) -> dict[str, str]:
 
 def _matchers(select: str) -> list[str]:
     """The matchers in a text, which must hold nothing else."""
-    found, end = [], 0
+    matchers, end = [], 0
     while end < len(select.rstrip()):
         matcher = _MATCHER.match(select, end)
         if matcher is None:
@@ -108,9 +108,9 @@ def _matchers(select: str) -> list[str]:
                 f"'{select}' does not select pods; write label matchers with commas between, such"
                 """ as namespace="train",pod=~"bert-.*\""""
             )
-        found.append("".join(matcher.groups()))
+        matchers.append("".join(matcher.groups()))
         end = matcher.end()
-    return found
+    return matchers
 
 
 def _vector(metric: str, *matchers: str) -> str:

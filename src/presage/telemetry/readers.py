@@ -115,20 +115,20 @@ def phase_features(series: Sequence[Series]) -> tuple[str, ...]:
 
 def _files(source: Path) -> list[Path]:
     if source.is_dir():
-        found = sorted(file for file in source.iterdir() if file.suffix.lower() in _SUFFIXES)
-        if not found:
+        files = sorted(file for file in source.iterdir() if file.suffix.lower() in _SUFFIXES)
+        if not files:
             raise TelemetryError(f"{source} has no .csv, .parquet or .jsonl file in it")
-        return found
+        return files
     if source.exists():
         return [source]
     top = Path(source.anchor)
     try:
-        found = sorted(file for file in top.glob(str(source.relative_to(top))) if file.is_file())
+        files = sorted(file for file in top.glob(str(source.relative_to(top))) if file.is_file())
     except ValueError:  # not a pattern
-        found = []
-    if not found:
+        files = []
+    if not files:
         raise TelemetryError(f"{source}: no such file, and no file has a name of this pattern")
-    return found
+    return files
 
 
 def _read_file(file: Path) -> list[Series]:
@@ -315,17 +315,17 @@ def _columns(file: Path, table: pl.DataFrame) -> tuple[list[str], Floats]:
 def _numbers(file: Path, column: pl.Series) -> Floats | None:
     """A column of numbers, NaN where there is none; None when it is text, or has no number at
     all. What is mostly numbers must be numbers throughout."""
-    found = column
+    numbers = column
     if column.dtype == pl.String:
-        found = column.str.strip_chars().cast(pl.Float64, strict=False)
-        bad = found.is_null() & column.is_not_null()
+        numbers = column.str.strip_chars().cast(pl.Float64, strict=False)
+        bad = numbers.is_null() & column.is_not_null()
         if 0 < bad.sum() < column.is_not_null().sum() / 2:
             raise _bad_row(file, column, bad, "is not a number")
         if bad.any():
             return None
     elif not column.dtype.is_numeric():
         return None
-    values = found.cast(pl.Float64).to_numpy().astype(np.float64)  # a null becomes NaN
+    values = numbers.cast(pl.Float64).to_numpy().astype(np.float64)  # a null becomes NaN
     known = np.isfinite(values)
     return np.where(known, values, np.nan) if known.any() else None
 

@@ -71,12 +71,12 @@ _decode = json.JSONDecoder().raw_decode
 
 def line_of(row: Row) -> bytes:
     """The row as it stands in a file; what was not measured is left out."""
-    found = {
+    fields = {
         name: round(value, 3) if type(value) is float else value
         for name, value in zip(row._fields, row, strict=True)
         if value is not None and value is not False
     }
-    return json.dumps(found).encode() + b"\n"
+    return json.dumps(fields).encode() + b"\n"
 
 
 def append(path: Path, *rows: Row) -> None:
@@ -103,18 +103,18 @@ def append(path: Path, *rows: Row) -> None:
 def parse(line: bytes) -> Row:
     """The row in a line; a ValueError says why there is none. Keys that are not known are left
     out."""
-    found = _object(line)
-    worker, shared = found.pop("worker", None), found.pop("gpu_shared", None) is True
-    if not isinstance(worker, str) or "at" not in found:
+    fields = _object(line)
+    worker, shared = fields.pop("worker", None), fields.pop("gpu_shared", None) is True
+    if not isinstance(worker, str) or "at" not in fields:
         raise ValueError("a row needs the time `at` and a `worker`")
-    for value in found.values():
+    for value in fields.values():
         if not (type(value) in _NUMBERS and 0 <= value < 1e300):
-            found = _checked(found)
+            fields = _checked(fields)
             break
     try:
-        return Row(worker=worker, gpu_shared=shared, **found)
+        return Row(worker=worker, gpu_shared=shared, **fields)
     except TypeError:  # a key that this version does not know
-        return Row(worker=worker, gpu_shared=shared, **_checked(found))
+        return Row(worker=worker, gpu_shared=shared, **_checked(fields))
 
 
 def rows(lines: Iterable[bytes]) -> Iterator[Row]:
@@ -166,8 +166,8 @@ def follow(path: Path, offset: int, most: int = 1 << 20) -> tuple[list[Row], int
 
 def latest(path: Path, workers: int, since: float) -> list[Row]:
     """The last row of each of so many workers, if it was measured since then."""
-    found = {row.worker: row for row in rows(tail(path, _LONGEST * max(1, workers)))}
-    return [row for row in found.values() if row.at >= since]
+    by_worker = {row.worker: row for row in rows(tail(path, _LONGEST * max(1, workers)))}
+    return [row for row in by_worker.values() if row.at >= since]
 
 
 def _made(make: Callable[[bytes], T], lines: Iterable[bytes]) -> Iterator[T]:
@@ -181,17 +181,17 @@ def _made(make: Callable[[bytes], T], lines: Iterable[bytes]) -> Iterator[T]:
 def _object(line: bytes) -> dict[str, Any]:
     text = line.decode().strip()
     try:
-        found, end = _decode(text)
+        value, end = _decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if end != len(text) or not isinstance(found, dict):
+    if end != len(text) or not isinstance(value, dict):
         raise ValueError("it is no JSON object")
-    return found
+    return value
 
 
-def _checked(found: dict[str, Any]) -> dict[str, float]:
+def _checked(fields: dict[str, Any]) -> dict[str, float]:
     """What is known of an object, without what is null."""
-    known = {name: found[name] for name in _AMOUNTS if found.get(name) is not None}
+    known = {name: fields[name] for name in _AMOUNTS if fields.get(name) is not None}
     for name, value in known.items():
         if not (type(value) in _NUMBERS and 0 <= value < 1e300):
             raise ValueError(f"{name} cannot be {json.dumps(value)[:40]}")

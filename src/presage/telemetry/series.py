@@ -135,19 +135,19 @@ class Series:
 
     def by_input_row(self, answers: Sequence[Any] | npt.NDArray[Any]) -> list[Any]:
         """One answer for each input row, from one for each sample."""
-        found = answers.tolist() if isinstance(answers, np.ndarray) else list(answers)
-        return found if self.rows is None else [found[sample] for sample in self.rows]
+        items = answers.tolist() if isinstance(answers, np.ndarray) else list(answers)
+        return items if self.rows is None else [items[sample] for sample in self.rows]
 
 
 def resources_of(features: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Which resources the features make, by their names, in upper or lower case."""
     named = {feature.lower(): feature for feature in features}
-    found = {}
+    resources = {}
     for resource, ways in _MEANINGS.items():
         way = next((way for way in ways if set(way) <= named.keys()), None)
         if way is not None:
-            found[resource] = tuple(named[part] for part in way)
-    return found
+            resources[resource] = tuple(named[part] for part in way)
+    return resources
 
 
 def unit_of(feature: str) -> str:
@@ -242,8 +242,8 @@ def _unless_same(rows: Ints) -> Ints | None:
 def _column(pod: Series, values: Floats, name: str) -> Floats:
     """A feature or resource of values that have the pod's columns."""
     if name in pod.features:
-        found: Floats = values[:, pod.features.index(name)]
-        return found
+        column: Floats = values[:, pod.features.index(name)]
+        return column
     if name in pod.resources:
         parts = [pod.features.index(part) for part in pod.resources[name]]
         total: Floats = values[:, parts].sum(axis=1)
