@@ -91,9 +91,9 @@ else:
             raise AttributeError(f"module 'presage' has no attribute {name!r}")
         from importlib import import_module
 
-        found = getattr(import_module(f"presage.{_HOME[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"presage.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
     def __dir__():
         return sorted({*globals(), *_HOME})

@@ -478,8 +478,8 @@ def _value(kind: type[T], body: object) -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_python(body)
-        return found
+        value: T = _adapter(kind).validate_python(body)
+        return value
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -95,12 +95,12 @@ def parse_json(
     text = _decoded(text, error, source, limits)
 
     def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for name, value in pairs:
-            if name in found:
+            if name in mapping:
                 raise error(_one_line(f"{source}: key {name} is there twice"))
-            found[name] = value
-        return found
+            mapping[name] = value
+        return mapping
 
     try:
         data = json.loads(text, object_pairs_hook=no_repeats)
@@ -257,10 +257,10 @@ def _find(root: yaml.Node, location: Sequence[int | str]) -> tuple[str, list[str
             node = node.value[part]
             line = node.start_mark.line + 1
         elif isinstance(node, yaml.MappingNode):
-            found = [(k, v) for k, v in node.value if str(k.value) == str(part)]
-            if not found:
+            pairs = [(k, v) for k, v in node.value if str(k.value) == str(part)]
+            if not pairs:
                 continue  # a part that pydantic added
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
+            line, node = pairs[0][0].start_mark.line + 1, pairs[0][1]
         else:
             continue
         place.append(str(part))

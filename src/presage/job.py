@@ -247,11 +247,11 @@ class _Checkpoints:
             self._ended.unlink(missing_ok=True)  # without Presage, of an earlier start
 
     def restore(self) -> bool:
-        found = self._complete()
-        if found:
-            self._load(found[-1][1])
+        checkpoints = self._complete()
+        if checkpoints:
+            self._load(checkpoints[-1][1])
         self._saved_at = time.monotonic()
-        return bool(found)
+        return bool(checkpoints)
 
     def save_if_due(self) -> None:
         if not self._saves or time.monotonic() - self._saved_at < self._every_s:
@@ -306,11 +306,11 @@ class _Checkpoints:
         """The complete checkpoints with their numbers, oldest first."""
         if not self._directory.is_dir():
             return []
-        found = [
+        numbered = [
             (path.name.removeprefix(_COMPLETE), path)
             for path in self._directory.glob(f"{_COMPLETE}*")
         ]
-        return sorted((int(number), path) for number, path in found if number.isdecimal())
+        return sorted((int(number), path) for number, path in numbered if number.isdecimal())
 
 
 class _Told(NamedTuple):

@@ -96,22 +96,22 @@ def _listed(names: str | Sequence[str]) -> Sequence[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _with_history(found: Prediction, graph: OpGraph, gpus: Sequence[Gpu]) -> Prediction:
+def _with_history(foreseen: Prediction, graph: OpGraph, gpus: Sequence[Gpu]) -> Prediction:
     """What the same job was seen to use before takes the place of what was foreseen."""
     from presage.telemetry.store import ProfileStore
 
     signature = graph.signature()
-    on, evidence = dict(found.gpus), list(found.evidence)
+    on, evidence = dict(foreseen.gpus), list(foreseen.evidence)
     for profile in ProfileStore().read_all():
-        if profile.graph_signature != signature or profile.batch != found.batch:
+        if profile.graph_signature != signature or profile.batch != foreseen.batch:
             continue
         gpu = _gpu_of(profile, gpus)
         if gpu is None or not profile.alone:
             continue
-        on[gpu.name] = _as_seen(on[gpu.name], profile, gpu, found.batch)
+        on[gpu.name] = _as_seen(on[gpu.name], profile, gpu, foreseen.batch)
         day = datetime.fromtimestamp(profile.started_s, UTC).date()
         evidence.insert(0, f"history: this graph ran on {gpu.name} on {day}")
-    return replace(found, gpus=on, evidence=evidence)
+    return replace(foreseen, gpus=on, evidence=evidence)
 
 
 def _gpu_of(profile: Profile, gpus: Sequence[Gpu]) -> Gpu | None:

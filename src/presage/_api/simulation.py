@@ -270,12 +270,12 @@ def _uses(telemetry: TelemetryLike, trace: Trace) -> dict[str, RecordedUse]:
     """What the jobs of a trace used, by their ids."""
     columns = trace.jobs.select("job_id", "cpu_milli", "memory_mib")
     asked = {job: (cpu / 1000, float(mib)) for job, cpu, mib in columns.iter_rows()}
-    found = recorded_uses(read_telemetry(telemetry), asked)
-    if not found:
+    uses = recorded_uses(read_telemetry(telemetry), asked)
+    if not uses:
         raise TelemetryError(
             f"no job of trace {trace.name} has telemetry: a pod must be called by the id of a job"
         )
-    return found
+    return uses
 
 
 def _chosen(
@@ -290,12 +290,12 @@ def _chosen(
     named = policies.items() if isinstance(policies, Mapping) else ((None, p) for p in policies)
     chosen: dict[str, PolicyConfig | Schedules] = {}
     for title, policy in named:
-        for name, found in _read(policy, known, placement):
+        for name, one in _read(policy, known, placement):
             if (title or name) in chosen:
                 raise ConfigError(
                     f"two policies are called {title or name}; name them in a dictionary"
                 )
-            chosen[title or name] = found
+            chosen[title or name] = one
     if not chosen:
         raise ConfigError(f"no policy is given; there are: {', '.join(known)}")
     return chosen

@@ -188,7 +188,7 @@ def _nested(intervals: list[Conformal]) -> list[Conformal]:
     """As they are, but never narrower than where less is absent."""
     out = []
     for pattern, interval in enumerate(intervals):
-        fewer = [found for known, found in enumerate(intervals) if known & pattern == known]
+        fewer = [other for known, other in enumerate(intervals) if known & pattern == known]
         low, high = min(one.low for one in fewer), max(one.high for one in fewer)
         out.append(replace(interval, low=low, high=high))
     return out

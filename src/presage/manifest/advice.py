@@ -15,24 +15,24 @@ _CODE = (".py", ".sh")
 
 def advice(manifest: Manifest, folder: Path | None = None) -> list[str]:
     """Sentences for the owner; with the manifest's folder, also about files that are not there."""
-    found = []
+    notes = []
     spans = [worker_span(role.workers) for role in manifest.all_roles.values()]
     if manifest.checkpoint is None:
         if any(least < most for least, most in spans):
-            found.append(
+            notes.append(
                 "without checkpoint, a change of workers starts the job from the beginning"
             )
         elif manifest.preemptible:
-            found.append("without checkpoint, a job that is stopped starts from the beginning")
+            notes.append("without checkpoint, a job that is stopped starts from the beginning")
     if manifest.retry.oom and not any(r.resources.memory for r in manifest.all_roles.values()):
-        found.append("retry.oom raises memory, and no memory is given to start from")
+        notes.append("retry.oom raises memory, and no memory is given to start from")
     if folder is not None and manifest.image is None:
-        found += [
+        notes += [
             f"the command names {script}, and the folder of the manifest has no such file"
             for script in _scripts(manifest)
             if not (folder / script).exists()
         ]
-    return found
+    return notes
 
 
 def _scripts(manifest: Manifest) -> list[str]:

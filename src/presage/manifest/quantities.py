@@ -54,11 +54,11 @@ def shown(value: object) -> str:
 
 def workers(value: object) -> int | str:
     """`4`, or `2..8`; a span of one size is that size."""
-    found = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    span = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
     if isinstance(value, int) and not isinstance(value, bool):
         least = most = value
-    elif found:
-        least, most = int(found[1]), int(found[2] or found[1])
+    elif span:
+        least, most = int(span[1]), int(span[2] or span[1])
     else:
         raise ValueError(f"write a number such as 4, or a span such as 2..8, not {shown(value)}")
     if not 1 <= least <= most <= MOST_WORKERS:
@@ -78,10 +78,10 @@ def worker_span(value: int | str) -> tuple[int, int]:
 
 def memory(value: object) -> str:
     """`2Gi`, `1.5G` or `512Mi` as MiB, rounded up: `2048Mi`."""
-    found = _MEMORY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if not found:
+    match = _MEMORY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match:
         raise ValueError(f"write memory with its unit, such as 512Mi or 2Gi, not {shown(value)}")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     unit_bytes = (1024 if binary else 1000) ** _POWER[unit.upper()]
     mib = math.ceil(Fraction(number) * unit_bytes / (1 << 20))
     if not 1 <= mib <= _MOST_MIB:

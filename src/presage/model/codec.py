@@ -203,12 +203,12 @@ def _shared(decode_it: Coder) -> Coder:
 
     def decode_once(data: Any) -> Any:
         key = marshal.dumps(data)
-        found = made.get(key)
-        if found is None:
+        value = made.get(key)
+        if value is None:
             if len(made) >= _MOST_SHARED:
                 made.clear()
-            found = made[key] = decode_it(data)
-        return found
+            value = made[key] = decode_it(data)
+        return value
 
     return decode_once
 

@@ -214,8 +214,8 @@ def _revision(connection: Connection) -> str | None:
     """The revision a database is at; None for an empty one."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    return None if found is None else str(found)
+    revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return None if revision is None else str(revision)
 
 
 def _says(error: Exception) -> str:

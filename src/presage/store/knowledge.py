@@ -64,8 +64,8 @@ class SqlKnowledge:
             self._fence(connection)
             names = {entry.name for entry in entries}
             latest = select(knowledge.c.name, func.max(knowledge.c.number))
-            found = latest.where(knowledge.c.name.in_(names)).group_by(knowledge.c.name)
-            numbers = {name: number for name, number in connection.execute(found)}
+            query = latest.where(knowledge.c.name.in_(names)).group_by(knowledge.c.name)
+            numbers = {name: number for name, number in connection.execute(query)}
             rows, gone = [], dict[str, int]()
             for entry in entries:
                 number = numbers[entry.name] = numbers.get(entry.name, 0) + 1

@@ -268,15 +268,15 @@ class ExecutorSuite(PortSuite):
         watch.run("env", *roles, env={"GREETING": "hello world"})
         assert watch.end("env").outcome is Outcome.SUCCEEDED
         names = ("worker-0", "worker-1", "ps-0")
-        found = [json.loads(watch.kit.log("env", 1, name)) for name in names]
-        for rank, env in enumerate(found):
+        environments = [json.loads(watch.kit.log("env", 1, name)) for name in names]
+        for rank, env in enumerate(environments):
             assert env["PRESAGE_JOB_ID"] == "env"
             assert env["PRESAGE_ATTEMPT"] == "1"
             assert env["PRESAGE_RANK"] == str(rank)
             assert env["PRESAGE_WORKERS"] == "3"
             assert env["GREETING"] == "hello world"
             assert {"PRESAGE_CHECKPOINT_DIR", "PRESAGE_DATA_DIR", "PRESAGE_RESULT_DIR"} <= set(env)
-        devices = [env["CUDA_VISIBLE_DEVICES"] for env in found]
+        devices = [env["CUDA_VISIBLE_DEVICES"] for env in environments]
         assert devices[2] == ""
         assert len({d for held in devices[:2] for d in held.split(",")}) == 4
 

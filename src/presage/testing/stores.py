@@ -298,9 +298,9 @@ class KnowledgeSuite:
             thread.start()
         for thread in threads:
             thread.join()
-        found = [tuple(map(int, line.split())) for line in knowledge.tail("log", 99)]
-        assert sorted(found) == [(writer, number) for writer in range(4) for number in range(10)]
-        assert [pair for pair in found if pair[0] == 2] == [(2, number) for number in range(10)]
+        pairs = [tuple(map(int, line.split())) for line in knowledge.tail("log", 99)]
+        assert sorted(pairs) == [(writer, number) for writer in range(4) for number in range(10)]
+        assert [pair for pair in pairs if pair[0] == 2] == [(2, number) for number in range(10)]
 
 
 class PostgresCluster:

@@ -24,8 +24,8 @@ async def cluster(request: Request) -> Response | None:
         return visit
 
     async def warn() -> None:
-        found = (await visit.get("/alerts", max_age_s=20.0))["alerts"]
-        alerts.say(" ".join(found))
+        texts = (await visit.get("/alerts", max_age_s=20.0))["alerts"]
+        alerts.say(" ".join(texts))
 
     with visit.page("Cluster", "/"):
         alerts = Tag("p", "", "banner", role="alert")

@@ -195,8 +195,8 @@ class _AheadPanel:
         with self._answer:
             Tag("p", "Trying changes …", "soft")
         try:
-            found = await self._visit.get(f"{self._path}/explain", max_age_s=5.0)
-            lines = outlook_lines(found)
+            about = await self._visit.get(f"{self._path}/explain", max_age_s=5.0)
+            lines = outlook_lines(about)
         except ApiError as error:
             lines = [str(error)]
         self._answer.clear()

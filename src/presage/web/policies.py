@@ -125,25 +125,25 @@ class _WhatIfForm:
         since = float(self._since) if self._since else None
         body = {"policies": list(self._chosen), "since_s": since, "config": None}
         try:
-            found = await self._visit.post("/what-if", json=body)
+            answer = await self._visit.post("/what-if", json=body)
         except ApiError as error:
             self._problem.say(str(error))
         else:
-            self._show(found)
+            self._show(answer)
         self._state.say("")
         self._button.enable(True)
 
-    def _show(self, found: dict[str, Any]) -> None:
-        rows = {RECORDED: found["recorded"], **found["policies"]}
+    def _show(self, answer: dict[str, Any]) -> None:
+        rows = {RECORDED: answer["recorded"], **answer["policies"]}
         self._answer.clear()
         with self._answer:
             with ui.element("section").classes("card"):
-                jobs = f"{found['recorded']['jobs']:,} jobs"
-                Tag("h2", f"{jobs} from {clock(found['since'])} to {clock(found['until'])}")
+                jobs = f"{answer['recorded']['jobs']:,} jobs"
+                Tag("h2", f"{jobs} from {clock(answer['since'])} to {clock(answer['until'])}")
                 _table(rows)
-                for note in found["notes"]:
+                for note in answer["notes"]:
                     Tag("p", note[:1].upper() + note[1:] + ".", "soft")
-                Tag("p", _audit_words(found["audit"]), "soft")
+                Tag("p", _audit_words(answer["audit"]), "soft")
             with ui.element("section").classes("card"):
                 Tag("h2", "Mean wait and time to completion")
                 _chart(rows)

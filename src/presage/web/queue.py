@@ -141,8 +141,8 @@ class _Listing:
         less often."""
         if not jobs:
             return {}
-        found = await self._visit.get("/waiting", max_age_s=10.0, job=jobs)
-        return {item["id"]: item for item in found["waiting"]}
+        answer = await self._visit.get("/waiting", max_age_s=10.0, job=jobs)
+        return {item["id"]: item for item in answer["waiting"]}
 
 
 _VALUE = "(event) => emit(event.target.value)"

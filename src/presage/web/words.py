@@ -56,19 +56,19 @@ def eta_age(job: dict[str, Any]) -> str:
     return f"estimated {duration(float(job['eta_s']['age_s']))} ago" if eta_text(job) else ""
 
 
-def outlook_lines(found: dict[str, Any]) -> list[str]:
+def outlook_lines(about: dict[str, Any]) -> list[str]:
     """What an explanation says of who is ahead and what would help."""
-    if found["status"] != "QUEUED":
+    if about["status"] != "QUEUED":
         return ["It does not wait any more."]
-    ahead = found["ahead"] or 0
+    ahead = about["ahead"] or 0
     jobs = "1 job of its queue waits" if ahead == 1 else f"{ahead} jobs of its queue wait"
     lines = [f"{jobs} before it."]
-    if found["helps"] is None:
+    if about["helps"] is None:
         return [*lines, "What would help was not worked out in time; ask again."]
-    for option in found["helps"]:
+    for option in about["helps"]:
         eta = eta_text({"status": "QUEUED", "eta_s": option["eta_s"]})
         lines.append(f"Starts in {eta or 'a moment'} {option['change']}.")
-    if not found["helps"]:
+    if not about["helps"]:
         lines.append("Nothing that was tried lets it start notably earlier.")
     return lines
 
