@@ -1,4 +1,4 @@
-"""An HTTP client that waits for a server which restarts: retry with backoff, for a while.
+"""An HTTP client that waits for a server which restarts: retry with exponential backoff.
 
 A request is sent again when it never arrived (connection refused), when the server said that it
 does not decide (503), and, after a connection was lost half way, only where that cannot do

@@ -237,7 +237,7 @@ class Client:
         from presage.manifest import read_manifest
 
         path = Path(manifest)
-        read_manifest(path)  # a mistake is told with its line, before anything is sent
+        read_manifest(path)  # a mistake raises with its line, before anything is sent
         name = self.upload(path.absolute().parent) if folder else None
         return self.submit_text(path.read_bytes(), folder=name)
 

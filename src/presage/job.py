@@ -431,7 +431,7 @@ class _SignalWatch:
 
 
 class _ResizeBarrier:
-    """Standing still, all ranks after the same step, while the number of workers changes.
+    """A barrier: all ranks stand still after the same step while the number of workers changes.
 
     Ranks that train in step cannot be stopped one by one: those left behind would wait for the
     others, or fail. Rank 0 therefore names a step that nobody can have passed yet: the next one,

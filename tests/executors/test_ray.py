@@ -23,7 +23,7 @@ from presage.executors.node.processes import environment, read_stat
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.ray.executor import RayLink
 from presage.executors.ray.place import bundles, name_nodes, what_is_missing
-from presage.executors.ray.story import RelayedRunLog
+from presage.executors.ray.run_log import RelayedRunLog
 from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
@@ -468,14 +468,16 @@ def test_bundles_add_up_by_node_and_what_is_missing_is_named() -> None:
     assert what_is_missing(asked, nodes) == "node a has 2 CPUs; 3 CPUs are needed"
 
 
-def test_a_story_is_over_when_its_end_was_heard_and_its_directory_removed(tmp_path: Path) -> None:
+def test_a_log_is_over_when_its_end_was_heard_and_its_directory_removed(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "runs" / "job" / "1"
     run.mkdir(parents=True)
-    story = RelayedRunLog(Layout(tmp_path), "job", 1)
-    story.end(exited("succeeded", "exited", "every worker ended well", 0))
+    log = RelayedRunLog(Layout(tmp_path), "job", 1)
+    log.end(exited("succeeded", "exited", "every worker ended well", 0))
     shutil.rmtree(run)  # whoever heard of it needs it no longer
-    assert story.flush()
-    assert story.over
+    assert log.flush()
+    assert log.over
 
 
 def _row(id: str, name: str, resources: dict[str, float] | None = None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def predict(
 
 def get_ready() -> None:
     """Import what predicts and read its models, beside something else that takes time; what is
-    wrong with them is told when they are asked."""
+    wrong with them raises when they are asked."""
     Thread(target=_warm_up, daemon=True).start()
 
 

@@ -222,7 +222,7 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the address now, so that a wrong or used one is told before anything is opened."""
+    """Take the address now, so that a wrong or used one is an error before anything is opened."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)

@@ -30,7 +30,7 @@ _MOST = 20_000
 _AT_ONCE = 2000
 """Entries of one transaction, about."""
 _FINE_S = 2 * 86_400.0
-"""Age from which on samples of the cluster were means."""
+"""Samples of the cluster that are older than this were downsampled to means."""
 _Found = tuple[str, list[bytes]]
 
 

@@ -137,7 +137,7 @@ class Live:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the present turn; what runs goes on."""
+        """End after the present turn; runs are left running."""
         self._stopping.set()
         self._ring()
         if self._thread.is_alive():

@@ -17,7 +17,7 @@ _AT_ONCE = 2
 
 
 class News:
-    """What the deciding loop says. `loop` is set by whoever runs it."""
+    """What the deciding loop says. `loop` is set where the asyncio loop is run."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -28,7 +28,7 @@ class News:
         self._soon(_deliver, self.loop, answers)
 
     def committed(self) -> None:
-        """Wake whoever waits for news; called by the deciding loop."""
+        """Wake all waiters; called by the deciding loop."""
         if self._waiting:
             self._soon(self._wake)
 

@@ -1,7 +1,7 @@
-"""Jobs that were written or asked for lately, in memory, so that most questions need no database.
+"""A cache of jobs that were written or asked for lately, so that most questions need no database.
 
 Only the server that decides writes rows, so while it does, it knows what is in them. A row that
-changes is forgotten and read again by whoever asks for it next: what is here is what the database
+changes is forgotten and read again when it is next asked for: what is here is what the database
 says, never something that was put together beside it. Every method is told the lease under which
 this server decides, None when it does not; what was kept under another one is of no use.
 """

@@ -26,7 +26,7 @@ from presage.store.sql import SqlStore
 __all__ = ["Requests"]
 
 _ANSWER_S = 15.0
-"""How long a request waits for the disk before it is told to ask again."""
+"""Timeout of a request that waits until it is on disk."""
 
 
 class Requests:

@@ -2,7 +2,7 @@
 
 The first server on a data directory locks a file in it for as long as it lives, and has the
 directory's own name. So after a crash the next one takes the lease again at once: the lock is
-free, hence whoever had that name is dead. Any other server has a name of its own and waits for the
+free, hence its former holder is dead. Any other server has a name of its own and waits for the
 lease to run out.
 """
 

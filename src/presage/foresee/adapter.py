@@ -28,7 +28,7 @@ _MOST_KNOWN = 100_000
 _SLOWEST = 0.01
 _UNKNOWN = float("nan")
 _TELLING = 0.02
-"""Progress from which on it says something about the whole."""
+"""Below this progress nothing is extrapolated from it."""
 _HALF_TOLD = 0.1
 """Progress that is believed as much as what was foreseen."""
 

@@ -143,7 +143,7 @@ def _show_output(child: subprocess.Popen[bytes], end: _ChildExit) -> None:
                 return
             if process in ready and not chunk:
                 return
-            if output in ready and not chunk:  # closed, though the child goes on
+            if output in ready and not chunk:  # closed, though the child runs
                 events.unregister(output)
     finally:
         os.close(process)

@@ -4,9 +4,9 @@
 
 Compute is a constant and a part for each sample. Sync is nothing for one replica; else a constant
 and a part for each replica beyond two, in one machine or across machines. None of the six
-coefficients is negative. They are fitted to measured steps by relative error, and go on learning
+coefficients is negative. They are fitted to measured steps by relative error, and learn online
 from own runs: what is kept of the past are sums (a Gram matrix by family), so an update costs
-nothing and forgets at a set rate. The global batch of a job stays the same whatever its workers.
+nothing and forgets exponentially. The global batch of a job stays the same whatever its workers.
 
 `python -m presage.foresee.scaling STEPS DATE` fits a table of measured steps for one's own use.
 
@@ -370,8 +370,8 @@ def _design(batch: Floats, replicas: Floats, nodes: Floats) -> Floats:
 
 
 def _not_negative(sums: Floats) -> Floats:
-    """Least squares from its Gram matrix with no coefficient below zero: the best of all subsets,
-    as there are only 64."""
+    """Non-negative least squares (NNLS) from the Gram matrix: the best of all subsets, as there
+    are only 64."""
     gram, target = sums[:-1, :-1], sums[:-1, -1]
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0] = 1.0

@@ -155,15 +155,15 @@ def _peak(gpu: Gpu, precision: str) -> float:
 
 
 _USUAL, _SHRINK, _FAR = 0.6, 5e-5, 0.15
-"""Of `class_factors`: where a logarithm is drawn to and how hard, and the error from which on it
-counts as the error itself, not as its square."""
+"""Of `class_factors`: the centre and the weight of its ridge penalty, and where Huber's loss turns
+from quadratic to linear."""
 
 
 def class_factors(shares: Floats, factor: Floats) -> Floats:
     """Logarithms of what to multiply each class of operators with, so that their times add up to
     the measured one: the rows of `shares` add up to `factor` (a logarithm too) then.
 
-    Gauss–Newton with Huber's loss.
+    Gauss–Newton with Huber's loss and a ridge penalty.
     """
     logs = np.full(shares.shape[1], _USUAL)
     for _ in range(15):

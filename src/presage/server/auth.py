@@ -42,7 +42,7 @@ class UserRole(StrEnum):
 
 
 ANYBODY = User("local", UserRole.ADMIN, "", 0.0)
-"""Whoever reaches a server on loopback that has no users."""
+"""The user of every request that reaches a server on loopback that has no users."""
 
 _REMEMBERED_S = 2.0
 """How long a token is known without asking again: the longest a revoked one still works here."""

@@ -106,7 +106,7 @@ class Service:
         self.store.close()
 
     def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
-        """Something is on disk: remember it, and wake whoever waits; called by the loop."""
+        """Something is on disk: remember it, and wake requests that wait; called by the loop."""
         changed = [change.job for change in changes]
         self.recent.wrote(lease, rows, self.store.submitted, changed)
         self.news.committed()

@@ -12,7 +12,7 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that takes its place at the end, or goes on an error."""
+    """A temporary name beside `path` that takes its place at the end, or is deleted on error."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield draft

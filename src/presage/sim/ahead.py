@@ -1,8 +1,8 @@
-"""When waiting jobs will start: the present state is copied and run ahead, many times.
+"""When waiting jobs will start: Monte Carlo, the present state copied and run ahead many times.
 
 The same engine, policy and simulated world as everywhere else; only the run times are drawn, from
-what is known of each job and of others like it (`sim.history`). Running jobs go on from their age.
-Each run ends when the jobs that were asked about have started. Nobody's state is touched and
+what is known of each job and of others like it (`sim.history`). Running jobs are as old as they
+are. Each run ends when the jobs that were asked about have started. Nobody's state is touched and
 nothing is shared: call it from any thread, on a `State.copy` that the deciding thread made.
 
 What it leaves out: jobs that are yet to be submitted, failures, and nodes that come or go.

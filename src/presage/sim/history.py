@@ -7,8 +7,8 @@ the more it knows; the rest goes to the next level, and in the end to a wide gue
 weigh more.
 
 Draws are conditional: a job that has run for an hour is compared only with runs that lasted longer
-(a level that says "this job should be over" loses its say). Beyond the longest run known a
-power-law tail goes on, and a time limit caps everything.
+(a level that says "this job should be over" loses its say). Beyond the longest run known
+there is a power-law tail, and a time limit caps everything.
 
 Values in, values out: no clock, no I/O. One thread at a time: `sample` keeps what it worked out.
 """

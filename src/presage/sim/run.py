@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 class Observer(Protocol):
-    """Whoever looks at a simulated cluster while it runs, and tells it facts."""
+    """Looks at a simulated cluster while it runs, and answers with facts."""
 
     def due_at(self) -> float:
         """When it wants to look next."""

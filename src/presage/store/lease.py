@@ -1,7 +1,7 @@
-"""Who decides: one server at a time, by a lease that ends unless it is renewed.
+"""Who decides: leader election by a lease that ends unless it is renewed.
 
-Its number rises with every taking. A journal that has seen a number refuses lower ones, so a
-former leader that wakes up late can do no harm, whatever its clock says.
+Its number rises with every taking and is a fencing token: a journal that has seen a number refuses
+lower ones, so a former leader that wakes up late can do no harm, whatever its clock says.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._steps: list[Step] = []
         self._lease = 0
-        """The highest seen: whoever writes with a lower one is no longer the leader."""
+        """The highest fencing token seen: a writer with a lower one is no longer the leader."""
 
     def append(
         self, now: float, facts: Sequence[Fact], decisions: Sequence[Decision], *, lease: int = 0

@@ -1,5 +1,5 @@
-"""Messages that a turn wants sent: kept with the turn, so none is forgotten and none is sent for
-something that did not happen. Sent at least once; whoever sends says what came of it."""
+"""Notifications that a turn wants sent: a transactional outbox, written with the turn, so none is
+forgotten and none is sent for something that did not happen. Delivery is at least once."""
 
 from __future__ import annotations
 

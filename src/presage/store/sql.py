@@ -143,7 +143,7 @@ class SqlStore:
             connection.execute(insert(snapshots), row)
 
     def load_snapshot(self) -> tuple[int, dict[str, Any]] | None:
-        """The newest snapshot, and the position from which on to fold the journal."""
+        """The newest snapshot, and the position to fold the journal from."""
         query = select(snapshots.c.position, snapshots.c.body)
         with self._database.read() as connection:
             row = connection.execute(query.order_by(snapshots.c.position.desc())).first()

@@ -81,7 +81,7 @@ def line_of(row: Row) -> bytes:
 
 def append(path: Path, *rows: Row) -> None:
     """Add rows to a file, which is made with its directory if it is not there. What does not fit
-    on the disk is lost whole, and nobody is told: telemetry is not worth a training."""
+    on the disk is lost whole, without an error: telemetry is not worth a training."""
     data = b"".join(map(line_of, rows))
     with suppress(OSError):
         try:

@@ -353,7 +353,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(source=st.sampled_from(("journal", "snapshot", "copy")))
     def crash(self, source: str) -> None:
         """The scheduler dies, and another one takes over from the journal or from a snapshot; or
-        it goes on with a copy."""
+        it continues with a copy."""
         run = self._run()
         state = run.engine.state
         if source == "journal":

@@ -57,7 +57,7 @@ class Dashboard:
             pages = await asyncio.to_thread(import_module, "presage.web.pages")
             opened: ASGIApp = await self._open.enter_async_context(pages.opened(self._api))
             return opened
-        except Exception:  # the API goes on without
+        except Exception:  # the API serves without it
             log.exception("the dashboard could not be loaded")
             return PlainTextResponse("the dashboard could not be loaded: see the log", 500)
 

@@ -1,4 +1,4 @@
-"""The HTTP API as pages ask it: in the same process, with the reader's token, each question once.
+"""The HTTP API as pages ask it: in the same process, with the reader's token, cached.
 
 Pages of one person that show the same thing share one answer for a moment, and as long as the
 answer stays the same they are given the same object, so that `is` tells whether to draw anew.

@@ -65,7 +65,7 @@ _SPELL_S = 0.005
 _REST, _LONG_REST = 4.0, 11.0
 """Rest after a spell of work, in times of its length, and that of a forecast that takes long."""
 _LONG_S = 0.2
-"""CPU time from which on a forecast takes long."""
+"""A forecast takes long when it takes more CPU time than this."""
 _YIELD_S = 0.25
 """Rest after a spell when requests wait for a turn of the deciding loop."""
 _COPY_REST = 20.0

@@ -40,8 +40,8 @@ from presage.model.job import Reason, ReasonCode
 __all__ = ["Key", "RunsExecutor", "TimedFacts"]
 
 _SCAN_EVERY_S = 1.0
-"""Whoever runs the workers calls when there is news; calls may get lost, so all runs are looked at
-this often."""
+"""Guardians and drivers wake the executor when there is an event; wake-ups may get lost, so all
+runs are polled this often."""
 
 Key = tuple[str, int]
 """A job and an attempt."""
@@ -50,9 +50,9 @@ TimedFacts = list[tuple[float, Fact]]
 
 
 class RunsExecutor:
-    """The port, but for `nodes`, starting and resizing. Facts are told at least once: what a
-    caller had in hand when it died is told again by the next executor on the same data
-    directory."""
+    """The port, but for `nodes`, starting and resizing. Facts are delivered at least once:
+    what a caller had in hand when it died, the next executor on the same data directory delivers
+    again."""
 
     def __init__(self, data: Path) -> None:
         self._layout = Layout(Path(data).absolute())
@@ -178,7 +178,7 @@ class RunsExecutor:
         """A run that another executor started is now ours."""
 
     def _left_word(self) -> None:
-        """There is something new in the directory of a run for whoever runs its workers."""
+        """There is something new in the directory of a run for its guardian or driver."""
 
     def _look_closer(self, shift: float) -> TimedFacts:
         """Facts that no call and no event of a run tells."""
@@ -322,7 +322,7 @@ class RunsExecutor:
         self.wake()
 
     def _listen(self) -> int:
-        """The named pipe on which whoever runs the workers calls."""
+        """The named pipe on which guardians and drivers wake it."""
         with suppress(FileExistsError):
             os.mkfifo(self._layout.wake, 0o600)
         return os.open(self._layout.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -161,7 +161,7 @@ class PartOrder(LaunchOrder):
     node: str
 
 
-# -- what a run is told -------------------------------------------------------------------------
+# -- orders to a run -------------------------------------------------------------------------
 
 
 class StopOrder(Message):

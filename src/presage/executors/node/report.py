@@ -30,7 +30,7 @@ _MOST_WORKERS = 1_000_000
 
 
 class RunLog:
-    """What is told of a run, in files that an executor reads; it is called when one is new."""
+    """The event log of a run, in files that an executor reads; each new event wakes it."""
 
     def __init__(self, run: Path, wake: Path, job: str, attempt: int) -> None:
         self._run = run

@@ -43,16 +43,16 @@ def name_members(plan: msg.RunPlan, number: int, workers: list[WorkerProcess]) -
 class Resizing:
     """One change, from the request until nobody is left who has to go."""
 
-    def __init__(self, crew: Guardian, number: int, plans: Sequence[msg.WorkerPlan]) -> None:
+    def __init__(self, guardian: Guardian, number: int, plans: Sequence[msg.WorkerPlan]) -> None:
         self.number = number
         self.others: list[WorkerProcess] = []
         """Workers that are not in yet, or not gone yet."""
         self.changing = False
         """Whether workers end and start because they were told to."""
-        self._crew = crew
+        self._guardian = guardian
         self._plans = plans
-        self._place = crew.plan.progress_dir
-        self._grace_s = max(crew.plan.grace_s, 0.001)
+        self._place = guardian.plan.progress_dir
+        self._grace_s = max(guardian.plan.grace_s, 0.001)
         self._held: bool | None = None
         """Whether the training stands still at a checkpoint; None when it was not asked to."""
         self._course = self._change()
@@ -68,14 +68,14 @@ class Resizing:
     def give_up(self) -> None:
         """The run must end: everybody who is still there is the guardian's again."""
         (self._place / msg.HOLD).unlink(missing_ok=True)
-        here = {id(worker) for worker in self._crew.workers}
-        self._crew.workers += [worker for worker in self.others if id(worker) not in here]
+        here = {id(worker) for worker in self._guardian.workers}
+        self._guardian.workers += [worker for worker in self.others if id(worker) not in here]
         self.others = []
 
     # -- the course of a change -----------------------------------------------------------------
 
     def _change(self) -> Course:
-        before = list(self._crew.workers)
+        before = list(self._guardian.workers)
         self._note([*(worker.plan for worker in before), *self._plans])
         done = False
         if self._can_be_live():
@@ -87,11 +87,11 @@ class Resizing:
 
     def _can_be_live(self) -> bool:
         """Whether agents that stay can stay as they are, and their program can be held."""
-        have = {worker.name: worker.plan.identity for worker in self._crew.workers}
+        have = {worker.name: worker.plan.identity for worker in self._guardian.workers}
         wanted = {plan.name: plan.identity for plan in self._plans}
         same = have.keys() & wanted.keys()
         return (
-            self._crew.plan.live
+            self._guardian.plan.live
             and self._listens()
             and bool(same)
             and all(have[name] == wanted[name] for name in same)
@@ -99,21 +99,21 @@ class Resizing:
 
     def _join_and_leave(self) -> Course:
         """Let agents come and go; False if that does not work out."""
-        crew = self._crew
-        have = {worker.name: worker for worker in crew.workers}
-        new = crew.make([plan for plan in self._plans if plan.name not in have])
+        guardian = self._guardian
+        have = {worker.name: worker for worker in guardian.workers}
+        new = guardian.make([plan for plan in self._plans if plan.name not in have])
         self.others = list(new)
         self._start(new)
-        needed = crew.workers + new
+        needed = guardian.workers + new
         if not (yield from self._until(self._ready, _BOOT_S, needed)):
             return False
         if not (yield from self._hold(needed)):
             return False
         everybody = have | {worker.name: worker for worker in new}
         staying = [everybody[plan.name] for plan in self._plans]
-        leaving = [worker for worker in crew.workers if worker not in staying]
-        crew.workers, self.others, self.changing = staying, leaving, True
-        name_members(crew.plan, self.number, staying)
+        leaving = [worker for worker in guardian.workers if worker not in staying]
+        guardian.workers, self.others, self.changing = staying, leaving, True
+        name_members(guardian.plan, self.number, staying)
         for worker in leaving:
             worker.dismiss()
         if not (yield from self._until(self._joined, self._grace_s, staying)):
@@ -132,13 +132,13 @@ class Resizing:
 
     def _restart(self) -> Course:
         """Stop everybody, after a checkpoint, and start the new set."""
-        crew = self._crew
+        guardian = self._guardian
         if self._held is None and self._listens():
-            yield from self._hold(crew.workers)
-        while any(worker.ended for worker in crew.workers) and not self.changing:
+            yield from self._hold(guardian.workers)
+        while any(worker.ended for worker in guardian.workers) and not self.changing:
             yield  # the job is coming to its end: it keeps the workers that it has
-        leaving = crew.workers + self.others
-        crew.workers, self.others, self.changing = [], leaving, True
+        leaving = guardian.workers + self.others
+        guardian.workers, self.others, self.changing = [], leaving, True
         for worker in leaving:
             worker.ask_to_stop()
 
@@ -153,14 +153,14 @@ class Resizing:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             yield
-        crew.remove_containers(leaving)
+        guardian.remove_containers(leaving)
         for worker in leaving:
             if worker.group:
                 worker.group.remove()
-        crew.workers, self.others = crew.make(self._plans), []
-        if crew.plan.agents:
-            name_members(crew.plan, self.number, crew.workers)
-        self._start(crew.workers)
+        guardian.workers, self.others = guardian.make(self._plans), []
+        if guardian.plan.agents:
+            name_members(guardian.plan, self.number, guardian.workers)
+        self._start(guardian.workers)
         self.changing = False
         return True
 
@@ -169,7 +169,7 @@ class Resizing:
             for what in ("ready", "joined"):  # an earlier worker of this name may have left word
                 (self._place / f"{what}-{worker.name}").unlink(missing_ok=True)
         if workers:
-            self._crew.begin(workers)
+            self._guardian.begin(workers)
 
     # -- holding the training -------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Resizing:
 
     def _hold(self, needed: list[WorkerProcess]) -> Course:
         """Have every rank stop at one step, with a checkpoint; False if they do not."""
-        ranks = range(len(self._crew.workers))
+        ranks = range(len(self._guardian.workers))
         msg.say(self._place, msg.HOLD, msg.Word(number=self.number, workers=len(self._plans)))
 
         def held() -> bool:
@@ -208,7 +208,7 @@ class Resizing:
 
     def _joined(self) -> bool:
         """Whether all agents take part in this change."""
-        names = [worker.name for worker in self._crew.workers]
+        names = [worker.name for worker in self._guardian.workers]
         return all(self._said(f"joined-{name}") == self.number for name in names)
 
     def _said(self, name: str) -> int | None:
@@ -218,6 +218,6 @@ class Resizing:
     def _note(self, plans: Sequence[msg.WorkerPlan]) -> None:
         """Keep the plan true, for an executor that has to clean up after the guardian."""
         workers = {plan.name: plan for plan in plans}
-        self._crew.plan = self._crew.plan.but(workers=tuple(workers.values()))
+        self._guardian.plan = self._guardian.plan.but(workers=tuple(workers.values()))
         with suppress(OSError):
-            wire.write(self._crew.plan.run, self._crew.plan)
+            wire.write(self._guardian.plan.run, self._guardian.plan)

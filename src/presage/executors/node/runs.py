@@ -2,7 +2,7 @@
 buried when its guardian is dead.
 
 A run directory appears by one rename, with a lock file that the guardian holds for as long as it
-lives. So whoever can take the lock knows that the guardian is dead, and nobody needs to guess.
+lives. So a process that can take the lock knows that the guardian is dead; no timeout is guessed.
 """
 
 from __future__ import annotations

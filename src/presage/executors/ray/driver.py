@@ -240,7 +240,7 @@ class Keeper:
                 self._do(self._keep(run))
 
     def end(self) -> None:
-        """Do nothing more; what runs goes on."""
+        """Do nothing more; runs are left running."""
         for task in self._tasks:
             task.cancel()
 
@@ -353,7 +353,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _give_up(error: BaseException | None) -> None:
-    """End at once. Nothing here is remembered only in memory: the next process goes on."""
+    """End at once. Nothing here is remembered only in memory: the next process recovers it."""
     traceback.print_exception(error, file=sys.stderr)
     os._exit(1)
 

@@ -74,7 +74,7 @@ class RayExecutor(RunsExecutor):
     # -- runs -----------------------------------------------------------------------------------
 
     def _spawn(self, spec: RunSpec, launch: Launch) -> None:
-        """The directory of a run appears whole or not at all; then the driver is told."""
+        """The directory of a run appears whole or not at all; then the driver is woken."""
         key = (launch.job, launch.attempt)
         order = LaunchOrder(
             job=launch.job,

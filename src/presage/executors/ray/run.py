@@ -26,9 +26,9 @@ from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import files
 from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
-from presage.executors.ray.crew import Refused, RemotePart, WorkerGroup
 from presage.executors.ray.place import bundles, what_is_missing
-from presage.executors.ray.story import RelayedRunLog
+from presage.executors.ray.run_log import RelayedRunLog
+from presage.executors.ray.worker_group import Refused, RemotePart, WorkerGroup
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -73,7 +73,7 @@ class GangRun:
         self._placed = placed if placed and placed.size == self._order.size else None
         """None while the workers are not placed; what was written may be of those before a
         resize."""
-        self._crew = self._muster(self._order, self._placed)
+        self._group = self._muster(self._order, self._placed)
         self._next: WorkerGroup | None = None
         """The workers that get ready to take the place of the present ones."""
         self._resizing: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class GangRun:
     @property
     def keys(self) -> list[str]:
         """What agents call it at this moment."""
-        return [crew.key for crew in self._crews()]
+        return [group.key for group in self._groups()]
 
     @property
     def reservation(self) -> str | None:
@@ -101,32 +101,34 @@ class GangRun:
 
     def lose(self, id: str, why: str) -> None:
         """A node, or the agent there, is gone."""
-        for crew in self._crews():
-            crew.lose(id, why)
+        for group in self._groups():
+            group.lose(id, why)
         self.poke()
 
     def cursors(self, id: str) -> dict[str, msg.Cursor]:
         """Where to go on to listen on a node, by key: logs are continued where our copies end."""
         cursors = {}
-        for crew in self._crews():
-            if part := crew.parts.get(id):
+        for group in self._groups():
+            if part := group.parts.get(id):
                 part.cursor = part.cursor or msg.Cursor(logs=self._log_sizes())
-                cursors[crew.key] = part.cursor
+                cursors[group.key] = part.cursor
         return cursors
 
     def take(self, key: str, id: str, news: msg.RunNews | None) -> None:
         """Take in what the agent on a node says; None says that the run is not there."""
-        crew = next(crew for crew in self._crews() if crew.key == key)
-        part = crew.parts.get(id)
+        group = next(group for group in self._groups() if group.key == key)
+        part = group.parts.get(id)
         if part is None or part.lost:
             return
         if news is None:
-            if part.port is not None or (crew is self._crew and self._begun):
-                crew.lose(id, f"the run is no longer on node {part.node}; its agent was restarted")
+            if part.port is not None or (group is self._group and self._begun):
+                group.lose(
+                    id, f"the run is no longer on node {part.node}; its agent was restarted"
+                )
                 self.poke()
             return
         for event in news.events:
-            self._take_event(crew, part, event)
+            self._take_event(group, part, event)
         for name, (offset, chunk) in (news.logs or {}).items():
             if name == "telemetry":
                 self._story.samples(chunk)
@@ -141,7 +143,7 @@ class GangRun:
         part.saved = part.saved or news.saved is not None
         part.drained = part.drained or news.drained
         part.cursor = news.cursor
-        crew.heard()
+        group.heard()
         self.poke()
 
     async def live(self) -> None:
@@ -178,17 +180,17 @@ class GangRun:
     async def _bring_up(self) -> msg.Verdict | None:
         """Have all workers begin, unless they have; how the run ended if it did before."""
         if self._begun:
-            self._listen_on(self._crew)
+            self._listen_on(self._group)
         else:
             if self._stop_asked():
                 return self._stopped()
             self._logs.mkdir(parents=True, exist_ok=True)
             spec = await self._place()
-            if not all(part.port for part in self._crew.parts.values()):
-                await self._prepare(self._crew, spec)
+            if not all(part.port for part in self._group.parts.values()):
+                await self._prepare(self._group, spec)
                 if (early := await self._all_ready()) is not None:
                     return early
-            await self._crew.ship(self._areas)
+            await self._group.ship(self._areas)
         await self._begin()
         return None
 
@@ -196,21 +198,21 @@ class GangRun:
         """Find the nodes and reserve what the gang needs there; what the job is."""
         await self._give_back()  # an attempt at this by a process that died
         spec, asked = self._asks(self._order)
-        crew = self._next or self._choose(self._order, spec)
-        for part in crew.parts.values():
+        group = self._next or self._choose(self._order, spec)
+        for part in group.parts.values():
             if part.lost is not None:
                 raise AgentGone(part.lost)
-        nodes = {part.node: part.id for part in crew.parts.values()}
+        nodes = {part.node: part.id for part in group.parts.values()}
         placed = msg.Placed(
             nodes=nodes,
-            serves={part.node: part.serves for part in crew.parts.values()},
+            serves={part.node: part.serves for part in group.parts.values()},
             size=self._order.size,
-            reservation=f"presage/{crew.key}/{secrets.token_hex(4)}",
+            reservation=f"presage/{group.key}/{secrets.token_hex(4)}",
             grace_s=spec.grace_s,
         )
         self._note(placed)
-        self._crew, self._next = crew, None
-        self._listen_on(crew)
+        self._group, self._next = group, None
+        self._listen_on(group)
         pinned = [(nodes[name], dict(bundle)) for name, bundle in asked.items()]
         if not await self._cluster.reserve(placed.reservation, pinned, _PLACE_S):
             where = ", ".join(sorted(asked))
@@ -247,14 +249,14 @@ class GangRun:
         nodes, serves = (placed.nodes, placed.serves) if placed else ({}, {})
         return WorkerGroup(self._cluster, self._owner, order, nodes, serves)
 
-    async def _prepare(self, crew: WorkerGroup, spec: RunSpec) -> None:
+    async def _prepare(self, group: WorkerGroup, spec: RunSpec) -> None:
         """Bring in what the nodes need, and start the guardians."""
         folder = self._layout.folder(spec.folder) if spec.folder else None
-        await crew.prepare(self._job_file.read_text(), folder, self._secrets(spec))
+        await group.prepare(self._job_file.read_text(), folder, self._secrets(spec))
 
     async def _all_ready(self) -> msg.Verdict | None:
         """Wait until the guardians on all nodes are; how the run ended if it did before."""
-        parts = self._crew.parts.values()
+        parts = self._group.parts.values()
         while not all(part.port is not None or part.over for part in parts):
             if any(part.lost or part.over for part in parts):
                 break
@@ -265,25 +267,25 @@ class GangRun:
 
     async def _begin(self) -> None:
         """Let the workers begin, on all nodes."""
-        crew, placed = self._crew, self._where
+        group, placed = self._group, self._where
         if placed.go is None:
-            first, began = self._cluster.nodes.get(crew.first.node), self._order.began
+            first, began = self._cluster.nodes.get(group.first.node), self._order.began
             go = msg.GoOrder(
                 address=first.address if first else "127.0.0.1",
-                port=crew.first.port,
+                port=group.first.port,
                 ran_s=0.0 if began is None else time.time() - began,
                 logs=self._log_sizes(),
             )
             placed = self._note(placed.but(go=go))
-        waiting = [p for p in crew.parts.values() if p.started_at is None and p.over is None]
+        waiting = [p for p in group.parts.values() if p.started_at is None and p.over is None]
         for part in waiting:
             with suppress(AgentSilent, AgentGone):  # it is noticed while watching
                 assert placed.go is not None
-                await crew.call(part, "go", wire.pack(placed.go))
+                await group.call(part, "go", wire.pack(placed.go))
 
     async def _watch(self) -> msg.Verdict | None:
-        """Until all workers are gone; how the run ended, or None if it goes on with others."""
-        parts = list(self._crew.parts.values())
+        """Until all workers are gone; how the run ended, or None if it continues with others."""
+        parts = list(self._group.parts.values())
         verdict: msg.Verdict | None = None
         stopping = False
         while True:
@@ -295,7 +297,7 @@ class GangRun:
                 if stopping:
                     lost = any(part.lost for part in parts)
                     grace_s = _LOST_GRACE_S if lost else self._where.grace_s
-                    await self._crew.stop("exited", "the rest of the run is over", grace_s)
+                    await self._group.stop("exited", "the rest of the run is over", grace_s)
             if stopping:
                 await self._tell_who_waits(parts)
             if all(part.gone for part in parts):
@@ -314,11 +316,11 @@ class GangRun:
         if part.asked is not None:
             mark, part.asked = part.asked, None
             with suppress(AgentSilent, AgentGone):
-                await self._crew.call(part, "forget_request", mark)
+                await self._group.call(part, "forget_request", mark)
 
     async def _collect_all(self, parts: list[RemotePart]) -> None:
         """Bring all that was made here. Rank 0 has the last word on a result of two nodes."""
-        for part in sorted(parts, key=lambda part: part is self._crew.first):
+        for part in sorted(parts, key=lambda part: part is self._group.first):
             if part.collecting is not None:
                 await part.collecting
             if part.lost is None:
@@ -359,13 +361,13 @@ class GangRun:
     async def _tell_who_waits(self, parts: list[RemotePart]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
         cannot see it: tell them when the node of rank 0 is done."""
-        if self._crew.first.over is None:
+        if self._group.first.over is None:
             return
         for part in parts:
             if part.over is None and part.lost is None and not part.released:
                 part.released = True
                 with suppress(AgentSilent, AgentGone):
-                    await self._crew.call(part, "release")
+                    await self._group.call(part, "release")
 
     # -- other workers --------------------------------------------------------------------------
 
@@ -408,7 +410,7 @@ class GangRun:
         finally:  # a call that is under way cannot be taken back
             await asyncio.wait([preparing])
         await self._next.until_ready()
-        await self._crew.hold(asked.number, len(asked.target), self._where.grace_s)
+        await self._group.hold(asked.number, len(asked.target), self._where.grace_s)
 
     async def _let_go_of_next(self) -> None:
         """The run is over before its workers changed: leave nothing of those that were to come."""
@@ -419,7 +421,7 @@ class GangRun:
 
     async def _change_size(self) -> None:
         """Everybody has stopped: be the run of the workers that were asked for."""
-        began = min(part.started_at or time.time() for part in self._crew.parts.values())
+        began = min(part.started_at or time.time() for part in self._group.parts.values())
         await self._give_back()
         order = self._order.but(began=began if self._order.began is None else self._order.began)
         if self._next is not None:  # there may be a later wish by now
@@ -427,7 +429,7 @@ class GangRun:
         else:
             asked = wire.read(msg.ResizeOrder, self.directory)
             order = order.but(workers=asked.target, size=asked.number)
-        self._crew = self._muster(self._order, None)
+        self._group = self._muster(self._order, None)
         self._placed, self._resizing, self._order = None, None, order
         wire.write(self.directory, order, durable=True)
 
@@ -437,7 +439,7 @@ class GangRun:
 
     async def _give_back(self) -> None:
         """Leave nothing of the present workers on any node that can be reached, nor with Ray."""
-        await self._crew.drop()
+        await self._group.drop()
         if self.reservation:
             await self._cluster.release(self.reservation)
 
@@ -447,7 +449,7 @@ class GangRun:
         """Take over the checkpoints that the workers on a node have made."""
         part.saved = False
         with suppress(AgentSilent, AgentGone):
-            area, ask = "checkpoints", partial(self._crew.call, part)
+            area, ask = "checkpoints", partial(self._group.call, part)
             if area in self._areas and (saved := await ask("saved")):
                 staged = self.directory / f"{area}-{part.id}.new"
                 there = wire.unpack(msg.Saved, saved)
@@ -458,7 +460,7 @@ class GangRun:
     async def _collect_results(self, part: RemotePart) -> None:
         with suppress(AgentSilent, AgentGone):
             area, staged = "results", self.directory / f"results-{part.id}.new"
-            await files.add_to(partial(self._crew.call, part), area, self._areas[area], staged)
+            await files.add_to(partial(self._group.call, part), area, self._areas[area], staged)
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
         secrets = {}
@@ -471,14 +473,14 @@ class GangRun:
                 raise Refused(f"there is no secret {ref!r} that can be read, for {name}") from None
         return secrets
 
-    # -- what is told ---------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------
 
-    def _take_event(self, crew: WorkerGroup, part: RemotePart, event: msg.Event) -> None:
+    def _take_event(self, group: WorkerGroup, part: RemotePart, event: msg.Event) -> None:
         if event.type == "Ready":
             part.port = event.port
         elif event.type == "JobStarted":
             part.started_at = event.at
-        elif event.type == "StageChanged" and crew is self._crew and not self._changing:
+        elif event.type == "StageChanged" and group is self._group and not self._changing:
             self._story.event(event.type, stage=event.stage, number=self._order.size)
         elif event.is_end:
             part.over = event
@@ -491,12 +493,12 @@ class GangRun:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _crews(self) -> list[WorkerGroup]:
+    def _groups(self) -> list[WorkerGroup]:
         """The present workers, then those that are to come."""
-        return [self._crew] if self._next is None else [self._crew, self._next]
+        return [self._group] if self._next is None else [self._group, self._next]
 
-    def _listen_on(self, crew: WorkerGroup) -> None:
-        for id in crew.parts:
+    def _listen_on(self, group: WorkerGroup) -> None:
+        for id in group.parts:
             self._listen(id)
 
     async def _something(self) -> None:
@@ -504,7 +506,7 @@ class GangRun:
         if not self._asked_to_stop and self._stop_asked():
             self._asked_to_stop = True
             asked = self._stopped().reason
-            await self._crew.stop(asked.code, asked.text, self._where.grace_s)
+            await self._group.stop(asked.code, asked.text, self._where.grace_s)
         await self._changed.wait()
         self._changed.clear()
 

@@ -88,14 +88,14 @@ class Path:
         return np.concatenate([zero, np.cumsum(there, axis=0, dtype=np.int32)])
 
     def whole(self, places: Ints, rows: int) -> npt.NDArray[np.bool_]:
-        """Whether the path goes on uncut for so many rows after each place."""
+        """Whether the path has so many rows without a cut after each place."""
         end = places + rows + 1
         inside = end <= len(self.phases)
         end = np.minimum(end, len(self.phases))
         return np.asarray(inside & (self._cuts[end] == self._cuts[places]))
 
     def outcomes(self, places: Ints, rows: int) -> Outcomes:
-        """What happened after those places from which the path goes on for so many rows."""
+        """What happened after those places that have so many rows after them."""
         places = places[self.whole(places, rows)]
         counts = self._counts[places + rows + 1] - self._counts[places + 1]
         return Outcomes(

@@ -39,7 +39,7 @@ async def logs(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> StreamingResponse:
     """The output of one worker, from a byte on. `worker` is a rank, or a role with an index such
-    as `ps-0`; `follow` goes on, over attempts, until the job is over."""
+    as `ps-0`; `follow` streams new lines, over attempts, until the job is over."""
     if not _WORKER.fullmatch(worker):
         raise UserError("a worker is a number, or a role and a number such as worker-0")
     if "\0" in job_id:

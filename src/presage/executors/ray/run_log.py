@@ -1,7 +1,8 @@
 """What the server's side of a run on Ray writes down: events, progress, wishes and samples.
 
 All of it is in files, in the form that guardians of the executor `local` use, so that the same
-reader understands it. What was written by a process that died is not written twice.
+reader understands it. What was written by a process that died is not written twice:
+writing is idempotent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Kind = tuple[str, str | None, int | None]
 
 
 class RelayedRunLog(RunLog):
-    """What is told of one run."""
+    """The event log of one run, relayed from its nodes and deduplicated."""
 
     def __init__(self, layout: Layout, job: str, attempt: int) -> None:
         super().__init__(layout.run(job, attempt), layout.wake, job, attempt)

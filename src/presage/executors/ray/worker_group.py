@@ -1,7 +1,7 @@
 """The workers of a run on a Ray cluster at one size: a part of them on each of their nodes.
 
-Before a resize, two crews of a run are on the cluster: one that trains, and one that gets ready to
-take its place. What must outlive this process is written down by `ray.run`.
+Before a resize, two groups of a run are on the cluster: one that trains, and one that gets ready
+to take its place. What must outlive this process is written down by `ray.run`.
 """
 
 from __future__ import annotations
