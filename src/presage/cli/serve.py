@@ -141,7 +141,8 @@ class _ExecutorOptions:
 
 
 def _import_server() -> None:
-    """Bring in what only a server needs."""
+    """Bring in what only a server needs; nothing of it is garbage, so nobody looks for any."""
+    gc.disable()
     try:
         import uvicorn  # noqa: F401
 
@@ -150,6 +151,8 @@ def _import_server() -> None:
         if (missing.name or "").startswith("presage"):
             raise
         raise MissingExtra("server", "the control plane") from None
+    finally:
+        gc.enable()
 
 
 def _set_up_process() -> None:
