@@ -20,7 +20,7 @@ from presage.provision.rightsize import RightsizeResult, SizedResource, rightsiz
 from presage.provision.usage import MEMORY
 from presage.telemetry.series import Series
 
-__all__ = ["Recommendation", "kubernetes_patch", "manifest_fragment", "recommend"]
+__all__ = ["Recommendation", "kubernetes_patch", "recommend"]
 
 _BYTES = {"bytes": 1.0, "kB": 1024.0, "MiB": float(1 << 20)}
 _WHAT = {
@@ -82,18 +82,6 @@ def kubernetes_patch(
     _refuse_nothing(sizes, recommended, pod)
     resources = {"requests": sizes, "limits": dict(sizes)}
     return {"spec": {"containers": [{"name": container, "resources": resources}]}}
-
-
-def manifest_fragment(recommended: Sequence[Recommendation], pod: str) -> dict[str, Any]:
-    """The `resources` of a Presage manifest."""
-    sizes: dict[str, Any] = {}
-    for one in _of_pod(recommended, pod):
-        if one.resource == "cpu" and one.unit == "cores":
-            sizes["cpus"] = max(1, ceil(1000 * one.amount - 1e-6)) / 1000
-        elif one.resource in MEMORY and one.unit in _BYTES:
-            sizes[one.resource] = f"{_mib(one)}Mi"
-    _refuse_nothing(sizes, recommended, pod)
-    return {"resources": sizes}
 
 
 def _with_next_window(series: Series, window_s: float) -> Series:
