@@ -36,6 +36,7 @@ from markdown_it import MarkdownIt
 
 from presage.cli.main import app
 from presage.policy import registry
+from tests.forker import forked_presage
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -135,10 +136,22 @@ def document(tmp_path: Path) -> Iterator[str]:
                 process.kill()
 
 
+def installed(path: str) -> str:
+    """PATH with the programs of this environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{path}"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """PATH with a `presage` that starts at once; README.md has the real one."""
+    with forked_presage(tmp_path_factory.mktemp("forked")) as folder:
+        yield f"{folder}{os.pathsep}{installed(os.environ['PATH'])}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_a_document_run(
-    path: Path, tmp_path: Path, document: str, request: pytest.FixtureRequest
+    path: Path, tmp_path: Path, document: str, programs: str, request: pytest.FixtureRequest
 ) -> None:
     text = path.read_text(encoding="utf-8")
     wanted = [block for block in blocks(text) if "no-run" not in block.words]
@@ -148,7 +161,7 @@ def test_commands_of_a_document_run(
         if wanted and (ROOT / folder).is_dir():
             shutil.copytree(ROOT / folder, checkout / folder)
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": installed(os.environ["PATH"]) if path == README else programs,
         "COLUMNS": "100",
         "NO_COLOR": "1",
         "TERM": "dumb",

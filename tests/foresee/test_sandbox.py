@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from presage.foresee.sandbox import run_isolated
 from presage.model.errors import UserError
+from tests.waiting import PATIENCE_S, eventually
 
 # Ours: it imports the user's file, as a reader of models does.
 RUNNER = """
@@ -38,7 +38,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "runner" / "ours_runner.py").write_text(RUNNER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "runner"))
 
-    def run(text: str, *, timeout_s: float = 20.0, memory_mib: int = 512) -> Any:
+    def run(text: str, *, timeout_s: float = PATIENCE_S, memory_mib: int = 512) -> Any:
         path = tmp_path / "model.py"
         path.write_text(text)
         return run_isolated(
@@ -49,7 +49,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def echo(payload: Any) -> Any:
-    return run_isolated("ours_runner", "echo", payload, timeout_s=20, memory_mib=512)
+    return run_isolated("ours_runner", "echo", payload, timeout_s=PATIENCE_S, memory_mib=512)
 
 
 def test_values_come_back_as_they_are(user_code: Any) -> None:
@@ -118,10 +118,8 @@ def test_misbehaviour_is_one_clear_line(user_code: Any, code: str, line: str) ->
 
 
 def test_an_endless_loop_is_stopped(user_code: Any) -> None:
-    start = time.monotonic()
     with pytest.raises(UserError, match=r"took longer than 0\.5 s"):
         user_code("while True: pass\n", timeout_s=0.5)
-    assert time.monotonic() - start < 5
 
 
 def test_a_library_that_cannot_allocate_is_short_of_memory(user_code: Any) -> None:
@@ -132,7 +130,7 @@ def test_a_library_that_cannot_allocate_is_short_of_memory(user_code: Any) -> No
 
 def test_what_presage_says_on_purpose_is_passed_on(user_code: Any) -> None:
     with pytest.raises(UserError, match=r"^model\.py: say what to do$"):
-        run_isolated("ours_runner", "refuse", "model.py", timeout_s=20, memory_mib=512)
+        run_isolated("ours_runner", "refuse", "model.py", timeout_s=PATIENCE_S, memory_mib=512)
 
 
 @pytest.mark.parametrize("session", [False, True])
@@ -142,31 +140,33 @@ def test_a_grandchild_is_ended_at_the_time_limit(
     note = tmp_path / "pid"
     code = (
         "import subprocess, time\n"
-        f"child = subprocess.Popen(['sleep', '60'], start_new_session={session})\n"
+        f"child = subprocess.Popen(['sleep', '600'], start_new_session={session})\n"
         f"open({str(note)!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
-    with pytest.raises(UserError, match="took longer"):
-        user_code(code, timeout_s=1.0)
+    limit_s = 1.0
+    while not note.exists():  # a busy machine may not come that far in a second
+        with pytest.raises(UserError, match="took longer"):
+            user_code(code, timeout_s=limit_s)
+        limit_s *= 2
     assert _ended(int(note.read_text()))
 
 
 def test_a_grandchild_that_outlives_the_code_is_ended(user_code: Any, tmp_path: Path) -> None:
-    start = time.monotonic()
-    code = "import subprocess\npid = subprocess.Popen(['sleep', '60']).pid\n"
+    """Though it holds the output open."""
+    code = "import subprocess\npid = subprocess.Popen(['sleep', '600']).pid\n"
     pid = user_code(code + "def build():\n    return pid\n")
     assert _ended(pid)
-    assert time.monotonic() - start < 10  # though it held the output open
 
 
 def test_threads_and_exit_handlers_do_not_hold_it_up(user_code: Any) -> None:
     code = (
         "import atexit, threading, time\n"
-        "atexit.register(time.sleep, 60)\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "atexit.register(time.sleep, 600)\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
         "def build():\n    return 1\n"
     )
-    assert user_code(code, timeout_s=15) == 1
+    assert user_code(code) == 1
 
 
 def test_a_forked_copy_does_not_answer(user_code: Any) -> None:
@@ -198,15 +198,12 @@ def _open_files() -> set[str]:
 
 
 def _ended(pid: int) -> bool:
-    """Whether it is gone within seconds, or waits only for somebody to notice."""
-    for _ in range(100):
+    """Wait until it is gone, or waits only for somebody to notice."""
+
+    def gone() -> bool:
         try:
-            process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-            process.wait(timeout=0.05)
-        except psutil.TimeoutExpired:
-            continue
+            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
-    return False
+
+    return eventually(gone)

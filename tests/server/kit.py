@@ -10,39 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from presage.client import Client
 from presage.executors.node.processes import all_pids, environment
 from tests.server import zygote
+from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["PATIENCE_S", "Done", "Server", "Zygote", "eventually", "free_port", "gone"]
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
-PATIENCE_S = 180.0
-"""Far longer than anything here takes: a test fails because something does not happen, never
-because a busy machine takes long."""
-_T = TypeVar("_T")
-
-
-def eventually(ask: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
-    """The first answer that is true; AssertionError with the last one when time is up."""
-    end, pause_s = time.monotonic() + timeout_s, 0.01
-    while True:
-        found = ask()
-        if found:
-            return found
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {found!r}"
-        time.sleep(pause_s)
-        pause_s = min(0.1, 1.2 * pause_s)
 
 
 def free_port() -> int:
