@@ -21,11 +21,13 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.order import arrange
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # `make test` gives the same answer twice; `make soak` looks where nobody has looked before.
 # No deadline: the time of one example says more about the machine than about the code.
-settings.register_profile("default", max_examples=200, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile(
     "soak",
     max_examples=2000,
@@ -34,6 +36,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Groups start in the order that we give, not by their number of tests."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order them for several workers; without any, too, so that both are the same."""
+    arrange(items)
 
 
 @pytest.fixture(scope="session")

@@ -387,6 +387,15 @@ def test_the_notebook_shows_what_it_gives(tmp_path: Path, shared_data: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_notebook_works_without_the_data(tmp_path: Path) -> None:
-    rows, drawn = shown(executed(tmp_path, tmp_path))
-    assert len(rows) == len(drawn) + 1 == 7
+def test_the_notebook_works_without_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code without a kernel: the other test has one."""
+    monkeypatch.setenv("PRESAGE_DATA", str(tmp_path))
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]).replace("2650", "500"), names)
+    compared = names["compared"]
+    assert compared.table.height == len(compared.plot().data) == 6

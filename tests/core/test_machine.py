@@ -1,4 +1,4 @@
-"""Random clusters, jobs, failures, drains and policies: 200 runs here, 2,000 in `make soak`."""
+"""Random clusters, jobs, failures, drains and policies: 100 runs here, 2,000 in `make soak`."""
 
 from __future__ import annotations
 
