@@ -1,7 +1,8 @@
 """The order of tests for two workers: what shares a server runs on one of them, the longest first.
 
 A file is one group (one worker runs it, so that its fixtures are made once), but for those whose
-tests share nothing. Seconds are of one run; only their order matters, and an absent group is short.
+tests share nothing. Seconds are those of one run; only their order matters, and an absent group
+is short.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from presage import job
+from tests.waiting import PATIENCE_S, eventually
 
 IN_STEP = """\
 import os, sys, time
@@ -68,10 +68,7 @@ class Ranks:
         ]
 
     def wait_for(self, *names: str) -> None:
-        end = time.monotonic() + 30
-        while not all((self.place / name).exists() for name in names):
-            assert time.monotonic() < end, sorted(self.place.iterdir())
-            time.sleep(0.01)
+        eventually(lambda: all((self.place / name).exists() for name in names))
 
     def tell(self, **body: int) -> None:
         (self.place / "resize.new").write_text(json.dumps(body))
@@ -80,7 +77,7 @@ class Ranks:
     def stop(self) -> list[tuple[int, str]]:
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=30)[0] for process in self.processes]
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in self.processes]
         return [(p.returncode, text) for p, text in zip(self.processes, said, strict=True)]
 
     def close(self) -> None:

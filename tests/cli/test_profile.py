@@ -135,7 +135,7 @@ def test_an_interrupt_reaches_the_command_and_the_profile_is_kept(home: Path) ->
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 9
     (kept,) = ProfileStore(home / "profiles").read_all()
     assert kept.exit_code == 9

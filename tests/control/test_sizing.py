@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from presage.model.job import JobSpec, Role
 from presage.policy import registry
 from presage.store.memory import MemoryKnowledge
 from presage.store.records import JobRow
+from tests.waiting import eventually
 
 ASK = Resources(cpu_milli=2000, memory_mib=1024)
 
@@ -119,10 +119,7 @@ def test_phases_of_earlier_runs_are_used_for_the_next(tmp_path: Path) -> None:
     loop.handle(ev.JobExited("a", 1, ev.Outcome.SUCCEEDED))
     loop.look(sizing, tmp_path)
     name = sizing._workload(JobSpec("a", (Role("worker", ASK),)))
-    until = time.monotonic() + 60
-    while knowledge.get(f"phases/{name}/model") is None:
-        assert time.monotonic() < until, "no phases were learned"
-        time.sleep(0.05)
+    eventually(lambda: knowledge.get(f"phases/{name}/model") is not None)
     sizing = made(knowledge, row("b"))  # the next server
     start(loop, "b")
     loop.facts.clear()

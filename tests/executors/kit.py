@@ -14,6 +14,7 @@ from presage.executors.local.executor import LocalExecutor
 from presage.executors.node.processes import all_pids, environment, read_stat
 from presage.model.cluster import Device, Node, Worker
 from presage.testing.executors import RoleWork
+from tests.waiting import PATIENCE_S
 
 NODES = tuple(Node(f"n{i}", (Device(),) * 4) for i in range(2))
 ROLES = ("worker", "ps")
@@ -22,7 +23,7 @@ ROLES = ("worker", "ps")
 class LocalKit:
     """Jobs are files under the data directory; workers are processes of this machine."""
 
-    timeout_s = 20.0
+    timeout_s = PATIENCE_S
 
     def __init__(self, data: Path, **options: Any) -> None:
         self.data = data
@@ -40,7 +41,7 @@ class LocalKit:
         job: str,
         *roles: RoleWork,
         time_limit_s: float | None = None,
-        grace_s: float = 10.0,
+        grace_s: float = 60.0,
         env: dict[str, str] | None = None,
         **manifest: Any,
     ) -> tuple[Worker, ...]:

@@ -31,6 +31,7 @@ from presage.store.memory import MemoryStore
 from presage.testing.executors import RoleWork
 from presage.testing.machine import StablePredictor
 from tests.executors.kit import LocalKit
+from tests.waiting import PATIENCE_S
 
 NODES = 4
 GPUS = 4
@@ -138,7 +139,7 @@ def run_gangs(kit: RayKit, gangs: int) -> dict[str, Any]:
     began = time.monotonic()
     most = 0
     while facts or engine.state.active or engine.state.pending:
-        assert time.monotonic() - began < 120, "the gangs got stuck"
+        assert time.monotonic() - began < PATIENCE_S, "the gangs got stuck"
         step(engine, executor, store, time.time(), facts)
         most = max(most, len(engine.state.active))
         facts = []
@@ -156,7 +157,7 @@ def run_gangs(kit: RayKit, gangs: int) -> dict[str, Any]:
 class RayKit(LocalKit):
     """Jobs are files under the data directory; workers are processes below the nodes' agents."""
 
-    timeout_s = 30.0
+    timeout_s = PATIENCE_S
 
     def __init__(self, data: Path, cluster: RayCluster, link: RayLink, **options: Any) -> None:
         super().__init__(data)

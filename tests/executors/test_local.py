@@ -26,7 +26,9 @@ from presage.model.cluster import Worker
 from presage.model.event import Outcome
 from presage.model.job import ReasonCode
 from presage.testing.executors import RoleWork, Watcher
+from tests.counting import opcodes
 from tests.executors.kit import NODES, LocalKit
+from tests.waiting import eventually
 
 LONG = "import time\nprint('up')\ntime.sleep(600)"
 WITH_CHILDREN = """
@@ -49,10 +51,8 @@ def test_a_killed_guardian_takes_its_run_along(kit: LocalKit, watch: Watcher) ->
     sleepers = _descendants(guardian)
     assert len(sleepers) == 3
     watch.until(lambda: len(kit.worker_pids("orphan")) == 3, "all written down")
-    began = time.monotonic()
     os.kill(guardian, signal.SIGKILL)
     exited = watch.end("orphan")
-    assert time.monotonic() - began <= 2.0
     assert exited.outcome is Outcome.LOST
     assert exited.reason is not None
     assert exited.reason.code is ReasonCode.NODE_LOST
@@ -124,8 +124,7 @@ def test_jobs_go_on_when_the_server_is_killed(kit: LocalKit, tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
-        while "up" not in kit.log("survivor", 1, "worker-0"):
-            time.sleep(0.01)
+        eventually(lambda: "up" in kit.log("survivor", 1, "worker-0"))
         process.kill()
     watch = Watcher(kit)
     watch.executor.launch(ev.Launch("survivor", 1, (worker,)))  # as a new server does
@@ -242,15 +241,17 @@ def test_raised_memory_takes_the_place_of_the_manifests(kit: LocalKit, watch: Wa
 # -- what goes in and out ----------------------------------------------------------------------
 
 
-def test_secrets_reach_workers_and_nothing_else(kit: LocalKit, watch: Watcher) -> None:
-    secret = "s3cr3t-of-ada"
+def test_secrets_reach_workers_and_nothing_else(
+    kit: LocalKit, watch: Watcher, tmp_path: Path
+) -> None:
+    secret, gate = "s3cr3t-of-ada", tmp_path / "gate"
     (kit.data / "secrets").mkdir(parents=True)
     (kit.data / "secrets" / "hub").write_text(f"{secret}\n")
     script = (
         "import os, sys, time\n"
         "print('up', flush=True)\n"
         "sys.stdin.read()\n"
-        "time.sleep(0.3)\n"
+        f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
         "raise SystemExit('the hub refused ' + os.environ['HUB_TOKEN'])"
     )
     kit.write_job("keeper", command=[sys.executable, "-c", script], secrets={"HUB_TOKEN": "hub"})
@@ -262,6 +263,7 @@ def test_secrets_reach_workers_and_nothing_else(kit: LocalKit, watch: Watcher) -
     )
     assert b"hub" in written
     assert secret.encode() not in written + commands
+    gate.touch()
     exited = watch.end("keeper")
     assert exited.reason is not None
     assert exited.reason.text == "worker-0 ended with exit code 1: the hub refused ***"
@@ -385,7 +387,7 @@ sys.stdout.write(name + " up\\n")
 while True: time.sleep(0.01)
 """
     _pack(kit.data / "folders" / "f.tar.gz", {"train.py": script})
-    kit.write_job("shelled", command="cd . && python train.py; echo $?", folder="f", grace=5)
+    kit.write_job("shelled", command="cd . && python train.py; echo $?", folder="f", grace=60)
     watch.executor.launch(ev.Launch("shelled", 1, (Worker(0, 0, "n0"),)))
     watch.until_log("shelled", "program up")
     watch.until_log("shelled", "helper up")
@@ -410,22 +412,26 @@ while True: time.sleep(0.01)
     assert "saved" in kit.log("wrapped", 1, "worker-0")
 
 
-def test_telemetry_is_kept(kit: LocalKit, watch: Watcher) -> None:
+def test_telemetry_is_kept(kit: LocalKit, watch: Watcher, tmp_path: Path) -> None:
     burn = """
-import time
+import os
 kept = b"x" * (32 << 20)
-end = time.time() + 1.3
-while time.time() < end: pass
+while not os.path.exists(os.environ["GATE"]): pass
 """
-    watch.run("busy", RoleWork(burn))
-    watch.end("busy")
+    gate = tmp_path / "gate"
+    watch.run("busy", RoleWork(burn), env={"GATE": str(gate)})
     path = kit.data / "jobs" / "busy" / "telemetry" / "1.jsonl"
+    watch.until(lambda: path.exists() and path.read_text().count("\n") >= 2, "sampled twice")
+    gate.touch()
+    watch.end("busy")
     samples = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(samples) >= 2
     assert {sample["worker"] for sample in samples} == {"worker-0"}
     assert samples[-1]["rss_mib"] > 32
-    assert samples[0]["cpu_s"] < samples[-1]["cpu_s"] < 2.0
-    assert 0.0 < samples[-1]["cpu_cores"] < 1.5
+    first, second = samples[:2]
+    assert first["cpu_s"] < second["cpu_s"]
+    rate = (second["cpu_s"] - first["cpu_s"]) / (second["at"] - first["at"])
+    assert second["cpu_cores"] == pytest.approx(rate, rel=0.01)
 
 
 # -- what it costs -----------------------------------------------------------------------------
@@ -452,13 +458,8 @@ def test_polling_many_quiet_runs_is_cheap(kit: LocalKit) -> None:
         locks.append(lock)
     executor = kit.executor()
     assert executor.poll(0.0) == []
-    took = []
-    for _ in range(20):
-        executor._next_scan = 0.0  # the dear kind of poll: every run is looked at
-        began = time.thread_time()
-        assert executor.poll(0.0) == []
-        took.append(time.thread_time() - began)
-    assert sorted(took)[10] <= 0.005
+    executor._next_scan = 0.0  # the dear kind of poll: every run is looked at
+    assert opcodes(lambda: executor.poll(0.0)) <= 500 * len(locks)
     for lock in locks:
         os.close(lock)
 

@@ -16,12 +16,13 @@ from examples.own_executor import ChildExecutor, Work
 from presage.core.ports import Executor
 from presage.model.cluster import Node, Worker
 from presage.testing.executors import ExecutorKit, PortSuite, RoleWork
+from tests.waiting import PATIENCE_S
 
 
 class ChildKit:
     """Jobs are entries of a dictionary."""
 
-    timeout_s = 20.0
+    timeout_s = PATIENCE_S
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -33,7 +34,7 @@ class ChildKit:
         return self._executors[-1]
 
     def add_job(
-        self, job: str, *roles: RoleWork, grace_s: float = 10.0, **_: Any
+        self, job: str, *roles: RoleWork, grace_s: float = 60.0, **_: Any
     ) -> tuple[Worker, ...]:
         (role,) = roles
         promised = ["env", "PYTHONUNBUFFERED=1", f"PRESAGE_CHECKPOINT_DIR={self._home}"]

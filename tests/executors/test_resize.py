@@ -54,7 +54,7 @@ class Resized:
 
     def __init__(self, kit: LocalKit, watch: Watcher, script: str, **manifest: object) -> None:
         self.kit, self.watch = kit, watch
-        more: dict[str, Any] = {"grace": 10, "workers": "1..4", **manifest}
+        more: dict[str, Any] = {"grace": 60, "workers": "1..4", **manifest}
         kit.write_job("count", command=[sys.executable, "-c", script], **more)
 
     def start(self, workers: int) -> None:
@@ -182,11 +182,10 @@ while True:
 def test_torchrun_agents_come_and_go(kit: LocalKit, watch: Watcher, tmp_path: Path) -> None:
     script = tmp_path / "stepper.py"
     script.write_text(STEPPER)
-    kit.timeout_s = 60.0
     job = Resized(kit, watch, "")
     enough = tmp_path / "enough"
     command = [sys.executable, str(script), str(enough)]
-    kit.write_job("count", command=command, launcher="torchrun", workers="1..3", grace=20)
+    kit.write_job("count", command=command, launcher="torchrun", workers="1..3", grace=60)
     job.start(2)
     first = kit.worker_pids("count")[0]
     job.to(3)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from presage.executors.node.processes import all_pids
-from tests.server.kit import Server, Zygote, eventually
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually
 
 ROOT_TOKEN = "presage_" + "r" * 43
 SECRET = "the-secret-that-must-not-leak"
@@ -52,7 +52,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> None:
 
 def raw(server: Server, request: bytes) -> bytes:
     """The answer to bytes that no client library would send."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as link:
         link.sendall(request)
         link.shutdown(socket.SHUT_WR)
         got = b""
@@ -179,7 +179,7 @@ def test_bombs(server: Server, text: str, kind: str) -> None:
     before = cpu_s(server)
     answer = server.http.post("/api/v1/jobs", content=text, headers={"Content-Type": kind})
     refused(answer, 422, "bad_manifest")
-    assert cpu_s(server) - before < 10  # 0.3 s at most; without a limit it would take hours
+    assert cpu_s(server) - before < 60  # 0.3 s at most; without a limit it would take hours
     assert len(answer.text) < 2000
     assert not Path("/tmp/presage-pwned").exists()
 

@@ -20,7 +20,7 @@ from presage.model import answers
 from presage.model.answers import JobStatus, NodeStatus, Status
 from presage.model.errors import ApiError
 from presage.model.job import ReasonCode
-from tests.server.kit import Server, eventually
+from tests.server.kit import PATIENCE_S, Server, eventually
 
 LONG = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
 
@@ -41,7 +41,7 @@ def test_from_submit_to_the_end(server: Server, tmp_path: Path) -> None:
     path = manifest(tmp_path, "echo one; printf 'tw\\303\\266'")
     j = presage.Client(server.url).submit(str(path))
     assert (j.id.startswith("typed-"), j.status) == (True, Status.QUEUED)
-    assert j.wait(30).status == "COMPLETED"
+    assert j.wait(PATIENCE_S).status == "COMPLETED"
     assert j.status is Status.COMPLETED
     assert list(j.logs()) == ["one", "twö"]
     assert j.reason.code in (ReasonCode.OK, ReasonCode.EXITED)
@@ -56,7 +56,7 @@ def test_from_submit_to_the_end(server: Server, tmp_path: Path) -> None:
 
 def test_submit_takes_the_server_of_the_environment(tmp_path: Path) -> None:
     job = presage.submit(manifest(tmp_path, "exit 3"))
-    assert job.wait(30).status == "FAILED"
+    assert job.wait(PATIENCE_S).status == "FAILED"
     assert "exit code 3" in job.reason.text
 
 
@@ -70,7 +70,7 @@ def test_a_job_is_halted_resumed_and_stopped(server: Server, tmp_path: Path) -> 
     eventually(lambda: job.refresh().status == "HALTED")
     job.resume()
     eventually(lambda: job.refresh().status == "PROCESSING")
-    assert job.stop().wait(30).status == "CANCELLED"
+    assert job.stop().wait(PATIENCE_S).status == "CANCELLED"
     with pytest.raises(ApiError, match="CANCELLED") as told:
         job.stop()
     assert (told.value.status, "\n" in str(told.value)) == (409, False)
@@ -96,7 +96,7 @@ def test_the_cluster_is_typed(server: Server, tmp_path: Path) -> None:
         would = client.dry_run(manifest(tmp_path, "true").read_text())
         assert (would.name, would.starts_now) == ("typed", True)
         stuck = client.submit(manifest(tmp_path, "true", resources={"gpus": 4}, workers=3))
-        assert stuck.wait(30).status == "FAILED"
+        assert stuck.wait(PATIENCE_S).status == "FAILED"
         first, *rest = client.jobs(limit=2)
         assert (first.id, len(rest)) == (stuck.id, 1)
         assert first.reason.code == ReasonCode.NEVER_FITS

@@ -241,7 +241,7 @@ def test_the_other_server_takes_over(serve: Callable[..., Server], tmp_path: Pat
 def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_path: Path) -> None:
     """It holds the lock of the data directory all the time: the lease decides, not the lock."""
     witness = Witness(tmp_path)
-    first, second = serve("--lease", "1"), serve("--lease", "1")
+    first, second = serve("--lease", "3"), serve("--lease", "3")
     first.start()
     second.start()
     os.kill(first.pid, signal.SIGSTOP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from presage.store import open_store
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 from presage.testing.stores import PostgresCluster
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -33,13 +33,19 @@ def append(store: SqlStore, number: int) -> None:
 
 def stubborn(store: SqlStore, number: int) -> int:
     """Append one step until it is written, as the deciding loop does; how often it failed."""
-    for failures in range(2000):
+    failures = 0
+
+    def written() -> bool:
+        nonlocal failures
         try:
             append(store, number)
-            return failures
         except StoreUnavailable:
-            time.sleep(0.01)
-    raise AssertionError("it never came back")
+            failures += 1
+            return False
+        return True
+
+    eventually(written)
+    return failures
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
@@ -61,10 +67,8 @@ def test_a_restart_under_load_loses_nothing_and_doubles_nothing(
     writer.start()
     try:
         for _ in range(3):
-            before = len(acknowledged)
-            deadline = time.monotonic() + 20
-            while len(acknowledged) < before + 20 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wanted = len(acknowledged) + 20
+            eventually(lambda wanted=wanted: len(acknowledged) >= wanted)  # type: ignore[misc]
             cluster.stop(how=how)
             cluster.start()
     finally:

@@ -29,6 +29,7 @@ from presage.telemetry.prometheus import (
 )
 from presage.telemetry.series import Series
 from tests.cli.telemetry import refused, run
+from tests.waiting import PATIENCE_S, eventually
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, str]]
 
@@ -148,7 +149,7 @@ def server(
             stderr=subprocess.STDOUT,
         )
     try:
-        found = Prometheus(f"http://127.0.0.1:{port}/", timeout_s=30)
+        found = Prometheus(f"http://127.0.0.1:{port}/", timeout_s=PATIENCE_S)
         _wait_for_samples(found, process, folder / "log")
         yield found
     finally:
@@ -157,13 +158,13 @@ def server(
 
 
 def _wait_for_samples(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    limit = time.monotonic() + 60
-    while time.monotonic() < limit and process.poll() is None:
+    def there() -> bool:
+        assert process.poll() is None, log.read_text()[-2000:]
         with suppress(TelemetryError):
-            if server.range("DCGM_FI_DEV_FB_USED", time.time() - 300, time.time(), 60):
-                return
-        time.sleep(0.05)
-    pytest.fail(f"Prometheus has no samples: {log.read_text()[-2000:]}")
+            return bool(server.range("DCGM_FI_DEV_FB_USED", time.time() - 300, time.time(), 60))
+        return False
+
+    eventually(there)
 
 
 def read(server: Prometheus, select: str, **options: Any) -> dict[str, Series]:

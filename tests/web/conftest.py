@@ -11,13 +11,13 @@ from presage.foresee.champions import Champions
 from presage.layout import Layout
 from presage.model.estimate import Estimate
 from presage.store import open_store
-from tests.server.kit import Server, Zygote
+from tests.server.kit import PATIENCE_S, Server, Zygote
 
 ROOT_TOKEN = "presage_root-of-the-pages"
 PEOPLE = {"ada": ("user", "red"), "eve": ("user", "blue"), "victor": ("viewer", "")}
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.server.kit import Server
+from tests.server.kit import PATIENCE_S, Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Visitor = Callable[..., Page]
@@ -214,7 +214,7 @@ def test_a_revoked_token_ends_the_visit(visit: Visitor, guarded: Server) -> None
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Cluster")).to_be_visible()
         client.remove_user("short")
-    page.wait_for_url(re.compile(r":\d+/ui/sign-in\?next="), timeout=15_000)
+    page.wait_for_url(re.compile(r":\d+/ui/sign-in\?next="), timeout=1000 * PATIENCE_S)
     expect(page.get_by_label("Token")).to_be_visible()
 
 
