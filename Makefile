@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MYPY := $(BIN)/mypy --no-error-summary
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 CLUSTER := 32x4:32c:128g
 
@@ -27,13 +28,13 @@ demo: $(READY)  ## set up, simulate a sample trace under several policies, write
 test: style  ## set up, then every check and test (under 6 minutes on 2 cores)
 	@tools/system-packages
 	@mkdir -p build
-	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; failed=; \
-		echo '$(PYTEST) -m "not soak"  # and "make types" beside it'; \
+	@echo '$(PYTEST) -m "not soak", and beside it $(MYPY)'
+	@$(MYPY) >build/mypy.log 2>&1 & types=$$!; failed=; \
 		$(PYTEST) -m "not soak" || failed="pytest"; \
-		wait $$types || failed="types or import directions (mypy, lint-imports) $$failed"; \
-		cat build/types.log; test -z "$$failed" || { echo "make test failed: $$failed" >&2; exit 1; }
+		wait $$types || failed="mypy $$failed"; cat build/mypy.log; \
+		test -z "$$failed" || { echo "make test: failed: $$failed" >&2; exit 1; }
 
-soak: $(READY)  ## the long runs: soak tests, and ten times as many random examples
+soak: $(READY)  ## the long runs: soak tests, and twenty times as many random examples
 	@tools/system-packages
 	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or hypothesis"
 
@@ -46,10 +47,10 @@ lint: style types  ## style, types and import directions
 style: $(READY)
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY)
-	$(BIN)/mypy --no-error-summary
-	$(BIN)/lint-imports --no-logo
+	$(MYPY)
 
 format: $(READY)  ## repair the style that can be repaired
 	$(BIN)/ruff check --fix

@@ -79,7 +79,7 @@ def _serve(address: str) -> None:
         door.bind(address)
         door.listen(100)
         print("ready", flush=True)
-        while sys.stdin not in select.select([sys.stdin, door], [], [])[0]:
+        while 0 not in select.select([0, door.fileno()], [], [])[0]:
             link, _ = door.accept()
             if os.fork() == 0:
                 door.close()
@@ -99,8 +99,7 @@ def _look_after(link: socket.socket) -> NoReturn:
         link.close()
         _be(files, os.fsdecode(body).split("\0"))
     ended = os.pidfd_open(child)
-    while ended not in (ready := select.select([ended, link], [], [])[0]):
-        assert link in ready
+    while ended not in select.select([ended, link.fileno()], [], [])[0]:
         told = link.recv(1)
         os.kill(child, told[0] if told else signal.SIGKILL)
         if not told:
@@ -123,7 +122,9 @@ def _be(files: list[int], given: list[str]) -> NoReturn:
         os.close(file)
     sys.argv = ["presage", *words[: int(count)]]
     os.environ.clear()
-    os.environ.update(word.split("=", 1) for word in words[int(count) :])
+    for word in words[int(count) :]:
+        name, _, text = word.partition("=")
+        os.environ[name] = text
     code = 1
     try:
         main()
