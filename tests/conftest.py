@@ -16,12 +16,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.order import arrange
+from tests.order import Groups, arrange
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,14 +38,15 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Groups start in the order that we give, not by their number of tests."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    """Several workers: groups start in the order of the tests, not by their number of tests."""
     config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order them for several workers; without any, too, so that both are the same."""
+    """The longest first."""
     arrange(items)
 
 

@@ -20,8 +20,6 @@ from presage.model.event import Outcome
 from presage.testing.executors import Watcher
 from tests.executors.kit import LocalKit
 
-pytestmark = pytest.mark.xdist_group("containers")
-
 IMAGE = "localhost/presage/shell:1"
 APPLETS = ("sh", "sleep", "echo", "cat", "tail", "env", "pwd", "true", "id")
 

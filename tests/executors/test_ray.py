@@ -33,7 +33,7 @@ from presage.model.job import ReasonCode
 from presage.testing.executors import Counting, ExecutorKit, ExecutorSuite, RoleWork, Watcher
 from tests.executors.ray_kit import RayCluster, RayKit, run_gangs, shared_cluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LONG = "import time\nprint('up')\ntime.sleep(600)"
 LOADED = """

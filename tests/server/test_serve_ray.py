@@ -17,7 +17,7 @@ from presage.executors.ray.executor import RayHead
 from tests.executors.ray_kit import RayCluster, shared_cluster
 from tests.server.kit import Server, Zygote, eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 COUNT = """\
 import os, time
