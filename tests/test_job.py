@@ -110,7 +110,7 @@ def test_a_stopped_training_saves_and_continues(tmp_path: Path, runs: list[Run])
     assert told["step"] == saved
     assert told["metrics"] == {"count": saved}
     assert told["done"] == pytest.approx(saved / 1_000_000)
-    assert time.time() - 60 < told["at"] <= time.time()
+    assert time.time() - 600 < told["at"] <= time.time()
 
     runs.append(Run(COUNTER, tmp_path, STEPS=str(saved + 5)))
     code, out, _ = runs[1].end()
@@ -273,7 +273,7 @@ def test_the_manifests_of_the_examples_are_flawless(name: str) -> None:
 
 
 def test_importing_it_costs_a_training_little() -> None:
-    """Counted in modules, since a count is the same on every machine; about 20 ms."""
+    """Counted in modules, since a count is the same on every machine; some 30 ms."""
     script = (
         "import sys; before = set(sys.modules); import presage.job\n"
         "print(*(set(sys.modules) - before))"

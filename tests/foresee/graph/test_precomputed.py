@@ -106,16 +106,11 @@ def test_the_archive_is_the_same_when_written_twice(
 
 def test_reading_needs_no_torch() -> None:
     code = (
-        "import sys, time; from presage.foresee.graph.load import load_graph; "
-        "load_graph('zoo:mlp'); started = time.perf_counter(); "
+        "import sys; from presage.foresee.graph.load import load_graph; "
         "graph = load_graph('zoo:resnet50', optimizer='adam'); "
-        "took = time.perf_counter() - started; "
-        "assert 'torch' not in sys.modules; assert len(graph) > 400; print(took)"
+        "assert 'torch' not in sys.modules; assert len(graph) > 400"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert float(done.stdout) < 0.5  # 50 ms on an idle machine
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_input_of_another_size_is_traced() -> None:
