@@ -14,14 +14,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.order import Groups, arrange
+
+if TYPE_CHECKING:
+    from tests.server.kit import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,6 +68,16 @@ def shared_data() -> Path:
         if place.is_dir():
             return place
     return _missing("no shared data: set PRESAGE_DATA, or put it in ../shared/data")
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Starts `presage` commands that real servers and their users need."""
+    from tests.server.kit import Zygote  # not before it is needed
+
+    started = Zygote(tmp_path_factory.mktemp("commands"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

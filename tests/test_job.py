@@ -32,7 +32,7 @@ def save(directory):
     (directory / "count").write_text(str(count))
     if count == int(os.environ.get("STUCK_AT", -1)):
         print("stuck", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 
 def load(directory):
     global count
@@ -188,7 +188,7 @@ def listen(number, frame):
 
 def load_data(ready):
     ready.set()
-    time.sleep(60)
+    time.sleep(600)
 
 signal.signal(signal.SIGTERM, listen)
 job.checkpoint(lambda path: None, lambda path: None)

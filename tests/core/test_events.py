@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -64,6 +64,7 @@ def events(kind: type[Any]) -> SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
+@settings(max_examples=settings().max_examples // 4)  # of each kind
 @given(data=st.data())
 def test_every_event_comes_back(kind: type[Any], data: st.DataObject) -> None:
     event = data.draw(events(kind))

@@ -12,14 +12,6 @@ from presage.testing.stores import PostgresCluster
 from tests.server.kit import Server, Zygote
 
 
-@pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """Starts commands."""
-    started = Zygote(tmp_path_factory.mktemp("commands"))
-    yield started
-    started.close()
-
-
 @pytest.fixture(scope="module")
 def server(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that the tests of a module share: none of them may end it."""

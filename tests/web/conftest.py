@@ -21,9 +21,8 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def guarded(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that wants a token, and whose estimates have been far off."""
-    zygote = Zygote(tmp_path_factory.mktemp("commands"))
     data = tmp_path_factory.mktemp("pages") / "data"
     data.mkdir()
     store = open_store(f"sqlite:///{Layout(data).database}")
@@ -34,7 +33,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(zygote, data, nodes="3x4", env={"PRESAGE_TOKEN": ROOT_TOKEN}, token=ROOT_TOKEN)
     yield server.start()
     server.close()
-    zygote.close()
 
 
 @pytest.fixture(scope="session")
