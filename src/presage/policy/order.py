@@ -23,6 +23,7 @@ __all__ = [
     "HasRounds",
     "HasStanding",
     "Order",
+    "Place",
     "Srtf",
     "Tiresias",
     "fifo",
@@ -32,6 +33,9 @@ __all__ = [
     "srtf",
 ]
 
+
+Place = tuple[float, float]
+"""Where a job stands in an order, and its sequence."""
 
 _RUNNING = JobState.RUNNING
 
@@ -65,6 +69,12 @@ class HasStanding(Protocol):
 
     def differ(self, lower: float, higher: float, now: float) -> bool:
         """Whether two standings are apart by more than rounding: then the keys are, too."""
+        ...
+
+    def edge(self, key: SortKey, now: float) -> tuple[Place, Place]:
+        """Where a waiting job with that key would stand: runs that stand before the first place
+        surely go before it, runs behind the second surely after it; in between, only keys
+        tell."""
         ...
 
 
@@ -118,6 +128,12 @@ class Srtf:
         """Jobs that should have ended are alike."""
         return higher - max(lower, now) > 1e-5 + 1e-12 * abs(higher)
 
+    def edge(self, key: SortKey, now: float) -> tuple[Place, Place]:
+        """When it would end if it started now, but for rounding."""
+        end = now + key[0]
+        error = 1e-5 + 1e-12 * abs(end)
+        return (end - error if key[0] > error else -inf, -inf), (end + error, inf)
+
 
 srtf = Srtf()
 
@@ -150,6 +166,11 @@ class Tiresias:
     def differ(self, lower: float, higher: float, now: float) -> bool:
         """Fifo inside a level is exact."""
         return True
+
+    def edge(self, key: SortKey, now: float) -> tuple[Place, Place]:
+        """Its level and sequence are exact."""
+        place = float(key[0]), key[1]
+        return place, place
 
 
 class FairShare:

@@ -7,7 +7,7 @@ cache: a fresh one says the same.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
@@ -30,6 +30,8 @@ class Runs:
 
     def __init__(self, standing: Standing) -> None:
         self.line: list[Run] = []
+        self.untouched = inf
+        """How many of the last in line are as they were when the reader last set it to inf."""
         self._standing = standing
         self._reader = Reader()
         self._predict: tuple[Predictor, str] | None = None
@@ -43,15 +45,17 @@ class Runs:
         source = predict, predict.version
         if changed is None or source != self._predict:
             self._predict = source
-            self._known, self._due, self.line = {}, [], []
+            self._known, self._due, self.line, self.untouched = {}, [], [], 0
             changed = list(plan.state.active.values())
         due, now = self._due, plan.now
         while due and due[0][0] < now:
             until, _, job = heappop(due)
             if job in self._known and self._known[job][1] == until:
                 changed.append(job)
-        for job in dict.fromkeys(changed):
-            self._place(job, plan, predict)
+        known, active = self._known, plan.state.active
+        for job in dict.fromkeys(changed) if len(changed) > 1 else changed:
+            if job in known or job.spec.id in active:
+                self._place(job, plan, predict)
         return self.line
 
     def next_change(self, plan: Plan, change: Callable[[Job, float], float | None]) -> float:
@@ -68,11 +72,17 @@ class Runs:
         return soonest
 
     def _place(self, job: Job, plan: Plan, predict: Predictor) -> None:
-        old = self._known.pop(job, None)
+        known, line = self._known, self.line
+        old = known.pop(job, None)
         if old is not None:
-            del self.line[bisect_left(self.line, (old[0], job.seq, job))]
+            at = bisect_left(line, (old[0], job.seq))
+            self.untouched = min(self.untouched, len(line) - at - 1)
+            del line[at]
         if plan.state.active.get(job.spec.id) is job:
-            where, until = self._known[job] = self._standing(job, plan.now, predict)
-            insort(self.line, (where, job.seq, job))
+            where, until = known[job] = self._standing(job, plan.now, predict)
+            run = where, job.seq, job
+            at = bisect_left(line, run)
+            line.insert(at, run)
+            self.untouched = min(self.untouched, len(line) - at - 1)
             if until < inf:
                 heappush(self._due, (until, job.seq, job))
