@@ -101,7 +101,10 @@ class Last:
             begin = end - 1
             while begin and not self._differ(line[begin - 1][0], line[begin][0], now):
                 begin -= 1
-            found = [run for run in line[begin:end] if can_stop(run[2])]
+            if end - begin == 1:
+                found = [line[begin]] if can_stop(line[begin][2]) else []
+            else:
+                found = [run for run in line[begin:end] if can_stop(run[2])]
             if found:
                 self._add(found, size - begin)
                 return True

@@ -17,7 +17,7 @@ from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.workers import devices_of
 from presage.model.cluster import Worker
-from presage.model.job import Job, Reason, ReasonCode, StopIntent
+from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Group, waits
 from presage.policy.reclaim import lend
 from presage.policy.runs import Runs
@@ -27,6 +27,7 @@ from presage.policy.walks.line import Placing
 
 __all__ = ["Ranked"]
 
+_PENDING = JobState.PENDING
 _Entry = tuple[SortKey, Job]
 _Chosen = tuple[_Entry, Group]
 
@@ -122,6 +123,7 @@ class Ranked(Placing):
         """Waiting jobs that rank high enough, taken off their lanes, and running ones that do
         not."""
         state, known, last = plan.state, self._known, self._last
+        reservations = state.reservations
         last.begin(plan, predict)
         spare = state.capacity.open_milli - sum(state.usage.values())
         """What is left when the chosen and all running jobs that have not lost are served."""
@@ -144,7 +146,7 @@ class Ranked(Placing):
             job = entry[1]
             one = known.get(job)
             if one is not None and one[0] is entry:
-                if waits(job, state):
+                if job.state is _PENDING and (not reservations or waits(job, state)):
                     spare -= milli
                     chosen.append(one)
                 else:
