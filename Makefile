@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 MYPY := $(BIN)/mypy --no-error-summary
 PYTEST := $(BIN)/pytest -n 2
 CLUSTER := 32x4:32c:128g
+# Many commands are started: none should compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
