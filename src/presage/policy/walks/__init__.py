@@ -7,6 +7,8 @@
 | `easy.Easy` | as `Turns`, and those behind a blocked job who do not delay it |
 | `ranked.Ranked` | the first that the GPUs hold by number, and running jobs behind them give way |
 | `shared.Shared` | jobs that join others on a GPU as far as predictions allow |
+
+`last` is what `Ranked` knows of running jobs: who would give way.
 """
 
 from __future__ import annotations

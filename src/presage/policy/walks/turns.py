@@ -17,18 +17,20 @@ from presage.policy.order import HasBand
 from presage.policy.start import HELD_BACK, NO_ROOM, Starter
 from presage.policy.walks.line import Placing
 
-__all__ = ["Grouped", "Head", "Turns"]
+__all__ = ["Head", "Turns"]
 
 Head = tuple[SortKey, SortKey, int, Group]
 """The first job of a group: the band of its queue, its key, and the number of the group."""
 
 
-class Grouped(Placing):
-    """What the walks have in common that keep groups of jobs apart."""
+class Turns(Placing):
+    """In order, but for those who are held back and, if greedy, those who do not fit."""
 
     def __init__(self, starter: Starter) -> None:
         super().__init__(starter)
         self.backlog = Backlog()
+        order = starter.rules.order
+        self._band = order.band if isinstance(order, HasBand) else None
 
     def reset(self) -> None:
         """Nobody waits."""
@@ -42,15 +44,6 @@ class Grouped(Placing):
         """All that are there."""
         for group in self.backlog.groups.values():
             yield from ((job, key) for key, job in group.heap if waits(job, plan.state))
-
-
-class Turns(Grouped):
-    """In order, but for those who are held back and, if greedy, those who do not fit."""
-
-    def __init__(self, starter: Starter) -> None:
-        super().__init__(starter)
-        order = starter.rules.order
-        self._band = order.band if isinstance(order, HasBand) else None
 
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, the first of each group in turn."""
