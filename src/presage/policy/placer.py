@@ -18,6 +18,7 @@ from presage.core.workers import ask_of
 from presage.model.cluster import Resources, Worker
 from presage.model.job import Job
 from presage.policy.request import (
+    ByRoom,
     CanDomains,
     CanPick,
     CanPickDevices,
@@ -50,6 +51,8 @@ class Placer:
         self._domains = next((s.domains for s in heaviest if isinstance(s, CanDomains)), None)
         pickers = (s.devices for s in heaviest if isinstance(s, CanPickDevices))
         self._devices = next(pickers, _least_room)
+        self.by_room = all(isinstance(score, ByRoom) and score.by_room for score in self.scores)
+        """Whether room alone decides: jobs that ask for the same would go to the same place."""
 
     def find(
         self,

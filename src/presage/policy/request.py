@@ -18,7 +18,16 @@ from presage.core.plan import Plan
 from presage.model.cluster import WHOLE_GPU, Resources
 from presage.model.job import Job
 
-__all__ = ["CanDomains", "CanPick", "CanPickDevices", "Request", "Score", "feasible", "slots"]
+__all__ = [
+    "ByRoom",
+    "CanDomains",
+    "CanPick",
+    "CanPickDevices",
+    "Request",
+    "Score",
+    "feasible",
+    "slots",
+]
 
 Floats = NDArray[np.float64]
 
@@ -81,6 +90,13 @@ class CanDomains(Protocol):
     def domains(self, request: Request, nodes: int) -> list[int]:
         """Masks to try in turn; the last one should be `nodes` itself."""
         ...
+
+
+@runtime_checkable
+class ByRoom(Protocol):
+    """A score that says whether it looks at nothing but free room and what is asked for."""
+
+    by_room: bool
 
 
 def feasible(request: Request, nodes: int) -> Bools:

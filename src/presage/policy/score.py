@@ -24,6 +24,8 @@ class Pack:
     one fills nodes in order of most free GPUs. Ties go to the node that joined first.
     """
 
+    by_room = True
+
     def __call__(self, request: Request) -> Floats:
         """Fewest free GPUs first for one worker, most free first for a job over several nodes."""
         whole, size = _whole_and_size(request.capacity)
@@ -67,6 +69,8 @@ class Spread:
     """As many machines as possible: nodes without a worker of this job first, most free GPUs
     first."""
 
+    by_room = True
+
     def __call__(self, request: Request) -> Floats:
         """Most free first, halved for nodes that hold a worker of this job already."""
         whole, size = _whole_and_size(request.capacity)
@@ -96,6 +100,8 @@ class Topology:
 
     The levels are names of node labels, nearest first.
     """
+
+    by_room = True
 
     def __init__(self, levels: Sequence[str] = ("rack", "area")) -> None:
         self.levels = tuple(levels)

@@ -3,18 +3,21 @@
 The head's start is foreseen from the running jobs' estimated ends. A job behind it may start now
 if it ends before that, or if the head still fits then with the job in place.
 
-Most of a pass would go into what the cluster looks like then. So `Shadow` keeps that between
-passes, and only what changed is put right.
+Most of a pass would go into asking the same again: where jobs that ask for the same would go, and
+what the cluster looks like when the head starts. So jobs that ask for the same are one `_Shape`,
+and `Shadow` keeps the cluster of then between passes; only what changed is put right.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from copy import deepcopy
-from heapq import heappop
+from dataclasses import dataclass
+from heapq import heapify, heappop
 from itertools import chain
 from math import inf
+from typing import Any
 
 from presage.core.capacity import Capacity
 from presage.core.changes import Reader
@@ -26,6 +29,7 @@ from presage.model.cluster import Resources, Worker
 from presage.model.job import Job, JobState
 from presage.policy.backlog import Group, waits
 from presage.policy.elastic import least_workers
+from presage.policy.placer import Placer
 from presage.policy.rules import Rules
 from presage.policy.runs import Run, Runs
 from presage.policy.start import Starter
@@ -34,6 +38,7 @@ from presage.policy.walks.turns import Head, Turns
 __all__ = ["Easy", "Shadow", "end", "soonest"]
 
 _PENDING, _RUNNING = JobState.PENDING, JobState.RUNNING
+_SPARE = 1000
 
 
 class Easy(Turns):
@@ -41,44 +46,210 @@ class Easy(Turns):
 
     def __init__(self, starter: Starter) -> None:
         super().__init__(starter)
-        self._shadow = Shadow(starter.rules)
+        rules = starter.rules
+        self._shadow = Shadow(rules)
+        self._by_room = rules.gang and not starter.makes_room
+        self._by_room = self._by_room and self._band is None and not rules.queues.bounded
+        """Whether room alone decides if the first of all can start."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._shapes: dict[Any, _Shape] = {}
+        self._shape_of: dict[Group, _Shape] = {}
+        self._first: tuple[SortKey, Group] | None = None
+        """The first who waits and its group, as far as known."""
+
+    def reset(self) -> None:
+        """Nobody waits."""
+        super().reset()
+        self._forget()
+
+    def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
+        """Add a job."""
+        shape = self._shape_of.get(group)
+        if shape is None:
+            if len(self._shape_of) > _SPARE + 2 * len(self.backlog.groups):
+                self._drop_empty()
+            kind = group.key[1:]  # all but the queue
+            if kind not in self._shapes:
+                self._shapes[kind] = _Shape(group, self.rules.placer_of(job).by_room)
+            shape = self._shape_of[group] = self._shapes[kind]
+        if not group.heap:
+            shape.groups[group] = None
+        super().push(key, job, group, plan)
+        if self._first is not None and key < self._first[0]:
+            self._first = None
+
+    def _drop_empty(self) -> None:
+        """Forget groups in which nobody waits."""
+        self._shape_of = {group: one for group, one in self._shape_of.items() if group.heap}
+        self._shapes = {kind: one for kind, one in self._shapes.items() if one.waiting()}
 
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, then those behind a blocked one that do not delay it."""
+        state, capacity = plan.state, plan.state.capacity
+        if self._by_room:
+            if all([shape.stuck(capacity) for shape in self._shapes.values()]):
+                return  # nothing became free that anybody could use
+            first = self._start_first(plan, predict)
+            if first is not None and not state.incomplete and capacity.free_milli > 0:
+                self._fill_open(first, plan, predict)
+            return
         heads = self.start_some(plan, predict)
-        state = plan.state
-        if heads and not state.incomplete and state.capacity.free_milli > 0:
-            self._fill(heads, plan, predict)
+        if heads and not state.incomplete and capacity.free_milli > 0:
+            group = heads[0][3]
+            key, head = group.heap[0]
+            self.advance(heads)
+            self._fill(head, heads, None, plan, predict)
+            self.backlog.push(key, head, group)
 
-    def _fill(self, heads: list[Head], plan: Plan, predict: Predictor) -> None:
+    def _start_first(self, plan: Plan, predict: Predictor) -> Group | None:
+        """Start jobs in order; the group of the first that does not fit."""
+        capacity = plan.state.capacity
+        while (group := self._find_first(plan.state)) is not None:
+            shape = self._shape_of[group]
+            if group.failed_at == capacity.released or shape.stuck(capacity):
+                return group
+            if self.starter.start(group.heap[0][1], group, plan, predict) is not None:
+                shape.failed_at = capacity.released
+                return group
+            self.backlog.pop(group)
+        return None
+
+    def _find_first(self, state: State) -> Group | None:
+        """The group of the first who waits."""
+        groups = self.backlog.groups
+        while groups:
+            if self._first is None:
+                group = min(groups.values(), key=_first_key)
+                self._first = group.heap[0][0], group
+            key, group = self._first
+            if not group.heap or group.heap[0][0] != key:
+                self._first = None
+            elif waits(group.heap[0][1], state):
+                return group
+            else:
+                self.backlog.pop(group)
+        return None
+
+    def _fill_open(self, first: Group, plan: Plan, predict: Predictor) -> None:
+        """Fill behind the first job of a group; groups that are stuck are not even looked at."""
+        capacity, (key, head) = plan.state.capacity, first.heap[0]
+        is_stuck = self._shape_of[first].stuck(capacity)
+        if not is_stuck:
+            self.backlog.pop(first)
+        shapes = [shape for shape in self._shapes.values() if not shape.stuck(capacity)]
+        groups = [group for shape in shapes for group in shape.waiting()]
+        heads: list[Any] = [((), group.heap[0][0], n, group) for n, group in enumerate(groups)]
+        if heads:
+            heapify(heads)
+            stuck = _Stuck(self.backlog.groups, groups, first if is_stuck else None)
+            self._fill(head, heads, stuck, plan, predict)
+        if not is_stuck:
+            self.backlog.push(key, head, first)
+
+    def _fill(
+        self, head: Job, heads: list[Head], stuck: _Stuck | None, plan: Plan, predict: Predictor
+    ) -> None:
         """Try jobs behind the blocked head, in order; those that stay go back to their groups."""
-        rules, state, queues = self.rules, plan.state, self.rules.queues
-        group = heads[0][3]
-        aside: list[tuple[SortKey, Job, Group]] = [(*group.heap[0], group)]
-        fill = _Fill(aside[0][1], self._shadow, plan, predict)
-        self.advance(heads)
-        for _ in range(rules.backfill):
-            capacity = state.capacity
-            if not heads or capacity.free_milli <= 0:
-                break
+        rules, state, capacity = self.rules, plan.state, plan.state.capacity
+        queues = rules.queues if rules.queues.bounded else None
+        aside: list[tuple[SortKey, Job, Group]] = []
+        fill, tries = _Fill(head, self._shadow, plan, predict), 0
+        while heads and capacity.free_milli > 0:
             group = heads[0][3]
             key, job = group.heap[0]
-            if waits(job, state):
-                found = None
-                stuck = group.one_role and group.failed_at == capacity.released
-                stuck = stuck or not capacity.has_whole(group.whole)
-                if not stuck and not queues.admit(job, plan, group.milli):
-                    found = rules.placer_of(job).find(job, plan, group.least)
-                    if found is None and group.one_role:
-                        group.failed_at = capacity.released
-                if found is None:
-                    heappop(heads)
-                    continue
-                if not fill.start(job, found):
-                    aside.append((key, job, group))
+            if not waits(job, state):
+                self.advance(heads)
+                continue
+            if (
+                tries + (stuck.before(key, rules.backfill - tries) if stuck else 0)
+                >= rules.backfill
+            ):
+                break
+            tries += 1
+            shape, found = self._shape_of[group], None
+            held_back = queues is not None and queues.admit(job, plan, group.milli)
+            if not held_back and not shape.stuck(capacity):
+                found = fill.find(job, shape, rules.placer_of(job))
+            if found is None:
+                heappop(heads)
+                continue
+            if not fill.start(job, shape, found):
+                aside.append((key, job, group))
             self.advance(heads)
         for key, job, group in aside:
             self.backlog.push(key, job, group)
+
+
+class _Shape:
+    """Waiting jobs that ask for the same, whatever their queues."""
+
+    __slots__ = (
+        "by_room",
+        "failed_at",
+        "found",
+        "groups",
+        "least",
+        "milli",
+        "moment",
+        "one_role",
+        "refused",
+        "whole",
+    )
+
+    def __init__(self, group: Group, by_room: bool) -> None:
+        self.least, self.milli, self.whole = group.least, group.milli, group.whole
+        self.one_role = group.one_role
+        self.by_room = by_room
+        """Whether they all would go to the same place."""
+        self.groups: dict[Group, None] = {}
+        """Groups that had waiting jobs."""
+        self.failed_at = -1
+        """`Capacity.released` when one of them last did not fit."""
+        self.moment: object = None
+        """When it was last found out where they would go."""
+        self.found: tuple[Worker, ...] | None = None
+        self.refused = False
+        """Whether they would delay the head there, unless they end before it starts."""
+
+    def stuck(self, capacity: Capacity) -> bool:
+        """Whether it is known that none of them fits."""
+        if self.milli > capacity.free_milli or not capacity.has_whole(self.whole):
+            return True
+        return self.one_role and self.failed_at == capacity.released
+
+    def waiting(self) -> list[Group]:
+        """Groups that have waiting jobs."""
+        found = [group for group in self.groups if group.heap]
+        if len(found) < len(self.groups):
+            self.groups = dict.fromkeys(found)
+        return found
+
+
+class _Stuck:
+    """Groups that are not looked at since none of their jobs fits. Each counts as a job that was
+    tried, as if it had been."""
+
+    def __init__(
+        self, all_groups: Mapping[Any, Group], looked: list[Group], first: Group | None
+    ) -> None:
+        self._all, self._looked, self._first = all_groups, looked, first
+        self._most = len(all_groups) - len(looked)
+        self._keys: list[SortKey] | None = None
+
+    def before(self, key: SortKey, enough: int) -> int:
+        """How many come before a key, if that may be enough."""
+        if self._most < enough:
+            return 0
+        if self._keys is None:
+            looked, first = {*self._looked, self._first}, self._first
+            rest = [group for group in self._all.values() if group not in looked]
+            keys = [group.heap[0][0] for group in rest]
+            if first is not None and len(first.heap) > 1:  # the blocked job itself does not count
+                keys.append(min(first.heap[1:3])[0])
+            self._keys = sorted(keys)
+        return bisect_left(self._keys, key)
 
 
 class _Fill:
@@ -94,41 +265,71 @@ class _Fill:
         """What will be free then."""
         self._spot: tuple[Worker, ...] = ()
         """Where the head would start then; empty when it must be looked for again."""
+        self._moment = object()
+        """Another one whenever a job started."""
 
-    def start(self, job: Job, found: tuple[Worker, ...]) -> bool:
+    def find(self, job: Job, shape: _Shape, placer: Placer) -> tuple[Worker, ...] | None:
+        """Where a job fits now."""
+        if shape.moment is self._moment:
+            return shape.found
+        found = placer.find(job, self.plan, shape.least)
+        if shape.by_room:
+            shape.moment, shape.found, shape.refused = self._moment, found, False
+        if found is None:
+            shape.failed_at = self.plan.state.capacity.released
+        return found
+
+    def start(self, job: Job, shape: _Shape, found: tuple[Worker, ...]) -> bool:
         """Start a job that was just found to fit, unless it would delay the head."""
         plan, shadow = self.plan, self.shadow
         if not self._looked:  # in many passes nothing fits, and nobody needs to know
             self._looked = True
             self._at, self._spot = shadow.find(self.head, plan, self.predict)
             self._room_milli = shadow.capacity.free_milli
-        left = max(0.0, self.predict.runtime(job, found).p50 - job.ran(plan.now))
-        if self._at is not None and self._is_near_spot(found):
-            spot, self._spot = self._spot, ()
-            if plan.now + left > self._at and not self._still_fits(job, found):
-                self._spot = spot
-                return False
+        if self._at is not None and (shape.refused or self._is_near_spot(found)):
+            left = max(0.0, self.predict.runtime(job, found).p50 - job.ran(plan.now))
+            spot: tuple[Worker, ...] = ()
+            if plan.now + left > self._at:
+                if not shape.refused:
+                    spot = self._spot_beside(job, shape, found)
+                if not spot:
+                    shape.refused = shape.by_room
+                    return False
+            self._spot = spot
         plan.place(job, found)
         shadow.show(job, plan.state)
-        self._room_milli -= least_milli(job)
+        self._room_milli -= shape.milli
+        self._moment = object()
         return True
 
     def _is_near_spot(self, workers: tuple[Worker, ...]) -> bool:
         """Whether workers may take room that the head will need. A single worker that fits on a
         node does so whatever happens on others."""
         spot = self._spot
-        return len(spot) != 1 or any(worker.node == spot[0].node for worker in workers)
+        return len(spot) != 1 or any([worker.node == spot[0].node for worker in workers])
 
-    def _still_fits(self, job: Job, workers: tuple[Worker, ...]) -> bool:
-        """Whether the head will start when it would have with this job in place."""
-        if self._room_milli - least_milli(job) < self._need_milli:
-            return False
-        self._spot = self.shadow.beside(job, workers, self.head, self.plan)
-        return bool(self._spot)
+    def _spot_beside(
+        self, job: Job, shape: _Shape, workers: tuple[Worker, ...]
+    ) -> tuple[Worker, ...]:
+        """Where the head will start when it would have with this job in place, if it can."""
+        if self._room_milli - shape.milli < self._need_milli:
+            return ()
+        return self.shadow.beside(job, workers, self.head, self.plan)
 
 
 _Hold = tuple[int, Resources, tuple[int, ...]]
 """What one worker holds: the index of its node, what it asked for, its devices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Start:
+    """When and where a blocked job will start."""
+
+    head: Job
+    at: float
+    spot: tuple[Worker, ...]
+    last: Job
+    """The run whose end it waits for."""
 
 
 class Shadow:
@@ -141,29 +342,48 @@ class Shadow:
         self.capacity = Capacity()
         self._rules = deepcopy((rules.placer, rules.placers))
         """Placements remember the capacity that they looked at last: these look at no other."""
-        self._runs = Runs(end)
+        self._runs = Runs(self._expect)
+        self._ends: dict[Job, float] = {}
+        self._moved: list[Job] = []
+        """Runs whose ends were worked out anew."""
         self._reader = Reader()
         self._nodes: tuple[int, int] = (0, 0)
         self._holds: dict[Job, list[_Hold]] = {}
         """What jobs hold in it."""
+        self._until = -inf
+        """Runs that end until then are gone."""
         self._gone: dict[Job, None] = {}
-        """Runs that end before, of which it shows nothing."""
+        """Runs of which it shows nothing."""
+        self._added: set[Job] = set()
+        """Jobs that were not there when it was last said when the head starts."""
+        self._said: _Start | None = None
+        """What was said then, while it holds."""
 
     def find(
         self, head: Job, plan: Plan, predict: Predictor
     ) -> tuple[float | None, tuple[Worker, ...]]:
         """When the head will fit as running jobs end, and where; None when that cannot be
         foreseen. From then on this is the cluster of that moment."""
-        self._look(plan)
-        line = soonest(self._runs.look(plan, predict), plan.now)
+        line = self._look(plan, predict)
+        said, self._said = self._said, None
+        if said is not None and said.head is head and said.at > plan.now:
+            self._said = said
+            return said.at, said.spot
+        line = soonest(line, plan.now)
         count = self._first_fit(head, plan, line)
         if count > len(line):
+            self._until = inf
             return None, ()
         spot = self._place(head, plan)
-        at = line[count - 1][0]
+        at, _, last = line[count - 1]
+        alone = count
         while count < len(line) and line[count][0] <= at:
             self._let_go(line[count][2])
             count += 1
+        self._until = at
+        holds = 1 < count == alone and len(head.spec.roles) == 1  # it was tried without the last
+        if holds and self._placer(head).by_room:
+            self._said = _Start(head, at, spot, last)
         return at, spot
 
     def beside(
@@ -179,25 +399,41 @@ class Shadow:
         return spot
 
     def show(self, job: Job, state: State) -> None:
+        """Show a job that starts now."""
+        self._added.add(job)
+        self._show(job, state)
+
+    def _show(self, job: Job, state: State) -> None:
         """Show what a job holds now."""
-        for i, ask, devices in self._holds.pop(job, ()):
-            self.capacity.lend(i, ask, devices)
-        self._gone.pop(job, None)
         workers = _held(job, state)
-        if workers:
-            index = self.capacity.index
-            holds = [(index[w.node], ask_of(job, w.role), w.devices) for w in workers]
-            self._holds[job] = holds
+        index = self.capacity.index
+        holds = [(index[w.node], ask_of(job, w.role), w.devices) for w in workers]
+        shown = self._holds.pop(job, [])
+        self._gone.pop(job, None)
+        if holds != shown:
+            for i, ask, devices in shown:
+                self.capacity.lend(i, ask, devices)
             for i, ask, devices in holds:
                 self.capacity.take(i, ask, devices)
+        if holds:
+            self._holds[job] = holds
 
-    def _look(self, plan: Plan) -> None:
-        """Bring it up to date with the present."""
+    def _expect(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
+        """When a run ends; it is noted that this was asked."""
+        found = end(job, now, predict)
+        self._ends[job] = found[0]
+        self._moved.append(job)
+        return found
+
+    def _look(self, plan: Plan, predict: Predictor) -> list[Run]:
+        """Bring it up to date with the present; the runs by their ends."""
         state, capacity = plan.state, plan.state.capacity
-        changed: Iterable[Job] | None = self._reader.read(state.changes)
+        changed: list[Job] | None = self._reader.read(state.changes)
         nodes = len(capacity.nodes), capacity.open
+        line, moved = self._runs.look(plan, predict), self._moved
+        self._moved = []
         if changed is None or nodes != self._nodes:
-            self._nodes, self._gone = nodes, {}
+            self._nodes, self._gone, self._until, self._said = nodes, {}, -inf, None
             self.capacity = capacity.copy()
             held = chain(state.active.values(), (state.jobs[name] for name in state.reservations))
             index = capacity.index
@@ -205,30 +441,58 @@ class Shadow:
                 job: [(index[w.node], ask_of(job, w.role), w.devices) for w in _held(job, state)]
                 for job in held
             }
-            return
-        for job in dict.fromkeys(changed):
-            self.show(job, state)
+            self._ends = {job: at for at, _, job in line}
+        else:
+            for job in dict.fromkeys(chain(changed, moved)):
+                self._renew(job, state)
+        self._added.clear()
+        return line
+
+    def _renew(self, job: Job, state: State) -> None:
+        """Show a job as it is now. What was said of the head holds while others than the run it
+        waits for end before, and the same others are there then."""
+        before = [] if job in self._added else self._holds.get(job, [])
+        self._show(job, state)
+        at = inf
+        if state.active.get(job.spec.id) is job:
+            at = self._ends[job]
+            if at <= self._until:
+                self._let_go(job)
+        else:
+            self._ends.pop(job, None)
+        said = self._said
+        if said is not None and (
+            job is said.head
+            or job is said.last
+            or at == said.at
+            or self._holds.get(job, []) != before
+        ):
+            self._said = None
 
     def _first_fit(self, head: Job, plan: Plan, line: list[Run]) -> int:
         """Let go of the first runs until the head fits; how many that takes, and one more than
         there are when it does not fit even then."""
-        alike = len(head.spec.roles) == 1
         # With workers that are all alike, more room never does harm: it fits from one run on.
-        count = min(len(self._gone), len(line)) if alike else 0
-        first = {job: None for _, _, job in line[:count]}
-        for job in [job for job in self._gone if job not in first]:
-            self.show(job, plan.state)
-        for job in first:
-            self._let_go(job)
+        alike = len(head.spec.roles) == 1
+        count = self._let_go_late(line, plan.now) if alike else 0
+        for job in () if alike else list(self._gone):
+            self._show(job, plan.state)
         while count and self._place(head, plan):
             count -= 1
-            self.show(line[count][2], plan.state)
+            self._show(line[count][2], plan.state)
         fits = False
         while not fits and count < len(line):
             self._let_go(line[count][2])
             count += 1
             fits = bool(self._place(head, plan))
         return count if fits else len(line) + 1
+
+    def _let_go_late(self, line: list[Run], now: float) -> int:
+        """Let go of all runs that are overdue, or of none; how many of the line are gone."""
+        late = bisect_right(line, now, key=_end_of) if self._until < now else 0
+        for _, _, job in line[:late]:
+            self._let_go(job)
+        return late or bisect_right(line, self._until, key=_end_of)
 
     def _let_go(self, job: Job) -> None:
         """A run ends; what it grows into stays."""
@@ -243,10 +507,12 @@ class Shadow:
     def _place(self, head: Job, plan: Plan) -> tuple[Worker, ...]:
         if self.capacity.free_milli < least_milli(head):
             return ()
+        wanted = least_workers(head)
+        return self._placer(head).find(head, plan, wanted, capacity=self.capacity) or ()
+
+    def _placer(self, head: Job) -> Placer:
         asked, (placer, placers) = head.spec.placement, self._rules
-        if asked is not None:
-            placer = placers[asked]
-        return placer.find(head, plan, least_workers(head), capacity=self.capacity) or ()
+        return placer if asked is None else placers[asked]
 
 
 def end(job: Job, now: float, predict: Predictor) -> tuple[float, float]:
@@ -257,10 +523,18 @@ def end(job: Job, now: float, predict: Predictor) -> tuple[float, float]:
 
 def soonest(line: list[Run], now: float) -> list[Run]:
     """Runs by their ends, soonest first; those that are overdue end now."""
-    late = bisect_right(line, now, key=lambda run: run[0])
+    late = bisect_right(line, now, key=_end_of)
     if not late:
         return line
     return sorted((now, seq, job) for _, seq, job in line[:late]) + line[late:]
+
+
+def _end_of(run: Run) -> float:
+    return run[0]
+
+
+def _first_key(group: Group) -> SortKey:
+    return group.heap[0][0]
 
 
 def _held(job: Job, state: State) -> tuple[Worker, ...]:
