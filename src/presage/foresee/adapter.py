@@ -8,7 +8,7 @@ to another predictor. Also remembers which workloads ran out of memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import Protocol
 
@@ -55,6 +55,10 @@ class FittedSlowdowns:
         self._gpu = gpu
         self._known: dict[tuple[JobAlone, ...], Estimate] = {}
 
+    def kind(self, job: Job) -> Hashable:
+        """What is foreseen of it alone."""
+        return _alone(job)
+
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """The inverse of the speed that is foreseen; nobody gets faster by company."""
         alone = (_alone(job), *sorted((_alone(other) for other in neighbours), key=repr))
@@ -77,6 +81,10 @@ class TimeSharing:
 
     version = "time sharing"
 
+    def kind(self, job: Job) -> Hashable:
+        """How busy it keeps a device."""
+        return _busy(job)
+
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """A job that nothing is known of is taken to be always busy."""
         low, middle, high = taking_turns(_busy(job), [_busy(other) for other in neighbours])
@@ -91,6 +99,7 @@ class EstimatePredictor:
         self, slowdowns: Slowdowns, otherwise: Predictor, scaling: ScalingModel | None = None
     ) -> None:
         self._slowdowns = slowdowns
+        self._kind = getattr(slowdowns, "kind", None)
         self._otherwise = otherwise
         self._speeds = Speeds(scaling)
         self._out_of_memory: dict[str, int] = {}
@@ -155,6 +164,10 @@ class EstimatePredictor:
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer it takes beside others."""
         return self._slowdowns.slowdown(job, neighbours)
+
+    def kind(self, job: Job) -> Hashable | None:
+        """Jobs of one kind slow each other and others down alike; None where that is not told."""
+        return self._kind(job) if self._kind is not None else None
 
     def out_of_memory(self, spec: JobSpec) -> None:
         """A run of this workload ran out of memory: the next ones are given more."""

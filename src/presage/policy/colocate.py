@@ -11,11 +11,12 @@ is the only source of knowledge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
+from typing import Protocol, runtime_checkable
 
 from presage.core.capacity import bits
 from presage.core.changes import Reader
@@ -27,15 +28,26 @@ from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.policy.elastic import least_workers
 from presage.policy.placer import Placer
 
-__all__ = ["SharingRules", "View", "movable", "shares", "utilization"]
+__all__ = ["HasKinds", "SharingRules", "Tenancy", "movable", "shares", "utilization"]
 
 _Spot = tuple[int, int]
 """A GPU: the index of its node, and its number there."""
 _RUNNING = JobState.RUNNING
 _SPARE = 1000
+_MOST_SAID = 500_000
 _COULD = "could take it"
 _ROUNDING_S = 1e-3
 """A clock that was asked for 60 s may say 59.999999."""
+
+
+@runtime_checkable
+class HasKinds(Protocol):
+    """A predictor that can tell which jobs are alike to it beside others on a GPU: what it said
+    of some then holds for all of their kinds, and need not be asked again."""
+
+    def kind(self, job: Job) -> Hashable | None:
+        """Jobs of one kind slow each other and others down alike; None: no two are alike."""
+        ...
 
 
 def utilization(job: Job, plan: Plan, predict: Predictor) -> SortKey:
@@ -85,7 +97,7 @@ class SharingRules:
         return not self.profile_s or job.ran(now) >= self.profile_s - _ROUNDING_S
 
 
-class View:
+class Tenancy:
     """Who is on which GPU, and what it would cost to join them.
 
     Kept between passes: `look` brings it up to date. It is only a cache: a fresh one says the
@@ -103,6 +115,11 @@ class View:
         self._on: dict[_Spot, tuple[Job, ...]] = {}
         self._spots: dict[Job, tuple[_Spot, ...]] = {}
         self._crews: dict[tuple[Job, ...], _Crew] = {}
+        self._slowdowns: dict[tuple[Hashable, tuple[Hashable, ...]], float] = {}
+        """What was said of a kind of job beside others."""
+        self._offers: dict[int, list[_Offer]] = {}
+        """GPUs of nodes that a job may share or have, as far as known."""
+        self._largest: tuple[object, int] = (None, 0)
         self._left: dict[Job, float] = {}
         self._aside: set[_Spot] = set()
         self._idle_aside = False
@@ -112,15 +129,18 @@ class View:
         """A heap: when the others may gain enough."""
         self._until: dict[Job, float] = {}
 
-    def look(self, plan: Plan, predict: Predictor) -> View:
+    def look(self, plan: Plan, predict: Predictor) -> Tenancy:
         """Bring it up to date with a plan."""
         self.plan, self._predict = plan, predict
+        self._kind = predict.kind if isinstance(predict, HasKinds) else _no_kind
         self._capacity, state = plan.state.capacity, plan.state
         self._left, self._aside, self._idle_aside = {}, set(), False
         changed = self._reader.read(state.changes)
         version = predict, predict.version
+        if version != self._version or len(self._slowdowns) > _MOST_SAID:
+            self._slowdowns = {}
         if version != self._version or len(self._crews) > _SPARE + 4 * len(state.active):
-            self._version, self._crews = version, {}
+            self._version, self._crews, self._offers = version, {}, {}
             self._stale = dict.fromkeys(self._spots)
         if changed is not None and not self._torn and not state.reservations:
             for job in dict.fromkeys(changed):
@@ -129,6 +149,7 @@ class View:
                 return self
         self._torn = bool(state.reservations)
         self._on, self._spots, self._stale, self.unsettled = {}, {}, {}, set()
+        self._offers = {}
         for job in state.active.values():
             self._update(job)
         for job_id, hold in state.reservations.items():
@@ -160,10 +181,12 @@ class View:
             self._spots[job] = spots
         for spot in spots:
             self._on[spot] = (*self._on.get(spot, ()), job)
+            self._offers.pop(spot[0], None)
 
     def _take(self, job: Job) -> None:
         self._until.pop(job, None)
         for spot in dict.fromkeys(self._spots.pop(job)):
+            self._offers.pop(spot[0], None)
             rest = tuple([one for one in self._on[spot] if one is not job])
             if rest:
                 self._on[spot] = rest
@@ -179,6 +202,7 @@ class View:
         else happens in this pass. Until it is gone, it is there."""
         self._torn = True
         for spot in self._spots_of(job.allocation):
+            self._offers.pop(spot[0], None)
             self._on[spot] = tuple([one for one in self._on[spot] if one is not job])
 
     def find(self, job: Job, placer: Placer, nodes: int = ~0) -> tuple[Worker, ...] | None:
@@ -190,12 +214,13 @@ class View:
             return placer.find(job, self.plan, least_workers(job))
         capacity, wanted = self._capacity, least_workers(job)
         open_nodes = capacity.accepts(job.spec.roles[0].gpu_types)
-        largest = max((len(capacity.free_gpu[i]) for i in bits(open_nodes)), default=0)
+        largest = self._largest_of(open_nodes)
         if not largest:
             return None
-        if len(wanted) <= largest:
-            places = self._places(job, open_nodes & nodes, len(wanted), cheapest=True)
-            best = min(places, default=None)
+        if len(wanted) == 1:
+            spots = self._cheapest(job, open_nodes & nodes)
+        elif len(wanted) <= largest:
+            best = min(self._places(job, open_nodes & nodes, len(wanted)), default=None)
             spots = [] if best is None else best.spots
         else:
             spots = self._several(job, open_nodes, len(wanted), largest)
@@ -205,6 +230,14 @@ class View:
             Worker(role, index, capacity.nodes[i].name, (d,))
             for (role, index), (i, d) in zip(wanted, spots, strict=True)
         )
+
+    def _largest_of(self, nodes: int) -> int:
+        """The most GPUs that a node of a mask has."""
+        key = nodes, len(self._capacity.nodes)
+        if self._largest[0] != key:
+            most = max((len(self._capacity.free_gpu[i]) for i in bits(nodes)), default=0)
+            self._largest = key, most
+        return self._largest[1]
 
     def hosts(self, job: Job) -> tuple[Job, ...]:
         """The jobs with whom one that has its GPU alone would share another instead, if any."""
@@ -216,8 +249,10 @@ class View:
             return ()
         open_nodes = self._capacity.accepts(job.spec.roles[0].gpu_types)
         self._on[here] = ()
+        self._offers.pop(here[0], None)
         places = sorted(self._places(job, open_nodes, 1))
         self._on[here] = (job,)
+        self._offers.pop(here[0], None)
         joined = (self._on.get(place.spots[0], ()) for place in places)
         return next((tenants for tenants in joined if tenants and tenants != (job,)), ())
 
@@ -344,47 +379,103 @@ class View:
             spots += last.spots
         return spots
 
-    def _places(
-        self, job: Job, nodes: int, count: int, cheapest: bool = False
-    ) -> Iterable[_Place]:
-        """For each node that has room for so many workers, the cheapest GPUs of it. For one worker
-        those may be left out that cannot be the cheapest of all."""
+    def _cheapest(self, job: Job, nodes: int) -> list[_Spot]:
+        """The GPU that costs the least for one worker; GPUs that cannot be it are not worked
+        out."""
         capacity, ask, left = self._capacity, ask_of(job, 0), self.left_of(job)
-        cpu, memory = count * ask.cpu_milli, count * ask.memory_mib
-        profiled = self.rules.profiled(job, self.plan.now)
+        price_of, milli, memory_mib = self._prices(job), ask.gpu_milli, ask.gpu_memory_mib
+        best_s, best, found = inf, (inf, 0, 0), list[_Spot]()
+        for i in bits(nodes):
+            if capacity.free_cpu[i] < ask.cpu_milli or capacity.free_memory[i] < ask.memory_mib:
+                continue
+            free, free_memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
+            cheapest, chosen = inf, -1
+            for offer in self._offers_of(i):
+                d = offer[0]
+                if free[d] < milli or free_memory[d] < memory_mib:
+                    continue
+                price = price_of(i, offer, best_s)
+                if price is not None:
+                    cost = (price.own - 1) * left + price.others_s
+                    if cost < cheapest:
+                        cheapest, chosen = cost, d
+            if chosen >= 0:
+                best_s = min(best_s, cheapest)
+                place = cheapest, capacity.whole[i], i
+                if place < best or not found:
+                    best, found = place, [(i, chosen)]
+        return found
+
+    def _prices(self, job: Job) -> Callable[[int, _Offer, float], _Price | None]:
+        """What GPUs cost a job; None where it cannot go, or would pay more than so much."""
+        rules, left, bound = self.rules, self.left_of(job), self.rules.bound(job)
+        profiled = rules.profiled(job, self.plan.now)
         aside = None if not self._aside else False if profiled else self._fits_aside(job)
         """Whether it goes to GPUs that are set aside, or never; None: any will do."""
-        idle: _Price | None = _Price(1.0, self.rules.idle_worth * left)
+        idle: _Price | None = _Price(1.0, rules.idle_worth * left)
         if self._idle_aside and profiled:
             idle = None
-        best = inf
-        known: dict[tuple[int, tuple[Job, ...]], _Price | None] = {}
+        memory, kind = self._predict.memory(job).p90, self._kind(job)
+        nodes, known = self._capacity.nodes, dict[tuple[int, _Crew], _Price | None]()
+
+        def price_of(i: int, offer: _Offer, most_s: float) -> _Price | None:
+            d, tenants, crew = offer
+            if aside is not None and ((i, d) in self._aside) != aside:
+                return None
+            if crew is None:
+                return idle
+            room = nodes[i].devices[d].memory_mib
+            key = room, crew
+            if key in known:
+                return known[key]
+            price = None
+            refused = crew.memory_mib + memory > room
+            if rules.profile_s:
+                refused = self._refusal(job, tenants, room) is not None
+            if not refused:
+                own = self._beside(job, kind, tenants, crew.kinds)
+                if own / bound <= 1 and (own - 1) * left <= most_s + _ROUNDING_S:
+                    price = self._join(job, kind, crew, own)
+                    price = price if price.strain <= 1 else None
+            known[key] = price
+            return price
+
+        return price_of
+
+    def _offers_of(self, i: int) -> list[_Offer]:
+        """GPUs of a node that have room, with those who are on them: not too many to join."""
+        offers = self._offers.get(i)
+        if offers is None:
+            offers = self._offers[i] = []
+            for d, milli in enumerate(self._capacity.free_gpu[i]):
+                tenants = self._on.get((i, d), ())
+                if milli > 0 and len(tenants) < self.rules.most:
+                    offers.append((d, tenants, self._crew(tenants) if tenants else None))
+        return offers
+
+    def _places(self, job: Job, nodes: int, count: int) -> Iterable[_Place]:
+        """For each node that has room for so many workers, the cheapest GPUs of it."""
+        capacity, ask, left = self._capacity, ask_of(job, 0), self.left_of(job)
+        cpu, memory = count * ask.cpu_milli, count * ask.memory_mib
+        price_of = self._prices(job)
         for i in bits(nodes):
             if capacity.free_cpu[i] < cpu or capacity.free_memory[i] < memory:
                 continue
-            free_memory, devices = capacity.free_gpu_memory[i], capacity.nodes[i].devices
+            offers = self._offers_of(i)
+            if len(offers) < count:
+                continue
+            free, free_memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             options: list[tuple[float, int, _Price, tuple[Job, ...]]] = []
-            for d, milli in enumerate(capacity.free_gpu[i]):
-                if milli < ask.gpu_milli or free_memory[d] < ask.gpu_memory_mib:
+            for offer in offers:
+                d, tenants, _ = offer
+                if free[d] < ask.gpu_milli or free_memory[d] < ask.gpu_memory_mib:
                     continue
-                if aside is not None and ((i, d) in self._aside) != aside:
-                    continue
-                tenants = self._on.get((i, d), ())
-                price = idle
-                if tenants:
-                    key = devices[d].memory_mib, tenants
-                    if key not in known:
-                        refused = self._refusal(job, tenants, key[0])
-                        known[key] = None if refused else self._price(job, tenants, best)
-                    price = known[key]
-                if price is not None and price.strain <= 1:
+                price = price_of(i, offer, inf)
+                if price is not None:
                     options.append(((price.own - 1) * left + price.others_s, d, price, tenants))
             if len(options) >= count:
                 options.sort(key=_by_cost)
-                place = self._place(i, options[:count], left)
-                if cheapest and count == 1:
-                    best = min(best, place.key[0])
-                yield place
+                yield self._place(i, options[:count], left)
 
     def _place(
         self, i: int, chosen: list[tuple[float, int, _Price, tuple[Job, ...]]], left: float
@@ -399,33 +490,58 @@ class View:
 
     # -- what sharing does ----------------------------------------------------------------------
 
-    def _price(self, job: Job, tenants: tuple[Job, ...], most_s: float | None = None) -> _Price:
-        """What it costs to be with these jobs on a GPU. Where somebody asks who would not pay more
-        than so many seconds, others need not be looked at if it would slow the job down too
-        much."""
-        bound, slowdown, left = self.rules.bound, self._predict.slowdown, self.left_of(job)
-        own = slowdown(job, tenants).p50 if tenants else 1.0
-        together_s, others_s, strain, pace = own * left, 0.0, own / bound(job), 0.0
-        if most_s is not None and (strain > 1 or (own - 1) * left > most_s + _ROUNDING_S):
-            return _Price(own, inf, strain)
-        for tenant, without, rest in self._crew(tenants).each:
-            beside = slowdown(tenant, (*rest, job)).p50
+    def _price(self, job: Job, tenants: tuple[Job, ...]) -> _Price:
+        """What it costs to be with these jobs on a GPU."""
+        crew, kind = self._crew(tenants), self._kind(job)
+        own = self._beside(job, kind, tenants, crew.kinds) if tenants else 1.0
+        return self._join(job, kind, crew, own)
+
+    def _join(self, job: Job, kind: Hashable | None, crew: _Crew, own: float) -> _Price:
+        """What it costs to join others, given how much longer the job itself takes there."""
+        bound, left_of = self.rules.bound, self.left_of
+        together_s, others_s, strain, pace = own * left_of(job), 0.0, own / bound(job), 0.0
+        for tenant, its_kind, without, rest, kinds in crew.each:
+            more = None if kinds is None or kind is None else (*kinds, kind)
+            beside = self._beside(tenant, its_kind, (*rest, job), more)
             strain = max(strain, beside / bound(tenant))
             added = beside - without
-            others_s += added * min(together_s, self.left_of(tenant))
+            others_s += added * min(together_s, left_of(tenant))
             pace += abs(added) * max(own, 1.0)
         return _Price(own, others_s, strain, pace)
+
+    def _beside(
+        self,
+        job: Job,
+        kind: Hashable | None,
+        others: tuple[Job, ...],
+        kinds: tuple[Hashable, ...] | None,
+    ) -> float:
+        """How many times longer a job takes beside others; asked once for each of their kinds."""
+        if kind is None or kinds is None:
+            return self._predict.slowdown(job, others).p50
+        said = self._slowdowns.get((kind, kinds))
+        if said is None:
+            said = self._slowdowns[kind, kinds] = self._predict.slowdown(job, others).p50
+        return said
 
     def _crew(self, tenants: tuple[Job, ...]) -> _Crew:
         """What is known of jobs that are on a GPU together."""
         crew = self._crews.get(tenants)
         if crew is None:
-            memory, slowdown, each = self._predict.memory, self._predict.slowdown, []
-            for tenant in tenants:
+            memory, each = self._predict.memory, []
+            kinds = [self._kind(one) for one in tenants]
+            told = None not in kinds
+            for n, tenant in enumerate(tenants):
                 rest = tuple([other for other in tenants if other is not tenant])
-                each.append((tenant, slowdown(tenant, rest).p50 if rest else 1.0, rest))
+                others = None
+                if told:
+                    pairs = zip(tenants, kinds, strict=True)
+                    others = tuple([kind for other, kind in pairs if other is not tenant])
+                without = self._beside(tenant, kinds[n], rest, others) if rest else 1.0
+                each.append((tenant, kinds[n], without, rest, others))
             total = sum([memory(one).p90 for one in tenants])
-            crew = self._crews[tenants] = _Crew(total, tuple(each))
+            crew = _Crew(total, tuple(kinds) if told else None, tuple(each))
+            self._crews[tenants] = crew
         return crew
 
     def _refusal(self, job: Job, tenants: tuple[Job, ...], memory_mib: int) -> str | None:
@@ -455,14 +571,23 @@ class _Price:
     """How much `others_s` may change in a second."""
 
 
+_Tenant = tuple[Job, Hashable | None, float, tuple[Job, ...], tuple[Hashable, ...] | None]
+"""A job on a GPU: its kind, its slowdown there, the others, and their kinds."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Crew:
     """Jobs that are on a GPU together."""
 
     memory_mib: float
     """The p90 of what they need, summed up."""
-    each: tuple[tuple[Job, float, tuple[Job, ...]], ...]
-    """Each with its slowdown, and the others."""
+    kinds: tuple[Hashable, ...] | None
+    """What the predictor takes them for."""
+    each: tuple[_Tenant, ...]
+
+
+_Offer = tuple[int, tuple[Job, ...], _Crew | None]
+"""A GPU of a node: its number, and who is on it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -498,6 +623,10 @@ def _held(job: Job) -> tuple[Worker, ...]:
         return job.allocation
     had = set(job.allocation)
     return (*job.allocation, *(worker for worker in job.resizing if worker not in had))
+
+
+def _no_kind(job: Job) -> None:
+    return None
 
 
 def _by_cost(option: tuple[float, int, _Price, tuple[Job, ...]]) -> tuple[float, int]:

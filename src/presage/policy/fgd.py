@@ -40,13 +40,13 @@ class Fgd:
 
     def __init__(self, typical: Iterable[Typical] | None = None, exact: bool = False) -> None:
         self.exact = exact
-        self._workload = _Workload(typical)
+        self._workload = _Demand(typical)
         self._cluster: Arrays | None = None
         self._kind: Ints = np.zeros(0, dtype=np.int64)
         self._shapes: Shapes | None = None
         self._weights: Ints | None = None
         self._table = FragmentationTable(self._workload.shapes, (), 0)
-        self._known: dict[tuple[int, int, int, int | None], _Known] = {}
+        self._known: dict[tuple[int, int, int, int | None], _ScoreCache] = {}
 
     def __call__(self, request: Request) -> Floats:
         """0.5 where fragmentation stays as it is, more where it drops."""
@@ -58,7 +58,7 @@ class Fgd:
             return (int(self._evaluate(request).device[node]),)
         return request.capacity.devices(node, request.ask, request.most)
 
-    def _evaluate(self, request: Request) -> _Known:
+    def _evaluate(self, request: Request) -> _ScoreCache:
         arrays, ask = request.capacity.arrays(), request.ask
         self._prepare(request, arrays)
         key = (ask.cpu_milli, ask.gpu_milli, ask.gpu_memory_mib, request.most)
@@ -66,7 +66,7 @@ class Fgd:
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[key] = _Known(len(arrays.cpu))
+            known = self._known[key] = _ScoreCache(len(arrays.cpu))
         stale = known.fresh.stale(arrays)
         if len(stale):
             known.score[stale], known.device[stale] = self._best(request, stale)
@@ -133,7 +133,7 @@ def _after_share(
     return after
 
 
-class _Known:
+class _ScoreCache:
     """Scores of one kind of request."""
 
     def __init__(self, nodes: int) -> None:
@@ -142,7 +142,7 @@ class _Known:
         self.device: Ints = np.zeros(nodes, dtype=np.int64)
 
 
-class _Workload:
+class _Demand:
     """The shapes of the workload and their weights; each is a new object when it changed."""
 
     def __init__(self, typical: Iterable[Typical] | None) -> None:

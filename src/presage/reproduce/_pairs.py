@@ -88,6 +88,10 @@ class Table:
     def version(self, value: str) -> None:
         raise AttributeError("the version follows from the error")
 
+    def kind(self, job: Job) -> str:
+        """Its model."""
+        return job.spec.model or ""
+
     def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
         """How many times longer a job is foreseen to take."""
         names = (job.spec.model or "", *(other.spec.model or "" for other in neighbours))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 from presage.model.cluster import Worker
@@ -62,6 +62,11 @@ class Oracle:
         others = [tasks[other.id] for other in neighbours]
         value = self._world.slowdown(tasks[job.id], others) if others else 1.0
         return Estimate.exact(value, "times", self.version)
+
+    def kind(self, job: Job) -> Hashable:
+        """What the world looks at when jobs share a device."""
+        task = self._world.tasks[job.id]
+        return task.utilization if self._world.rules.beside is None else task.spec.model or ""
 
     def forget(self, job_id: str) -> None:
         """A job ended."""

@@ -37,7 +37,7 @@ from presage.policy.walks.turns import Head, Turns
 
 __all__ = ["Easy", "Shadow", "end", "soonest"]
 
-_PENDING, _RUNNING = JobState.PENDING, JobState.RUNNING
+_PENDING, _RUNNING, _SUCCEEDED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED
 _SPARE = 1000
 
 
@@ -155,27 +155,25 @@ class Easy(Turns):
         rules, state, capacity = self.rules, plan.state, plan.state.capacity
         queues = rules.queues if rules.queues.bounded else None
         aside: list[tuple[SortKey, Job, Group]] = []
-        fill, tries = _Fill(head, self._shadow, plan, predict), 0
+        fill, tries, most = _Fill(head, self._shadow, plan, predict), 0, rules.backfill
         while heads and capacity.free_milli > 0:
             group = heads[0][3]
             key, job = group.heap[0]
             if not waits(job, state):
                 self.advance(heads)
                 continue
-            if (
-                tries + (stuck.before(key, rules.backfill - tries) if stuck else 0)
-                >= rules.backfill
-            ):
+            unseen = stuck.count if stuck is not None else 0
+            if tries + unseen >= most and tries + (stuck.before(key) if stuck else 0) >= most:
                 break
             tries += 1
-            shape, found = self._shape_of[group], None
-            held_back = queues is not None and queues.admit(job, plan, group.milli)
-            if not held_back and not shape.stuck(capacity):
-                found = fill.find(job, shape, rules.placer_of(job))
-            if found is None:
+            if queues is not None and queues.admit(job, plan, group.milli):
                 heappop(heads)
                 continue
-            if not fill.start(job, shape, found):
+            started = fill.start(job, self._shape_of[group], rules.placer_of(job))
+            if started is None:
+                heappop(heads)
+                continue
+            if not started:
                 aside.append((key, job, group))
             self.advance(heads)
         for key, job, group in aside:
@@ -235,13 +233,11 @@ class _Stuck:
         self, all_groups: Mapping[Any, Group], looked: list[Group], first: Group | None
     ) -> None:
         self._all, self._looked, self._first = all_groups, looked, first
-        self._most = len(all_groups) - len(looked)
+        self.count = len(all_groups) - len(looked)
         self._keys: list[SortKey] | None = None
 
-    def before(self, key: SortKey, enough: int) -> int:
-        """How many come before a key, if that may be enough."""
-        if self._most < enough:
-            return 0
+    def before(self, key: SortKey) -> int:
+        """How many come before a key."""
         if self._keys is None:
             looked, first = {*self._looked, self._first}, self._first
             rest = [group for group in self._all.values() if group not in looked]
@@ -268,24 +264,18 @@ class _Fill:
         self._moment = object()
         """Another one whenever a job started."""
 
-    def find(self, job: Job, shape: _Shape, placer: Placer) -> tuple[Worker, ...] | None:
-        """Where a job fits now."""
-        if shape.moment is self._moment:
-            return shape.found
-        found = placer.find(job, self.plan, shape.least)
-        if shape.by_room:
-            shape.moment, shape.found, shape.refused = self._moment, found, False
+    def start(self, job: Job, shape: _Shape, placer: Placer) -> bool | None:
+        """Start a job, unless it would delay the head; None when it does not fit."""
+        plan = self.plan
+        if shape.moment is not self._moment:
+            self._find(job, shape, placer)
+        found = shape.found
         if found is None:
-            shape.failed_at = self.plan.state.capacity.released
-        return found
-
-    def start(self, job: Job, shape: _Shape, found: tuple[Worker, ...]) -> bool:
-        """Start a job that was just found to fit, unless it would delay the head."""
-        plan, shadow = self.plan, self.shadow
+            return None
         if not self._looked:  # in many passes nothing fits, and nobody needs to know
             self._looked = True
-            self._at, self._spot = shadow.find(self.head, plan, self.predict)
-            self._room_milli = shadow.capacity.free_milli
+            self._at, self._spot = self.shadow.find(self.head, plan, self.predict)
+            self._room_milli = self.shadow.capacity.free_milli
         if self._at is not None and (shape.refused or self._is_near_spot(found)):
             left = max(0.0, self.predict.runtime(job, found).p50 - job.ran(plan.now))
             spot: tuple[Worker, ...] = ()
@@ -297,10 +287,20 @@ class _Fill:
                     return False
             self._spot = spot
         plan.place(job, found)
-        shadow.show(job, plan.state)
+        self.shadow.show(job, plan.state)
         self._room_milli -= shape.milli
         self._moment = object()
         return True
+
+    def _find(self, job: Job, shape: _Shape, placer: Placer) -> None:
+        """Find out where a job fits now, and with it all that ask for the same."""
+        capacity = self.plan.state.capacity
+        shape.found, shape.refused = None, False
+        shape.moment = self._moment if shape.by_room else None
+        if not shape.stuck(capacity):
+            shape.found = placer.find(job, self.plan, shape.least)
+            if shape.found is None:
+                shape.failed_at = capacity.released
 
     def _is_near_spot(self, workers: tuple[Worker, ...]) -> bool:
         """Whether workers may take room that the head will need. A single worker that fits on a
@@ -451,6 +451,11 @@ class Shadow:
     def _renew(self, job: Job, state: State) -> None:
         """Show a job as it is now. What was said of the head holds while others than the run it
         waits for end before, and the same others are there then."""
+        if job.state is _SUCCEEDED and job in self._gone and not self._holds[job]:
+            del self._gone[job], self._holds[job], self._ends[job]  # the usual case
+            if self._said is not None and job is self._said.last:
+                self._said = None
+            return
         before = [] if job in self._added else self._holds.get(job, [])
         self._show(job, state)
         at = inf

@@ -15,7 +15,7 @@ from presage.core.workers import least_milli
 from presage.model.cluster import Worker
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Group, waits
-from presage.policy.colocate import SharingRules, View, movable, shares
+from presage.policy.colocate import SharingRules, Tenancy, movable, shares
 from presage.policy.explain import why_no_room
 from presage.policy.rules import Rules
 
@@ -33,15 +33,15 @@ class Shared:
 
     def reset(self) -> None:
         """Nobody waits."""
-        self._line: list[_Waiting] = []
-        self._view = View(self.sharing)
+        self._line: list[_Queued] = []
+        self._view = Tenancy(self.sharing)
         self._freed = _Freed()
         self._spread_at = -1
 
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
         ready = not shares(job) or self.sharing.profiled(job, plan.now)
-        insort(self._line, _Waiting((ready, key), job))
+        insort(self._line, _Queued((ready, key), job))
 
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
@@ -90,10 +90,10 @@ class Shared:
         if any(entry.tried >= 0 for entry in self._line):
             self._freed.keep(state.capacity)
 
-    def _fresh(self, plan: Plan, predict: Predictor) -> View:
-        return View(self.sharing).look(plan, predict)
+    def _fresh(self, plan: Plan, predict: Predictor) -> Tenancy:
+        return Tenancy(self.sharing).look(plan, predict)
 
-    def _turns(self, view: View) -> list[_Waiting]:
+    def _turns(self, view: Tenancy) -> list[_Queued]:
         """Those that would end last if they waited for their turn, longest first; then the
         others."""
         line = self._line
@@ -126,7 +126,7 @@ class Shared:
                 reason = Reason(ReasonCode.PREEMPTED, "it moves to idle GPUs, where it is faster")
                 plan.stop(job, StopIntent.REQUEUE, reason)
 
-    def _move_profiled(self, plan: Plan, view: View) -> None:
+    def _move_profiled(self, plan: Plan, view: Tenancy) -> None:
         """Let jobs that were profiled share, so that the next can be profiled on their GPUs."""
         rules = self.sharing
         waiting = sum(waits(entry.job, plan.state) and not entry.key[0] for entry in self._line)
@@ -147,7 +147,7 @@ class Shared:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Queued:
     """A job in the queue."""
 
     key: tuple[bool, SortKey]
@@ -156,7 +156,7 @@ class _Waiting:
     tried: int = -1
     """The walk in which it last found no place."""
 
-    def __lt__(self, other: _Waiting) -> bool:
+    def __lt__(self, other: _Queued) -> bool:
         return self.key < other.key
 
 
