@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from presage.core.capacity import bits
 from presage.core.changes import Reader
@@ -117,7 +117,7 @@ class Tenancy:
         self._crews: dict[tuple[Job, ...], _Crew] = {}
         self._slowdowns: dict[tuple[Hashable, tuple[Hashable, ...]], float] = {}
         """What was said of a kind of job beside others."""
-        self._offers: dict[int, list[_Offer]] = {}
+        self._offers: dict[int, tuple[list[_Offer], list[_Offer]]] = {}
         """GPUs of nodes that a job may share or have, as far as known."""
         self._largest: tuple[object, int] = (None, 0)
         self._left: dict[Job, float] = {}
@@ -132,7 +132,8 @@ class Tenancy:
     def look(self, plan: Plan, predict: Predictor) -> Tenancy:
         """Bring it up to date with a plan."""
         self.plan, self._predict = plan, predict
-        self._kind = predict.kind if isinstance(predict, HasKinds) else _no_kind
+        if self._version is None or self._version[0] is not predict:
+            self._kind = predict.kind if isinstance(predict, HasKinds) else _no_kind
         self._capacity, state = plan.state.capacity, plan.state
         self._left, self._aside, self._idle_aside = {}, set(), False
         changed = self._reader.read(state.changes)
@@ -294,7 +295,10 @@ class Tenancy:
         beside = dict.fromkeys(self._on[index[w.node], w.devices[0]] for w in job.allocation)
         slowest, others_s, pace = 1.0, 0.0, 0.0
         for everyone in beside:
-            price = self._price(job, tuple([one for one in everyone if one is not job]))
+            others = tuple([one for one in everyone if one is not job])
+            if not others:
+                continue
+            price = self._price(job, others)
             slowest, others_s = max(slowest, price.own), others_s + price.others_s
             pace += price.pace
         rate = slowest - 1 - self.rules.idle_worth * len(job.allocation)
@@ -312,9 +316,12 @@ class Tenancy:
         """Seconds for which the jobs that run and these ones would keep every GPU busy."""
         capacity, predict = self._capacity, self._predict
         gpus = sum(len(capacity.free_gpu[i]) for i in bits(capacity.open))
+        left_of, utilization = self.left_of, predict.utilization
         work = sum(
-            self.left_of(job) * predict.utilization(job).p50 * len(least_workers(job))
-            for job in chain(self.plan.state.active.values(), waiting)
+            [
+                left_of(job) * utilization(job).p50 * len(least_workers(job))
+                for job in chain(self.plan.state.active.values(), waiting)
+            ]
         )
         return work / max(1, gpus)
 
@@ -390,7 +397,7 @@ class Tenancy:
                 continue
             free, free_memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             cheapest, chosen = inf, -1
-            for offer in self._offers_of(i):
+            for offer in self._offers_of(i)[not self._aside]:
                 d = offer[0]
                 if free[d] < milli or free_memory[d] < memory_mib:
                     continue
@@ -416,15 +423,14 @@ class Tenancy:
         if self._idle_aside and profiled:
             idle = None
         memory, kind = self._predict.memory(job).p90, self._kind(job)
-        nodes, known = self._capacity.nodes, dict[tuple[int, _Crew], _Price | None]()
+        known: dict[tuple[int, _Crew], _Price | None] = {}
 
         def price_of(i: int, offer: _Offer, most_s: float) -> _Price | None:
-            d, tenants, crew = offer
+            d, tenants, crew, room = offer
             if aside is not None and ((i, d) in self._aside) != aside:
                 return None
             if crew is None:
                 return idle
-            room = nodes[i].devices[d].memory_mib
             key = room, crew
             if key in known:
                 return known[key]
@@ -433,7 +439,9 @@ class Tenancy:
             if rules.profile_s:
                 refused = self._refusal(job, tenants, room) is not None
             if not refused:
-                own = self._beside(job, kind, tenants, crew.kinds)
+                own = crew.joined.get(kind) if kind is not None else None
+                if own is None:
+                    own = crew.joined[kind] = self._beside(job, kind, tenants, crew.kinds)
                 if own / bound <= 1 and (own - 1) * left <= most_s + _ROUNDING_S:
                     price = self._join(job, kind, crew, own)
                     price = price if price.strain <= 1 else None
@@ -442,16 +450,21 @@ class Tenancy:
 
         return price_of
 
-    def _offers_of(self, i: int) -> list[_Offer]:
-        """GPUs of a node that have room, with those who are on them: not too many to join."""
-        offers = self._offers.get(i)
-        if offers is None:
-            offers = self._offers[i] = []
-            for d, milli in enumerate(self._capacity.free_gpu[i]):
+    def _offers_of(self, i: int) -> tuple[list[_Offer], list[_Offer]]:
+        """GPUs of a node that have room, with those who are on them, if not too many to join; then
+        only the first of those that are alike."""
+        known = self._offers.get(i)
+        if known is None:
+            capacity, offers, first = self._capacity, list[_Offer](), dict[Any, _Offer]()
+            memory, devices = capacity.free_gpu_memory[i], capacity.nodes[i].devices
+            for d, milli in enumerate(capacity.free_gpu[i]):
                 tenants = self._on.get((i, d), ())
                 if milli > 0 and len(tenants) < self.rules.most:
-                    offers.append((d, tenants, self._crew(tenants) if tenants else None))
-        return offers
+                    crew = self._crew(tenants) if tenants else None
+                    offers.append((d, tenants, crew, devices[d].memory_mib))
+                    first.setdefault((crew, milli, memory[d], devices[d].memory_mib), offers[-1])
+            known = self._offers[i] = offers, list(first.values())
+        return known
 
     def _places(self, job: Job, nodes: int, count: int) -> Iterable[_Place]:
         """For each node that has room for so many workers, the cheapest GPUs of it."""
@@ -461,13 +474,13 @@ class Tenancy:
         for i in bits(nodes):
             if capacity.free_cpu[i] < cpu or capacity.free_memory[i] < memory:
                 continue
-            offers = self._offers_of(i)
+            offers = self._offers_of(i)[0]
             if len(offers) < count:
                 continue
             free, free_memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             options: list[tuple[float, int, _Price, tuple[Job, ...]]] = []
             for offer in offers:
-                d, tenants, _ = offer
+                d, tenants = offer[:2]
                 if free[d] < ask.gpu_milli or free_memory[d] < ask.gpu_memory_mib:
                     continue
                 price = price_of(i, offer, inf)
@@ -498,14 +511,15 @@ class Tenancy:
 
     def _join(self, job: Job, kind: Hashable | None, crew: _Crew, own: float) -> _Price:
         """What it costs to join others, given how much longer the job itself takes there."""
-        bound, left_of = self.rules.bound, self.left_of
+        bound, left_of, lefts = self.rules.bound, self.left_of, self._left
         together_s, others_s, strain, pace = own * left_of(job), 0.0, own / bound(job), 0.0
         for tenant, its_kind, without, rest, kinds in crew.each:
             more = None if kinds is None or kind is None else (*kinds, kind)
             beside = self._beside(tenant, its_kind, (*rest, job), more)
             strain = max(strain, beside / bound(tenant))
             added = beside - without
-            others_s += added * min(together_s, left_of(tenant))
+            left = lefts[tenant] if tenant in lefts else left_of(tenant)
+            others_s += added * min(together_s, left)
             pace += abs(added) * max(own, 1.0)
         return _Price(own, others_s, strain, pace)
 
@@ -584,10 +598,12 @@ class _Crew:
     kinds: tuple[Hashable, ...] | None
     """What the predictor takes them for."""
     each: tuple[_Tenant, ...]
+    joined: dict[Hashable, float] = field(default_factory=dict)
+    """How many times longer jobs of each kind take beside them."""
 
 
-_Offer = tuple[int, tuple[Job, ...], _Crew | None]
-"""A GPU of a node: its number, and who is on it."""
+_Offer = tuple[int, tuple[Job, ...], _Crew | None, int]
+"""A GPU of a node: its number, who is on it, and its memory in MiB."""
 
 
 @dataclass(slots=True, eq=False)

@@ -88,20 +88,32 @@ class Easy(Turns):
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, then those behind a blocked one that do not delay it."""
         state, capacity = plan.state, plan.state.capacity
-        if self._by_room:
+        if self._by_room and self._all_wait(state):
             if all([shape.stuck(capacity) for shape in self._shapes.values()]):
                 return  # nothing became free that anybody could use
             first = self._start_first(plan, predict)
-            if first is not None and not state.incomplete and capacity.free_milli > 0:
+            if first is None or state.incomplete or capacity.free_milli <= 0:
+                return
+            if self._all_wait(state):
                 self._fill_open(first, plan, predict)
-            return
-        heads = self.start_some(plan, predict)
-        if heads and not state.incomplete and capacity.free_milli > 0:
-            group = heads[0][3]
-            key, head = group.heap[0]
-            self.advance(heads)
-            self._fill(head, heads, None, plan, predict)
-            self.backlog.push(key, head, group)
+                return
+            heads = self._heads(plan)
+        else:
+            heads = self.start_some(plan, predict)
+            if not heads or state.incomplete or capacity.free_milli <= 0:
+                return
+        group = heads[0][3]
+        key, head = group.heap[0]
+        self.advance(heads)
+        self._fill(head, heads, None, plan, predict)
+        self.backlog.push(key, head, group)
+
+    def _all_wait(self, state: State) -> bool:
+        """Whether the first of every group still waits, as nearly always."""
+        if state.reservations:
+            return False
+        groups = self.backlog.groups.values()
+        return not [1 for group in groups if group.heap[0][1].state is not _PENDING]
 
     def _start_first(self, plan: Plan, predict: Predictor) -> Group | None:
         """Start jobs in order; the group of the first that does not fit."""
@@ -135,11 +147,12 @@ class Easy(Turns):
     def _fill_open(self, first: Group, plan: Plan, predict: Predictor) -> None:
         """Fill behind the first job of a group; groups that are stuck are not even looked at."""
         capacity, (key, head) = plan.state.capacity, first.heap[0]
-        is_stuck = self._shape_of[first].stuck(capacity)
-        if not is_stuck:
-            self.backlog.pop(first)
         shapes = [shape for shape in self._shapes.values() if not shape.stuck(capacity)]
         groups = [group for shape in shapes for group in shape.waiting()]
+        is_stuck = first not in groups
+        if not is_stuck:
+            self.backlog.pop(first)
+            groups = [group for group in groups if group.heap]
         heads: list[Any] = [((), group.heap[0][0], n, group) for n, group in enumerate(groups)]
         if heads:
             heapify(heads)
@@ -159,13 +172,13 @@ class Easy(Turns):
         while heads and capacity.free_milli > 0:
             group = heads[0][3]
             key, job = group.heap[0]
-            if not waits(job, state):
-                self.advance(heads)
-                continue
             unseen = stuck.count if stuck is not None else 0
             if tries + unseen >= most and tries + (stuck.before(key) if stuck else 0) >= most:
                 break
             tries += 1
+            if not waits(job, state):
+                self.advance(heads)
+                continue
             if queues is not None and queues.admit(job, plan, group.milli):
                 heappop(heads)
                 continue
