@@ -59,16 +59,15 @@ def _orders(
     executor: Executor, decisions: Iterable[Decision]
 ) -> list[tuple[Callable[[Any], None], Decision]]:
     """What to call; raises InternalError for what the executor cannot do."""
-    orders: list[tuple[Callable[[Any], None], Decision]] = []
     sent = _SENT.get
-    for decision in decisions:
-        name = sent(type(decision))
-        if name is not None:
-            send = getattr(executor, name, None)
-            if send is None:
-                raise InternalError(f"{type(executor).__name__} cannot {name}: {decision}")
-            orders.append((send, decision))
-    return orders
+    try:
+        return [
+            (getattr(executor, name), decision)
+            for decision in decisions
+            if (name := sent(type(decision))) is not None
+        ]
+    except AttributeError as lacks:
+        raise InternalError(f"{type(executor).__name__} cannot {lacks.name}") from None
 
 
 def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> State:

@@ -75,8 +75,11 @@ class Pipeline:
         """One pass over the queue."""
         state = plan.state
         changed = self._reader.read(state.changes)
-        if changed is None or changed:
-            self._take_in(changed, plan, predict)
+        if changed is None:
+            changed = self._start_over(state)
+        waiting = [job for job in changed if job.state is _PENDING]
+        if waiting:
+            self._take_in(waiting, plan, predict)
         if state.draining:
             evacuate(plan)
         if self._rounds is not None and not self._on_round(plan):
@@ -105,16 +108,18 @@ class Pipeline:
 
     # -- taking jobs in -------------------------------------------------------------------------
 
-    def _take_in(self, changed: list[Job] | None, plan: Plan, predict: Predictor) -> None:
-        """Sort in jobs that began to wait; all that wait, when it is not known who did."""
+    def _start_over(self, state: State) -> list[Job]:
+        """It is not known who began to wait: look at all."""
+        self._walk.reset()
+        self._groups, self._seen = Groups(), state.changes
+        return list(state.pending.values())
+
+    def _take_in(self, waiting: list[Job], plan: Plan, predict: Predictor) -> None:
+        """Sort in jobs that began to wait."""
         state, walk, order = plan.state, self._walk, self.rules.order
-        if changed is None:
-            walk.reset()
-            self._groups, self._seen = Groups(), state.changes
-            changed = list(state.pending.values())
         reservations, nodes = state.reservations, len(state.capacity.nodes)
-        for job in dict.fromkeys(changed) if len(changed) > 1 else changed:
-            if job.state is not _PENDING or (reservations and not waits(job, state)):
+        for job in dict.fromkeys(waiting) if len(waiting) > 1 else waiting:
+            if reservations and not waits(job, state):
                 continue
             group = self._groups.of(job)
             if group.checked != nodes:
