@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MYPY := $(BIN)/mypy --no-error-summary
-PYTEST := $(BIN)/pytest -n 2
+# Three on two cores: many tests wait for processes.
+PYTEST := $(BIN)/pytest -n 3
 CLUSTER := 32x4:32c:128g
 # Many commands are started: none should compile the package again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -74,7 +74,7 @@ def _serve(address: str) -> None:
         import_module(module.name)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
         door.listen(100)
@@ -85,6 +85,12 @@ def _serve(address: str) -> None:
                 door.close()
                 _look_after(link)
             link.close()
+
+
+def _reap(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _look_after(link: socket.socket) -> NoReturn:
