@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 
-# Before Polars is imported anywhere: it sizes its thread pool once, and pytest runs two workers.
+# Before Polars is imported anywhere: it sizes its thread pool once, and pytest runs several workers.
 os.environ.setdefault("POLARS_MAX_THREADS", "2")
-# Two workers with two threads each would wait for one another in every small fit.
+# Workers with two threads each would wait for one another in every small fit.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
