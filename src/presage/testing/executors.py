@@ -359,7 +359,6 @@ class ExecutorSuite(PortSuite):
     def test_an_earlier_resize_does_not_answer_for_a_later_one(self, counting: Counting) -> None:
         watch = counting.watch
         counting.to(2)
-        watch.settle()  # its answer is written down, and is not told again
         watch.resize("count", counting.workers[:3])
         watch.restart()  # before the answer; the new executor reads everything again
         watch.facts.clear()
