@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-# Before Polars is imported anywhere: it sizes its thread pool once, and pytest runs several workers.
+# Before Polars is imported anywhere: it sizes its thread pool once, and there are several workers.
 os.environ.setdefault("POLARS_MAX_THREADS", "2")
 # Workers with two threads each would wait for one another in every small fit.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
