@@ -55,7 +55,7 @@ def podman(program: Callable[..., str], place: Path) -> Iterator[str]:
         subprocess.run([engine, "import", str(archive), IMAGE], capture_output=True, check=True)
         command = [engine, "run", "--rm", "--network", "host", IMAGE, "true"]
         try:
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=15)
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         except subprocess.SubprocessError as error:
             said = str(getattr(error, "stderr", "") or error).strip()
             pytest.skip(f"podman cannot run containers on this machine: {said}")

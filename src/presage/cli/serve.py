@@ -218,6 +218,8 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=3,
+            # Longer than clients keep an idle connection (5 s): it never closes under a request.
+            timeout_keep_alive=30,
             server_header=False,
             h11_max_incomplete_event_size=64 << 10,
         )
