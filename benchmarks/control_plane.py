@@ -285,11 +285,14 @@ def _fill(data: Path, jobs: int, *, ended: bool, snapshot: bool) -> None:
 def start(home: Path, runs: int, beside: Path | None) -> dict[str, Any]:
     """From exec to the first decision, the best and the median of some runs: on an empty
     directory, and after `kill -9` with 17,000 waiting jobs, which come from a snapshot or from the
-    journal alone."""
-    sources = {"here": None} if beside is None else {"beside": beside, "here": None}
+    journal alone. Another checkout is beside it on the empty directory alone: it may not know the
+    tables of this one."""
     cases = {"empty": None, "17,000 from a snapshot": True, "17,000 from the journal": False}
     found: dict[str, Any] = {}
     for case, snapshot in cases.items():
+        sources: dict[str, Path | None] = {"here": None}
+        if beside is not None and snapshot is None:
+            sources = {"beside": beside, **sources}
         took: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
         for name in sources:
             if snapshot is not None:
