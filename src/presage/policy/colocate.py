@@ -11,24 +11,25 @@ is the only source of knowledge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from presage.core.capacity import bits
 from presage.core.changes import Reader
 from presage.core.plan import Plan
-from presage.core.ports import Predictor, SortKey
+from presage.core.ports import Predictor
 from presage.core.workers import ask_of
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.policy.elastic import least_workers
 from presage.policy.placer import Placer
+from presage.policy.sharing import HasKinds, SharingRules, movable, shares
 
-__all__ = ["HasKinds", "SharingRules", "Tenancy", "movable", "shares", "utilization"]
+__all__ = ["Tenancy"]
 
 _Spot = tuple[int, int]
 """A GPU: the index of its node, and its number there."""
@@ -37,64 +38,7 @@ _SPARE = 1000
 _MOST_SAID = 500_000
 _COULD = "could take it"
 _ROUNDING_S = 1e-3
-"""A clock that was asked for 60 s may say 59.999999."""
-
-
-@runtime_checkable
-class HasKinds(Protocol):
-    """A predictor that can tell which jobs are alike to it beside others on a GPU: what it said
-    of some then holds for all of their kinds, and need not be asked again."""
-
-    def kind(self, job: Job) -> Hashable | None:
-        """Jobs of one kind slow each other and others down alike; None: no two are alike."""
-        ...
-
-
-def utilization(job: Job, plan: Plan, predict: Predictor) -> SortKey:
-    """First fit decreasing: those that keep a GPU busiest go first."""
-    return (-predict.utilization(job).p50, job.seq)
-
-
-@dataclass(frozen=True, slots=True)
-class SharingRules:
-    """When jobs share a GPU."""
-
-    most: int = 3
-    """Jobs on one GPU."""
-    max_slowdown: float = 1.5
-    """How many times longer a job may be foreseen to take because it shares."""
-    bounds: Mapping[str, float] = field(default_factory=dict)
-    """The same, for some queues."""
-    idle_worth: float = 0.03
-    """What an idle GPU is worth: a job shares instead of taking it when all slowdowns that this
-    adds, summed up, are below."""
-    profile_s: float = 0.0
-    """Seconds that a job runs alone before it shares with anyone; 0: what is foreseen at
-    submission is enough."""
-    profile_gpus: int = 0
-    """GPUs set aside for that while somebody waits for it; 0: any idle GPU will do, and it always
-    does for jobs of several GPUs."""
-
-    move_gain_s: float = 0.0
-    """A job that shares is stopped and started on idle GPUs when nobody waits for them and this
-    saves all jobs together so many seconds; 0: never."""
-    long_first: float = 2.0
-    """A waiting job goes before all others when so many times what it still needs is more than
-    all work there is would keep the GPUs busy: it would end last. 0: never, as where jobs do not
-    share by what is foreseen of them at submission."""
-
-    def bound(self, job: Job) -> float:
-        """The slowdown that a job may be foreseen to have."""
-        return self.bounds.get(job.spec.queue, self.max_slowdown)
-
-    @property
-    def puts_long_first(self) -> bool:
-        """Whether jobs may go before their turn."""
-        return self.long_first > 0 and self.most > 1 and not self.profile_s
-
-    def profiled(self, job: Job, now: float) -> bool:
-        """Whether a job ran alone for long enough."""
-        return not self.profile_s or job.ran(now) >= self.profile_s - _ROUNDING_S
+"""Sums of seconds are right to this."""
 
 
 class Tenancy:
@@ -121,6 +65,8 @@ class Tenancy:
         """GPUs of nodes that a job may share or have, as far as known."""
         self._largest: tuple[object, int] = (None, 0)
         self._left: dict[Job, float] = {}
+        self._weights: dict[Job, tuple[float, int]] = {}
+        """Of jobs: the share of a GPU's time that they use, and their workers."""
         self._aside: set[_Spot] = set()
         self._idle_aside = False
         self._stale: dict[Job, None] = {}
@@ -141,8 +87,10 @@ class Tenancy:
         if version != self._version or len(self._slowdowns) > _MOST_SAID:
             self._slowdowns = {}
         if version != self._version or len(self._crews) > _SPARE + 4 * len(state.active):
-            self._version, self._crews, self._offers = version, {}, {}
+            self._crews, self._offers, self._weights = {}, {}, {}
             self._stale = dict.fromkeys(self._spots)
+        if version != self._version:
+            self._version = version
         if changed is not None and not self._torn and not state.reservations:
             for job in dict.fromkeys(changed):
                 self._update(job)
@@ -186,6 +134,7 @@ class Tenancy:
 
     def _take(self, job: Job) -> None:
         self._until.pop(job, None)
+        self._weights.pop(job, None)
         for spot in dict.fromkeys(self._spots.pop(job)):
             self._offers.pop(spot[0], None)
             rest = tuple([one for one in self._on[spot] if one is not job])
@@ -312,18 +261,26 @@ class Tenancy:
             left = self._left[job] = max(self._predict.runtime(job).p50 - ran, ran, 1.0)
         return left
 
-    def busy_s(self, waiting: Iterable[Job]) -> float:
-        """Seconds for which the jobs that run and these ones would keep every GPU busy."""
-        capacity, predict = self._capacity, self._predict
-        gpus = sum(len(capacity.free_gpu[i]) for i in bits(capacity.open))
-        left_of, utilization = self.left_of, predict.utilization
-        work = sum(
-            [
-                left_of(job) * utilization(job).p50 * len(least_workers(job))
-                for job in chain(self.plan.state.active.values(), waiting)
-            ]
-        )
-        return work / max(1, gpus)
+    @property
+    def version(self) -> object:
+        """Another one when the predictor may say something else."""
+        return self._version
+
+    def work_of(self, job: Job) -> float:
+        """Seconds for which a job would keep a GPU busy."""
+        weight = self._weights.get(job)
+        if weight is None:
+            weight = self._predict.utilization(job).p50, len(least_workers(job))
+            if job in self._spots:
+                self._weights[job] = weight
+        return self.left_of(job) * weight[0] * weight[1]
+
+    def busy_s(self, waiting: Iterable[float]) -> float:
+        """Seconds for which the jobs that run and this work would keep every GPU busy."""
+        capacity, work_of = self._capacity, self.work_of
+        gpus = sum([len(capacity.free_gpu[i]) for i in bits(capacity.open)])
+        active = [work_of(job) for job in self.plan.state.active.values()]
+        return sum(chain(active, waiting)) / max(1, gpus)
 
     def set_aside(self, count: int) -> None:
         """Keep the first GPUs for jobs that have to be profiled, or all idle ones for 0."""
@@ -621,16 +578,6 @@ class _Place:
 
     def __lt__(self, other: _Place) -> bool:
         return self.key < other.key
-
-
-def shares(job: Job) -> bool:
-    """Whether all workers of a job ask for shares of a GPU."""
-    return len(job.spec.roles) == 1 and ask_of(job, 0).shared
-
-
-def movable(job: Job) -> bool:
-    """Whether a job can be moved to other GPUs now."""
-    return job.state is JobState.RUNNING and job.spec.preemptible
 
 
 def _held(job: Job) -> tuple[Worker, ...]:

@@ -7,8 +7,7 @@ from typing import get_args
 
 from presage.model.errors import ConfigError
 from presage.model.job import Placement
-from presage.policy import colocate, openb, order
-from presage.policy.colocate import SharingRules
+from presage.policy import openb, order, sharing
 from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
 from presage.policy.elastic import ByGain
 from presage.policy.order import FairShare, Order, Tiresias
@@ -18,6 +17,7 @@ from presage.policy.queues import QueueRule, Queues
 from presage.policy.reclaim import ByOrder, ByPriority, ByQuota, Reclaim
 from presage.policy.request import Score
 from presage.policy.score import Pack, Spread, Topology
+from presage.policy.sharing import SharingRules
 
 __all__ = ["NAMED", "build", "names", "pipelines", "placements", "policy_config"]
 
@@ -41,7 +41,7 @@ _ORDERS: dict[str, Order] = {
     "srtf": order.srtf,
     "qssf": order.qssf,
     "priority": order.priority,
-    "utilization": colocate.utilization,
+    "utilization": sharing.utilization,
 }
 _SCORES: dict[str, Callable[[], Score]] = {
     "pack": Pack,

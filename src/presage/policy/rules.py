@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from presage.model.job import Job, Placement
-from presage.policy.colocate import SharingRules
 from presage.policy.elastic import ByGain
 from presage.policy.order import Order
 from presage.policy.placer import Placer
 from presage.policy.queues import Queues
 from presage.policy.reclaim import Reclaim
+from presage.policy.sharing import SharingRules
 
 __all__ = ["Rules"]
 

@@ -335,7 +335,7 @@ _Hold = tuple[int, Resources, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Start:
+class _HeadStart:
     """When and where a blocked job will start."""
 
     head: Job
@@ -369,7 +369,7 @@ class Shadow:
         """Runs of which it shows nothing."""
         self._added: set[Job] = set()
         """Jobs that were not there when it was last said when the head starts."""
-        self._said: _Start | None = None
+        self._said: _HeadStart | None = None
         """What was said then, while it holds."""
 
     def find(
@@ -396,7 +396,7 @@ class Shadow:
         self._until = at
         holds = 1 < count == alone and len(head.spec.roles) == 1  # it was tried without the last
         if holds and self._placer(head).by_room:
-            self._said = _Start(head, at, spot, last)
+            self._said = _HeadStart(head, at, spot, last)
         return at, spot
 
     def beside(

@@ -7,19 +7,25 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from presage.core.capacity import Capacity, bits
+from presage.core.changes import Reader
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
+from presage.core.state import State
 from presage.core.workers import least_milli
 from presage.model.cluster import Worker
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Group, waits
-from presage.policy.colocate import SharingRules, Tenancy, movable, shares
+from presage.policy.colocate import Tenancy
 from presage.policy.explain import why_no_room
 from presage.policy.rules import Rules
+from presage.policy.sharing import SharingRules, movable, shares
 
 __all__ = ["Shared"]
+
+_MOST_KNOWN = 10_000
 
 
 class Shared:
@@ -29,11 +35,28 @@ class Shared:
     def __init__(self, rules: Rules, sharing: SharingRules) -> None:
         self.rules = rules
         self.sharing = sharing
+        self._by_room = rules.greedy and not rules.queues.bounded and not sharing.profile_s
+        """Whether room alone decides if a job that does not share can start."""
         self.reset()
 
     def reset(self) -> None:
         """Nobody waits."""
         self._line: list[_Queued] = []
+        self._shapes: dict[Any, _SharedShape] = {}
+        self._shape_of: dict[Group, _SharedShape | None] = {}
+        self._is_new = False
+        """Whether somebody came since the last walk."""
+        self._there: dict[Job, None] = {}
+        """The jobs in line."""
+        self._unasked: list[_Queued] = []
+        """Those of whom it was not asked yet how long they need."""
+        self._version: object = None
+        """What the predictor was when it was asked of the others."""
+        self._waiting: set[_SharedShape | None] = set()
+        """Of those who waited then; None stands for those who may share."""
+        self._reader = Reader()
+        self._walked_at = -1
+        """`Capacity.released` after the last walk."""
         self._view = Tenancy(self.sharing)
         self._freed = _Freed()
         self._spread_at = -1
@@ -41,7 +64,25 @@ class Shared:
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
         ready = not shares(job) or self.sharing.profiled(job, plan.now)
-        insort(self._line, _Queued((ready, key), job))
+        entry = _Queued((ready, key), job, self._shape(job, group))
+        insort(self._line, entry)
+        self._unasked.append(entry)
+        self._is_new = True
+        self._there[job] = None
+
+    def _shape(self, job: Job, group: Group) -> _SharedShape | None:
+        """What a job shares with all that ask for the same whole GPUs; None when it may share, or
+        when more than room decides."""
+        if not self._by_room or not group.one_role or shares(job):
+            return None
+        shape = self._shape_of.get(group)
+        if shape is None:
+            if len(self._shape_of) > _MOST_KNOWN:
+                self._shapes, self._shape_of = {}, {}
+            kind = group.key[1:]  # all but the queue
+            shape = self._shapes.setdefault(kind, _SharedShape(group.milli, group.whole))
+            self._shape_of[group] = shape
+        return shape
 
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
@@ -61,34 +102,71 @@ class Shared:
         """Start every waiting job that finds a place; a strict walk ends at the first that does
         not."""
         state, rules, queues = plan.state, self.sharing, self.rules.queues
-        self._line = [entry for entry in self._line if waits(entry.job, state)]
+        self._drop_gone(state)
+        if self._line and self._nothing_new(state.capacity):
+            return
+        self._waiting, self._is_new = {entry.shape for entry in self._line}, False
         if not self._line:
             if rules.move_gain_s and not state.reservations:
                 self._spread(plan, predict)
             return
-        walk = self._freed.look(state.capacity, any(entry.tried >= 0 for entry in self._line))
+        some_share = None in self._waiting or not self._by_room
+        walk = self._freed.look(state.capacity, some_share and self._some_tried())
         view = self._view.look(plan, predict)
         if not self._line[0].key[0]:
             view.set_aside(rules.profile_gpus)
+        capacity = state.capacity
         for entry in self._turns(view):
-            job = entry.job
+            job, shape = entry.job, entry.shape
+            if shape is not None and shape.stuck(capacity):
+                continue
             if not waits(job, state):
                 continue  # it was halted and resumed while it waited, and is there twice
             if queues.bounded and queues.admit(job, plan, least_milli(job)):
                 continue
-            nodes = ~0 if rules.profile_s else self._freed.since(entry.tried)
+            asks_all = shape is not None or rules.profile_s
+            nodes = ~0 if asks_all else self._freed.since(entry.tried)
             found = view.find(job, self.rules.placer_of(job), nodes) if nodes else None
             if found is not None:
                 plan.place(job, found)
                 view.add(job)
+                continue
+            if shape is not None:
+                shape.failed_at = capacity.released
                 continue
             entry.tried = walk
             if not self.rules.greedy:
                 break
         if rules.profile_s:
             self._move_profiled(plan, view)
-        if any(entry.tried >= 0 for entry in self._line):
+        if some_share and self._some_tried():
             self._freed.keep(state.capacity)
+        self._walked_at = capacity.released
+
+    def _some_tried(self) -> bool:
+        return any(entry.tried >= 0 for entry in self._line)
+
+    def _drop_gone(self, state: State) -> None:
+        """Forget those who no longer wait."""
+        changed, there = self._reader.read(state.changes), self._there
+        if changed is not None and len(there) == len(self._line):
+            gone = [job for job in changed if job in there and not waits(job, state)]
+            if not gone:
+                return
+        self._line = [entry for entry in self._line if waits(entry.job, state)]
+        self._there = {entry.job: None for entry in self._line}
+
+    def _nothing_new(self, capacity: Capacity) -> bool:
+        """Whether it is known that nobody who waits can start."""
+        if self._is_new or not self._by_room:
+            return False
+        for shape in self._waiting:
+            if shape is None:
+                if self._walked_at != capacity.released:
+                    return False
+            elif not shape.stuck(capacity):
+                return False
+        return True
 
     def _fresh(self, plan: Plan, predict: Predictor) -> Tenancy:
         return Tenancy(self.sharing).look(plan, predict)
@@ -96,14 +174,23 @@ class Shared:
     def _turns(self, view: Tenancy) -> list[_Queued]:
         """Those that would end last if they waited for their turn, longest first; then the
         others."""
-        line = self._line
-        if not self.sharing.puts_long_first or len(line) == 1:
-            return line
-        enough = view.busy_s([entry.job for entry in line]) / self.sharing.long_first
-        lefts = {entry.job: view.left_of(entry.job) for entry in line}
-        late = [entry for entry in line if lefts[entry.job] >= enough]
-        late.sort(key=lambda entry: -lefts[entry.job])
-        return late + [entry for entry in line if lefts[entry.job] < enough]
+        line, capacity = self._line, view.plan.state.capacity
+        open_ = {one for one in self._waiting if one is None or not one.stuck(capacity)}
+        able = [entry for entry in line if entry.shape in open_] if self._by_room else line
+        if not self.sharing.puts_long_first or len(line) == 1 or not able:
+            return able
+        state, same = view.plan.state, self._version is view.version
+        for entry in self._unasked if same else line:
+            if not waits(entry.job, state):
+                continue
+            entry.left, entry.work = view.left_of(entry.job), view.work_of(entry.job)
+        self._unasked, self._version = [], view.version
+        enough = view.busy_s([entry.work for entry in line]) / self.sharing.long_first
+        late = [entry for entry in able if entry.left >= enough]
+        if not late:
+            return able
+        late.sort(key=lambda entry: -entry.left)
+        return late + [entry for entry in able if entry.left < enough]
 
     def _spread(self, plan: Plan, predict: Predictor) -> None:
         """Move jobs that slow each other down to GPUs that are idle."""
@@ -153,11 +240,34 @@ class _Queued:
     key: tuple[bool, SortKey]
     """Whether it has not to be profiled first, and its place in the order."""
     job: Job
+    shape: _SharedShape | None
     tried: int = -1
     """The walk in which it last found no place."""
+    left: float = 0.0
+    """Seconds it still needs."""
+    work: float = 0.0
+    """Seconds for which it would keep a GPU busy."""
 
     def __lt__(self, other: _Queued) -> bool:
         return self.key < other.key
+
+
+@dataclass(slots=True, eq=False)
+class _SharedShape:
+    """Waiting jobs that ask for the same whole GPUs: where one does not fit, none does."""
+
+    milli: int
+    whole: int
+    failed_at: int = -1
+    """`Capacity.released` when one of them last did not fit."""
+
+    def stuck(self, capacity: Capacity) -> bool:
+        """Whether it is known that none of them fits."""
+        return (
+            self.failed_at == capacity.released
+            or self.milli > capacity.free_milli
+            or not capacity.has_whole(self.whole)
+        )
 
 
 class _Freed:
