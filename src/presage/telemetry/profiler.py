@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import tempfile
@@ -151,7 +150,7 @@ def _run(
             raise UserError(f"cannot run {command[0]!r}: {_why(error)}") from None
         child.started(process.pid)
         # Linux counts the memory of the process that forked towards the peak of the new one.
-        inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        inherited = _own_peak_kib()
         sampler = Sampler(process.pid, hz, probe)
         sampler.start()
         try:
@@ -174,6 +173,13 @@ def _run(
         sampler_cpu_s=sampler.cpu_s,
         left_behind=left_behind,
     )
+
+
+def _own_peak_kib() -> int:
+    """The largest size this program had. `getrusage` says what the program before it in this
+    process had, if that was more."""
+    words = Path("/proc/self/status").read_text(encoding="utf-8").split()
+    return int(words[words.index("VmHWM:") + 1])
 
 
 class _Child:
