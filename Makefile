@@ -28,7 +28,7 @@ demo: $(READY)  ## set up, simulate a sample trace under several policies, write
 		--policy fifo,sjf,srtf,tiresias,backfill --report build/report.html
 	@echo "The report is $(CURDIR)/build/report.html"
 
-test: style  ## set up, then every check and test (under 6 minutes on 2 cores)
+test: style  ## set up, then every check and test (under 12 minutes on 2 cores)
 	@tools/system-packages
 	@mkdir -p build
 	@echo '$(PYTEST) -m "not soak", and beside it $(MYPY)'
