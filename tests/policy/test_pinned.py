@@ -1,5 +1,5 @@
-"""Decisions of backfill and co-location on made traces, pinned: whoever makes them faster must not
-change them. A hash that differs is a change of policy, to be made on purpose."""
+"""What policies decide on made traces, step by step, as a hash: whoever makes them faster must not
+change it. A hash that differs is a change of policy, to be made on purpose."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from presage.policy.registry import build
 from presage.sim.clusters import read_cluster
 from presage.sim.generate import make_trace
 from presage.sim.run import simulate
+from presage.sim.world import WorldRules
 
 
 class Hashed:
@@ -54,3 +55,23 @@ def test_decisions_stay_what_they_were(
     trace = make_trace("poisson", 600, 7, gpus=sum(len(n.devices) for n in nodes), load=load)
     simulate(trace, nodes, build(policy), name=policy, sharers=sharers, store=journal)
     assert journal.told() == told
+
+
+@pytest.mark.parametrize(
+    ("policy", "cluster", "restart_cost_s", "stops", "told"),
+    [
+        ("srtf", "3x8", 0.0, 1068, "25b5a599e2944c1f"),
+        ("srtf", "6x4", 30.0, 1152, "56e56b9312d38608"),
+        ("tiresias", "3x8", 0.0, 573, "fbba8a722870c58a"),
+        ("tiresias", "6x4", 30.0, 729, "60e09cb450c70ef9"),
+        ("qssf", "3x8", 0.0, 47, "3f3c94ab989c15e2"),
+    ],
+)
+def test_decisions_of_those_that_rank_stay_what_they_were(
+    policy: str, cluster: str, restart_cost_s: float, stops: int, told: str
+) -> None:
+    journal, nodes = Hashed(), read_cluster(cluster)
+    trace = make_trace("poisson", 1000, 7, gpus=24, load=1.3)
+    rules = WorldRules(restart_cost_s=restart_cost_s, node_mtbf_s=200_000.0, seed=3)
+    result = simulate(trace, nodes, build(policy), name=policy, rules=rules, store=journal)
+    assert (result.preemptions, journal.told()) == (stops, told)
