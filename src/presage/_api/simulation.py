@@ -257,7 +257,9 @@ def _check_advisors(names: Sequence[str], telemetry: TelemetryLike | None) -> No
 
     check_advisors(names)
     if telemetry is None:
-        raise UserError("advisors look at telemetry: give what the jobs of the trace used")
+        raise UserError(
+            "advisors look at telemetry: say what the jobs used (--telemetry FILE, in Python telemetry=)"
+        )
 
 
 def _advised(names: Sequence[str], cluster: Cluster) -> Advised:
