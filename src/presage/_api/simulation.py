@@ -258,7 +258,7 @@ def _check_advisors(names: Sequence[str], telemetry: TelemetryLike | None) -> No
     check_advisors(names)
     if telemetry is None:
         raise UserError(
-            "advisors look at telemetry: say what the jobs used (--telemetry FILE, in Python telemetry=)"
+            "advisors look at telemetry: say what the jobs used, with --telemetry FILE"
         )
 
 
