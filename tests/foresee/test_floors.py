@@ -45,7 +45,8 @@ def test_own_runs_replace_the_table() -> None:
     assert low < middle == 900.0 < high
     assert high - low < floor_mib(gpu).p90 - floor_mib(gpu).p10
     low, _, high = own_floor_mib([500.0, 520.0, 900.0, 510.0])
-    assert low <= 500.0 and high >= 780.0
+    assert low <= 500.0
+    assert high >= 780.0
 
 
 def test_mistakes_are_one_line() -> None:
