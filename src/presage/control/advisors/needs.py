@@ -297,6 +297,7 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         "params_m": answer.params / 1e6,
         "activations_m": answer.activations * model.batch / 1e6,
         "batch": float(model.batch),
+        "gpus": 1.0,
     }
     assert tuple(sizes) == SIZES
     on_gpu = answer.gpus[gpu.name]
