@@ -57,6 +57,7 @@ _DEGREES = {
     "ep": "expert",
     "vpp": "interleave",
 }
+_FLAGS = {"sp": "sequence", "no-sync": "no_sync"}
 _LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down", "head")
 _LORA_GROUPS = {
     "all": ("q", "k", "v", "o", "gate", "up", "down"),
@@ -90,6 +91,8 @@ class Parallelism:
     """Model chunks of a pipeline rank (virtual pipeline stages)."""
     sequence: bool = False
     """Norms and residuals are divided among tensor-parallel ranks too."""
+    no_sync: bool = False
+    """FSDP adds up whole gradients over micro-batches and divides them at the last one."""
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -100,14 +103,14 @@ class Parallelism:
             key, _, value = part.partition("=")
             if key in _DEGREES and value:
                 degrees[_DEGREES[key]] = _whole(f"{key} of --parallel", value)
-            elif key == "sp" and not value:
-                degrees["sequence"] = True
+            elif key in _FLAGS and not value:
+                degrees[_FLAGS[key]] = True
             elif not value and key in get_args(Sharding):
                 if sharding != "none":
                     raise ConfigError(f"'{text}': choose one of {sharding} and {key}")
                 sharding = key
             else:
-                known = (*get_args(Sharding), "sp", *(f"{d}=N" for d in _DEGREES))
+                known = (*get_args(Sharding), *_FLAGS, *(f"{d}=N" for d in _DEGREES))
                 raise ConfigError(
                     f"'{part}' is no way to divide work: {_near(key, known)}"
                     f"write any of {', '.join(known)} with commas between"
@@ -119,7 +122,8 @@ class Parallelism:
         for short, name in _DEGREES.items():
             if getattr(self, name) > 1:
                 parts.append(f"{short}={getattr(self, name)}")
-        return ",".join([*parts, *(["sp"] if self.sequence else [])]) or "none"
+        parts += [flag for flag, name in _FLAGS.items() if getattr(self, name)]
+        return ",".join(parts) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +381,7 @@ class Setup:
             kept = "fp32" if self.lora.precision == "fp32" else "the precision of the weights"
             said.append(f"adapters in {kept}, on {', '.join(self.lora.targets)}")
         if self.quant == "nf4":
+            said.append("a loop that holds its last loss while the next forward pass runs")
             said.append(
                 "4-bit weights in blocks of 64 without double quantisation; embeddings "
                 "and head not quantised"

@@ -77,13 +77,16 @@ class Blocks:
         given = x
         if x.width > self.widths.compute:  # autocast casts for every product anew
             x = self._half(x)
+        if setup.quant == "nf4" and not weight.trainable and weight.cast:
+            t.held.append(x)
         out = t.apply(
             "linear",
             "linear",
             [x],
             self._rows(x, inputs) * outputs,
             self.widths.compute,
-            saves=[x] if weight.trainable else [],
+            # the 4-bit product of bitsandbytes keeps its input, though nothing trains on it
+            saves=[x] if weight.trainable or setup.quant == "nf4" else [],
             parameter=weight,
             macs=self._rows(x, inputs) * inputs * outputs,
             last=outputs,
