@@ -15,11 +15,11 @@ from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import largest_batch, memory_features
-from presage.foresee.setup import Setup
 from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
 from presage.learn import Floats
 from presage.model.errors import GraphError
+from presage.model.setup import Setup
 
 __all__ = ["predict_graph", "predict_model", "share", "verdict"]
 
