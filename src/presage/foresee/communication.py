@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.edge import read_yaml
 from presage.foresee.gpus import Gpu
 from presage.foresee.setup import Setup
+from presage.learn.bundle import load_bundle
 from presage.model.errors import ConfigError
 
 __all__ = [
@@ -39,11 +41,14 @@ __all__ = [
     "data_parallel",
     "exposed",
     "fabric",
+    "learned",
     "links",
+    "shipped",
     "traffic",
 ]
 
 _SHIPPED = Path(__file__).with_name("interconnects.yaml")
+_LEARNED = Path(__file__).with_name("models") / "throughput.npz"
 
 KINDS = ("gradients", "gather", "tensor", "pipeline", "context", "experts")
 """What is sent in a step."""
@@ -401,9 +406,18 @@ def data_parallel(
 
 
 @cache
+def shipped() -> dict[str, npt.NDArray[Any]]:
+    """The arrays of the bundle that was learned from published trainings, or a user's own."""
+    from presage.foresee.estimators import own_models
+
+    own = own_models() / "throughput.npz"
+    return load_bundle(own if own.is_file() else _LEARNED)[0]
+
+
+@cache
 def learned() -> Exposure:
-    """What the published measurements say, as shipped."""
-    values, _ = shipped("throughput")
+    """What the published measurements say."""
+    values = shipped()
     names = [str(name) for name in values["exposure.names"]]
     found = dict(zip(names, map(float, values["exposure.values"]), strict=True))
     return Exposure(**{f.name: found[f.name] for f in fields(Exposure) if f.name in found})
