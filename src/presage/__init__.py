@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from presage.client import Client, JobHandle, submit
     from presage.core.plan import Plan
     from presage.core.ports import Policy, Predictor
-    from presage.foresee.predict import Prediction
+    from presage.foresee.answer import Prediction
     from presage.model.cluster import Device, Node, Worker
     from presage.model.errors import PresageError
     from presage.model.job import Reason, ReasonCode
@@ -72,7 +72,7 @@ else:
         "client": ["Client", "JobHandle", "submit"],
         "core.plan": ["Plan"],
         "core.ports": ["Policy", "Predictor"],
-        "foresee.predict": ["Prediction"],
+        "foresee.answer": ["Prediction"],
         "model.cluster": ["Device", "Node", "Worker"],
         "model.errors": ["PresageError"],
         "model.job": ["Reason", "ReasonCode"],

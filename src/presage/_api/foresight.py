@@ -20,7 +20,7 @@ from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.model.errors import PresageError, UserError
 
 if TYPE_CHECKING:
-    from presage.foresee.predict import OnGpu, Prediction
+    from presage.foresee.answer import OnGpu, Prediction
     from presage.model.profile import Profile
 
 __all__ = ["get_ready", "predict"]
@@ -123,7 +123,8 @@ def _gpu_of(profile: Profile, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _as_seen(on: OnGpu, profile: Profile, gpu: Gpu, batch: int) -> OnGpu:
-    from presage.foresee.predict import Quantiles, verdict
+    from presage.foresee.answer import Quantiles
+    from presage.foresee.predict import verdict
 
     if (busy := profile.gpu_util_pct) is not None:
         on = replace(on, gpu_util_pct=Quantiles(busy.p50, busy.p50, busy.p95))

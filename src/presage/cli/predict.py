@@ -24,7 +24,7 @@ from presage.model.errors import UserError
 if TYPE_CHECKING:
     import polars as pl
 
-    from presage.foresee.predict import Prediction
+    from presage.foresee.answer import Prediction
 
 __all__ = ["fit", "predict"]
 

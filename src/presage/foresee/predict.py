@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from presage.foresee import estimators
 from presage.foresee.allocator import live_peak
+from presage.foresee.answer import OnGpu, Prediction, Quantiles, Sharing
 from presage.foresee.gpus import Gpu
+from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import largest_batch, memory_features
+from presage.foresee.setup import Setup
 from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
 from presage.learn import Floats
 from presage.model.errors import GraphError
-from presage.page import figure, html_table
 
-if TYPE_CHECKING:
-    import polars as pl
-    from plotly.graph_objects import Figure
-
-__all__ = ["OnGpu", "Prediction", "Quantiles", "Sharing", "predict_graph", "share", "verdict"]
+__all__ = ["predict_graph", "predict_model", "share", "verdict"]
 
 _MEASURED_GPU = "rtx3090"
 _MEASURED_PRECISION = "amp"
@@ -36,149 +33,9 @@ _WIDER = 1.6
 measured training step had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Ten, fifty and ninety percent."""
-
-    p10: float
-    p50: float
-    p90: float
-
-    @classmethod
-    def of(cls, row: Floats, digits: int = 1) -> Quantiles:
-        return cls(*(round(float(value), digits) for value in row))
-
-
-@dataclass(frozen=True, slots=True)
-class OnGpu:
-    """What is foreseen on one GPU."""
-
-    memory_mib: Quantiles
-    breakdown: dict[str, float]
-    """MiB by what they are for; adds up to the median."""
-    gpu_util_pct: Quantiles
-    step_ms: Quantiles
-    max_batch: int
-    fits: bool
-    headroom_mib: float
-    """What is left at the 90 % quantile; negative if it does not fit."""
-    reason: str
-    mattered: dict[str, float]
-    """The features that moved the step time most from what the specifications say, as factors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The answer; per sample and forward where not said otherwise."""
-
-    name: str
-    batch: int
-    macs: float
-    flops: float
-    params: int
-    activations: float
-    options: dict[str, Any]
-    gpus: dict[str, OnGpu]
-    """By name, in the order asked for; what follows below is that of the first."""
-    evidence: list[str] = field(default_factory=list)
-
-    @property
-    def memory_mib(self) -> Quantiles:
-        """GPU memory at its peak."""
-        return self._first.memory_mib
-
-    @property
-    def gpu_util_pct(self) -> Quantiles:
-        """How busy it keeps the GPU."""
-        return self._first.gpu_util_pct
-
-    @property
-    def step_ms(self) -> Quantiles:
-        """How long a step takes."""
-        return self._first.step_ms
-
-    @property
-    def fits(self) -> bool:
-        """Whether the 90 % quantile of memory fits."""
-        return self._first.fits
-
-    @property
-    def max_batch(self) -> int:
-        """The largest batch that fits."""
-        return self._first.max_batch
-
-    @property
-    def reason(self) -> str:
-        """Why it fits or does not, in words."""
-        return self._first.reason
-
-    @property
-    def _first(self) -> OnGpu:
-        return next(iter(self.gpus.values()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        out = asdict(self)
-        for gpu in out["gpus"].values():
-            gpu["memory_mib"]["breakdown"] = gpu.pop("breakdown")
-        return out
-
-    def to_polars(self) -> pl.DataFrame:
-        """A row for each GPU; quantiles are columns such as memory_mib_p90."""
-        import polars as pl
-
-        return pl.DataFrame(
-            {
-                "gpu": name,
-                "fits": on.fits,
-                **{
-                    f"{what}_{at}": getattr(getattr(on, what), at)
-                    for what in _QUANTITIES
-                    for at in ("p10", "p50", "p90")
-                },
-                **{"max_batch": on.max_batch, "headroom_mib": on.headroom_mib},
-                "reason": on.reason,
-            }
-            for name, on in self.gpus.items()
-        )
-
-    def plot(self) -> Figure:
-        """Memory, utilization and step time on each GPU: the median, and from 10 to 90 %."""
-        data: list[dict[str, Any]] = []
-        layout: dict[str, Any] = {"showlegend": False}
-        for at, (what, title) in enumerate(_QUANTITIES.items()):
-            seen = [getattr(on, what) for on in self.gpus.values()]
-            axis = "" if at == 0 else str(at + 1)
-            error = {
-                **{"type": "data", "symmetric": False},
-                "array": [each.p90 - each.p50 for each in seen],
-                "arrayminus": [each.p50 - each.p10 for each in seen],
-            }
-            data.append(
-                {
-                    **{"type": "bar", "x": list(self.gpus), "y": [each.p50 for each in seen]},
-                    **{"error_y": error, "xaxis": f"x{axis}", "yaxis": f"y{axis}"},
-                }
-            )
-            layout[f"xaxis{axis}"] = {"domain": [at / 3, at / 3 + 0.25], "anchor": f"y{axis}"}
-            layout[f"yaxis{axis}"] = {"title": {"text": title}, "anchor": f"x{axis}"}
-        return figure({"data": data, "layout": layout}, f"{self.name}, batch {self.batch:,}")
-
-    def _repr_html_(self) -> str:
-        rows = []
-        for name, on in self.gpus.items():
-            seen = [getattr(on, what) for what in _QUANTITIES]
-            cells = [f"{q.p50:,.4g} ({q.p10:,.4g}–{q.p90:,.4g})" for q in seen]
-            rows.append((name, [*cells, f"{on.max_batch:,}", on.reason]))
-        heads = ["GPU", *_QUANTITIES.values(), "max batch", ""]
-        return html_table(f"{self.name}, batch {self.batch:,}: median (10–90 %)", heads, rows)
-
-
-_QUANTITIES = {
-    "memory_mib": "memory (MiB)",
-    "gpu_util_pct": "GPU use (%)",
-    "step_ms": "step (ms)",
-}
+def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
+    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs."""
+    return predict_graph(model.graph(setup), batch, gpus)
 
 
 def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction:
@@ -328,17 +185,6 @@ def _evidence(graph: OpGraph, gpus: Sequence[Gpu]) -> list[str]:
     if graph.options.get("inference"):
         lines.append("memory and utilization of inference rest on measured training runs")
     return lines + list(graph.notes)
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Two jobs on one GPU: the speed of each against running alone."""
-
-    first: Quantiles
-    second: Quantiles
-    cannot_share: float
-    """Probability that they do not fit together."""
-    reason: str
 
 
 def share(first: OpGraph, second: OpGraph, batches: tuple[int, int], gpu: Gpu) -> Sharing:

@@ -18,15 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
+from presage.foresee.setup import Setup
 from presage.model.errors import GraphError, MissingExtra
 
-__all__ = ["load_data_graph", "load_graph", "read_data", "trace_factory"]
+__all__ = ["find_model", "load_data_graph", "load_graph", "read_data", "trace_factory"]
 
 _TIMEOUT_S = 120.0
 _MEMORY_MIB = 16384
 _FORMS = "file.py:function, package.module:function, model.onnx, config.json or zoo:resnet50"
+
+
+def find_model(
+    target: str, *, inputs: str | None = None, timeout_s: float = _TIMEOUT_S
+) -> NamedModel:
+    """The model of a target; its graphs are made when they are asked for."""
+
+    def build(setup: Setup) -> OpGraph:
+        return load_graph(
+            target,
+            inputs=inputs,
+            optimizer=setup.optimizer,
+            precision=setup.precision,
+            inference=setup.inference,
+            timeout_s=timeout_s,
+        )
+
+    return NamedModel(target, build)
 
 
 def load_graph(
