@@ -110,8 +110,8 @@ def _spreads(
             elif decoder.layers % pipeline:
                 left_out[f"pp={pipeline} does not divide the {decoder.layers} layers"] += kinds
             else:
-                sharding: Sharding = "zero1" if count > split else "none"
-                yield Parallelism(sharding, tensor=tensor, pipeline=pipeline)
+                optimizer: Sharding = "zero1" if count > split else "none"
+                yield Parallelism(optimizer, tensor=tensor, pipeline=pipeline)
 
 
 def _micro_batches(share: int) -> list[int]:
