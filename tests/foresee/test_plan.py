@@ -7,7 +7,6 @@ that nothing here depends on fitted models.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.foresee._layouts import candidates, gpu_counts, spread_text
-from presage.foresee.answer import OnGpu, Prediction, Quantiles
+from presage.foresee._layouts import candidates, gpu_counts
+from presage.foresee.answer import Prediction, Quantiles
 from presage.foresee.goals import TrainingGoal, amount_of, usual_global_batch
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.plan import pareto, plan_training
-from presage.foresee.planned import TrainingPlan
-from presage.foresee.setup import Parallelism, Setup
+from presage.foresee.planned import TrainingPlan, money_span, time_span
+from presage.foresee.setup import Setup
 from presage.model.errors import UserError
+from tests.trainings import SHAPE, World
 
-SHAPE = DecoderShape("8b", 32, 4096, 32, 8, 128, 14336, 128_256)
 KINDS = [find(name) for name in ("a100-80g", "h100-80g", "l40s", "rtx4090")]
 BASE = Setup(optimizer="adamw", precision="amp-bf16", seq=4096)
 GOAL = TrainingGoal(samples=2_000_000_000 // 4096, global_batch=128, seq=4096)
@@ -35,60 +34,6 @@ GOAL = TrainingGoal(samples=2_000_000_000 // 4096, global_batch=128, seq=4096)
 def _no_files_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PRESAGE_PRICES", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-class World:
-    """Trainings of a model with so many parameters, by arithmetic; counts what it is asked."""
-
-    def __init__(self, billions: float = 8.0) -> None:
-        self.params = billions * 1e9
-        self.asked = 0
-
-    def __call__(self, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
-        self.asked += len(gpus)
-        on = {gpu.name: self._on(batch, gpu, setup) for gpu in gpus}
-        return Prediction("8b", batch, 0.0, 0.0, int(self.params), 0.0, {}, on)
-
-    def _on(self, batch: int, gpu: Gpu, setup: Setup) -> OnGpu:
-        p, replicas = setup.parallel, setup.data_parallel
-        split = p.tensor * p.pipeline
-        parts = {"weights": 4.0, "gradients": 4.0, "optimizer": 8.0}
-        parts = {name: self.params * size / split / 2**20 for name, size in parts.items()}
-        for part, sharded in {
-            "optimizer": ("zero1", "zero2", "zero3", "fsdp"),
-            "gradients": ("zero2", "zero3", "fsdp"),
-            "weights": ("zero3", "fsdp"),
-        }.items():
-            if p.sharding in sharded:
-                parts[part] = parts[part] / replicas * 1.1
-        kept = {"none": 34.0, "selective": 16.0, "full": 2.6}[setup.checkpoint]
-        sample = kept * 32 * 4096 * 4096 / 2**20 / p.tensor**0.8
-        parts["activations"] = batch * sample * min(p.pipeline, setup.accumulate) / p.pipeline
-        parts["device and driver"] = 900.0
-        mib = sum(parts.values())
-        again = {"none": 1.0, "selective": 1.04, "full": 1.3}[setup.checkpoint]
-        busy = 0.55 * batch / (batch + 0.4)
-        flop = 6 * self.params * 4096 * batch * again / split
-        micro = flop / (gpu.tflops("bf16") * 1e12 * busy) * 1000 * (1 + 0.05 * math.log2(p.tensor))
-        step = micro * (setup.accumulate + p.pipeline - 1)
-        if replicas > 1:
-            link = 100e9 if gpu.bandwidth_gbs > 1200 else 15e9
-            link = link if setup.gpus <= 8 else link / 3
-            times = 2 + (2 * setup.accumulate if p.sharding in ("zero3", "fsdp") else 0)
-            step += 0.4 * times * 4 * self.params / split / link * 1000
-        room = gpu.usable_mib
-        return OnGpu(
-            memory_mib=Quantiles(0.93 * mib, mib, 1.08 * mib),
-            breakdown=parts,
-            gpu_util_pct=Quantiles(80, 90, 95),
-            step_ms=Quantiles(0.85 * step, step, 1.2 * step),
-            max_batch=1,
-            fits=1.08 * mib <= room,
-            headroom_mib=room - 1.08 * mib,
-            reason="",
-            mattered={},
-            chance_fits=float(np.clip(0.5 + 4 * math.log(room / mib), 0, 1)),
-        )
 
 
 def made(goal: TrainingGoal = GOAL, world: World | None = None, most: int = 64) -> TrainingPlan:
@@ -202,11 +147,11 @@ def test_ways_that_the_estimators_refuse_are_counted_by_their_reason() -> None:
 
 def test_only_decoders_are_split_and_only_where_it_divides() -> None:
     left: Counter[str] = Counter()
-    odd = DecoderShape("odd", 30, 4096, 28, 4, 128, 14336, 128_256)
+    odd = DecoderShape("odd", 30, 3584, 28, 4, 128, 14336, 128_256)
     ways = list(candidates(BASE, GOAL, KINDS[:1], [64], odd, left))
     splits = {(way.setup.parallel.tensor, way.setup.parallel.pipeline) for way in ways}
     assert splits == {(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)}
-    assert left["tp=8 does not divide the attention heads"] == 4
+    assert left["tp=8 does not divide the 28 heads"] == 4
     assert left["pp=4 does not divide the 30 layers"] == 3
     for way in ways:
         setup = way.setup
@@ -270,7 +215,14 @@ def test_the_usual_batch_leaves_steps_to_do() -> None:
     assert usual_global_batch(10**8, None) == 1024
 
 
-def test_spreads_are_written_as_the_option_takes_them() -> None:
-    assert spread_text(Parallelism()) == "none"
-    assert spread_text(Parallelism("zero1", tensor=4, pipeline=2)) == "zero1,tp=4,pp=2"
+def test_counts_of_gpus() -> None:
     assert gpu_counts(6) == [1, 2, 4, 6]
+    assert gpu_counts(64) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_spans_are_short() -> None:
+    assert time_span(Quantiles(9700, 11520, 13700)) == "3.2 h (2.7–3.8)"
+    assert time_span(Quantiles(20, 31.4, 300)) == "31 s (20–300)"
+    assert time_span(Quantiles(86_400, 9e6, 2e7)) == "100 d (1–230)"
+    assert money_span(Quantiles(163, 192.4, 231)) == "$192 ($163–231)"
+    assert money_span(Quantiles(0.4, 0.456, 12_345)) == "$0.46 ($0.40–12,300)"

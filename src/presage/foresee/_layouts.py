@@ -12,8 +12,9 @@ from presage.foresee.goals import TrainingGoal
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.setup import Checkpointing, Parallelism, Setup, Sharding
+from presage.model.errors import ConfigError
 
-__all__ = ["Candidate", "candidates", "gpu_counts", "spread_text"]
+__all__ = ["Candidate", "candidates", "gpu_counts"]
 
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "fsdp", "zero3")
 """From the simplest on: of two that are equally good, the first is taken."""
@@ -32,6 +33,11 @@ class Candidate:
     """Of one replica, in one go."""
 
     @property
+    def fleet(self) -> tuple[str, int]:
+        """Which GPUs, and how many."""
+        return (self.gpu.name, self.setup.gpus)
+
+    @property
     def kind(self) -> tuple[str, bool, bool, str]:
         """What it has in common with those whose estimate errs alike."""
         p = self.setup.parallel
@@ -42,18 +48,6 @@ def gpu_counts(most: int) -> list[int]:
     """1, 2, 4, 8 and so on, and the most there can be."""
     counts = [1 << power for power in range(most.bit_length())]
     return counts if counts[-1] == most else [*counts, most]
-
-
-def spread_text(parallel: Parallelism) -> str:
-    """As `--parallel` takes it: `fsdp`, `tp=2,pp=4`; `none` for a single GPU."""
-    splits = [
-        f"{name}={size}"
-        for name, size in (("tp", parallel.tensor), ("pp", parallel.pipeline))
-        if size > 1
-    ]
-    if parallel.sharding != "none":
-        splits.insert(0, parallel.sharding)
-    return ",".join(splits) or "none"
 
 
 def candidates(
@@ -74,20 +68,29 @@ def candidates(
                 why = f"{replicas} replicas do not divide a global batch of {goal.global_batch:,}"
                 left_out[why] += len(gpus)
                 continue
-            for checkpoint in _CHECKPOINTS:
-                for batch in _micro_batches(share):
-                    if parallel.pipeline > share // batch:
-                        left_out["fewer micro-batches than pipeline stages"] += len(gpus)
-                        continue
-                    setup = replace(
-                        base,
-                        gpus=count,
-                        parallel=parallel,
-                        checkpoint=checkpoint,
-                        accumulate=share // batch,
-                    )
+            spread = replace(base, gpus=count, parallel=parallel)
+            if why := _refused(spread, decoder):
+                left_out[why] += len(gpus)
+                continue
+            for batch in _micro_batches(share):
+                if parallel.pipeline > share // batch:
+                    left_out["fewer micro-batches than pipeline stages"] += len(gpus)
+                    continue
+                for checkpoint in _CHECKPOINTS:
+                    setup = replace(spread, checkpoint=checkpoint, accumulate=share // batch)
                     for gpu in gpus:
                         yield Candidate(gpu, setup, batch)
+
+
+def _refused(setup: Setup, decoder: DecoderShape | None) -> str:
+    """Why a set-up makes no sense, if it does not."""
+    try:
+        setup.check()
+        if decoder is not None:
+            setup.check_for(decoder)
+    except ConfigError as refused:
+        return str(refused)
+    return ""
 
 
 def _spreads(
@@ -105,8 +108,8 @@ def _spreads(
             split = tensor * pipeline
             if split == 1 or count % split:
                 continue
-            if decoder.heads % tensor or decoder.kv_heads % tensor:
-                left_out[f"tp={tensor} does not divide the attention heads"] += kinds
+            if decoder.heads % tensor:
+                left_out[f"tp={tensor} does not divide the {decoder.heads} heads"] += kinds
             elif decoder.layers % pipeline:
                 left_out[f"pp={pipeline} does not divide the {decoder.layers} layers"] += kinds
             else:

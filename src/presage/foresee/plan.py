@@ -38,11 +38,12 @@ _AT_ONCE = 8
 """Ways that are asked before the estimates are corrected."""
 _NO_CHANCE = 0.1
 """To fit, by the first estimate: what has less is not asked."""
+_LIKELY = 0.5
 _LEVELS = (0.25, 0.5, 0.75, 0.9, 0.97)
 """Chances to fit that differ enough to matter: within two of them, time and money decide."""
 _AS_GOOD = 1.005
 """Of time or money: what is less of a difference is none."""
-_SEED_BATCH = 4
+_SECOND_BATCHES = (4, 256)
 _TOO_LARGE = "needs more memory than the GPU has"
 _BEATEN = "another is as fast, as cheap and as likely to fit"
 
@@ -64,10 +65,10 @@ def plan_training(
     if not ways:
         raise UserError(f"there is no way to divide the work: {_listed(left_out)}")
     alone = replace(base, gpus=1, parallel=Parallelism(), checkpoint="none", accumulate=1)
-    one, more = ask(1, gpus, alone), ask(_SEED_BATCH, gpus, alone)
-    seeds = {
-        gpu.name: Seed.of(one.gpus[gpu.name], more.gpus[gpu.name], _SEED_BATCH) for gpu in gpus
-    }
+    one = ask(1, gpus, alone)
+    larger = _second_batch(one, goal)
+    more = ask(larger, gpus, alone)
+    seeds = {gpu.name: Seed.of(one.gpus[gpu.name], more.gpus[gpu.name], larger) for gpu in gpus}
     search = _Search(ask, goal, ways, FirstEstimates(ways, seeds), left_out)
     search.run(progress)
     plan = TrainingPlan(
@@ -79,6 +80,13 @@ def plan_training(
     )
     _check(plan, gpus, search)
     return plan
+
+
+def _second_batch(one: Prediction, goal: TrainingGoal) -> int:
+    """A batch that shows how memory and time grow: one that fits, where there is one."""
+    least, most = _SECOND_BATCHES
+    fits = min(on.max_batch for on in one.gpus.values())
+    return max(least, min(most, fits, goal.global_batch))
 
 
 class _Search:
@@ -107,6 +115,7 @@ class _Search:
         """Ask until the front is known, or enough was asked."""
         while len(self._found) < _MOST_ASKED:
             wanted = [place for place in self._front() if place not in self._found]
+            wanted = wanted or self._of_each_count()
             if not wanted:
                 break
             # From all along the front, so that every kind of way is corrected early.
@@ -148,6 +157,17 @@ class _Search:
         money = ms * self._rates
         kept = pareto(ms[possible], money[possible], chances[possible])
         return [int(possible[at]) for at in kept]
+
+    def _of_each_count(self) -> list[int]:
+        """The fastest that likely fits of each kind and number of GPUs that was not asked yet: a
+        wrong estimate must not hide them all."""
+        mib, ms = self._estimates.now()
+        likely = np.flatnonzero(chances_of(mib, self._rooms) >= _LIKELY)
+        asked = {self._ways[place].fleet for place in self._found}
+        best: dict[tuple[str, int], int] = {}
+        for place in likely[np.argsort(ms[likely], kind="stable")].tolist():
+            best.setdefault(self._ways[place].fleet, place)
+        return [place for fleet, place in best.items() if fleet not in asked]
 
     def _ask_for(self, places: Sequence[int]) -> None:
         """Ask for ways; those of one set-up at once."""

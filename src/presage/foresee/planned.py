@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from presage.foresee._layouts import spread_text
 from presage.foresee.answer import Domain, Quantiles
 from presage.foresee.goals import TrainingGoal
 from presage.foresee.setup import Setup
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
     import polars as pl
     from plotly.graph_objects import Figure
 
-__all__ = ["SURE", "PlanOption", "TrainingPlan", "money_text"]
+__all__ = ["SURE", "PlanOption", "TrainingPlan", "money_span", "money_text", "time_span"]
 
 SURE = 0.8
 """The chance to fit that a way needs to be recommended."""
+_UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _HEADS = ("GPUs", "spread", "checkpointing", "batch", "fits", "time (10–90 %)", "USD (10–90 %)")
 
 
@@ -55,7 +55,7 @@ class PlanOption:
     @property
     def spread(self) -> str:
         """How they share the work, as `--parallel` takes it."""
-        return spread_text(self.setup.parallel)
+        return str(self.setup.parallel)
 
     @property
     def label(self) -> str:
@@ -176,8 +176,8 @@ class TrainingPlan:
                 [
                     *(option.spread, option.setup.checkpoint, option.batch_text),
                     f"{100 * option.chance_fits:.0f} %",
-                    _span(option.time_s, duration_text),
-                    "no price" if option.usd is None else _span(option.usd, money_text),
+                    time_span(option.time_s),
+                    "no price" if option.usd is None else money_span(option.usd),
                 ],
             )
             for option in self.front
@@ -226,9 +226,25 @@ class TrainingPlan:
 
 def money_text(usd: float) -> str:
     """`$0.42`, `$35`, `$12,400`."""
-    if usd < 10:
-        return f"${usd:.2f}"
-    return f"${float(f'{usd:.3g}'):,.0f}"
+    return f"${_plain(usd, 3)}" if usd >= 10 else f"${usd:.2f}"
+
+
+def money_span(of: Quantiles) -> str:
+    """`$192 ($163–231)`."""
+    return f"{money_text(of.p50)} ({money_text(of.p10)}–{money_text(of.p90)[1:]})"
+
+
+def time_span(of: Quantiles) -> str:
+    """`3.2 h (2.7–3.8)`: in the unit that suits the middle."""
+    size, unit = next((one for one in _UNITS if of.p50 >= 1.5 * one[0]), (1.0, "s"))
+    low, mid, high = (_plain(value / size, 2) for value in (of.p10, of.p50, of.p90))
+    return f"{mid} {unit} ({low}–{high})"
+
+
+def _plain(value: float, digits: int) -> str:
+    """So many digits that count, and all before the point."""
+    text = f"{float(f'{value:.{digits}g}'):,.{digits}f}" if value < 10 else ""
+    return text.rstrip("0").rstrip(".") or f"{float(f'{value:.{digits}g}'):,.0f}"
 
 
 def _least(
@@ -244,15 +260,6 @@ def _dear(option: PlanOption) -> float | None:
 
 def _slow(option: PlanOption) -> float:
     return option.time_s.p50
-
-
-def _span(of: Quantiles, text: Callable[[float], str]) -> str:
-    """`3.1 h (2.8–3.9)`: the unit once, where it is the same."""
-    low, mid, high = text(of.p10), text(of.p50), text(of.p90)
-    unit = mid.rpartition(" ")[2]
-    if " " in mid and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
-        low, high = low.rpartition(" ")[0], high.rpartition(" ")[0]
-    return f"{mid} ({low}–{high})"
 
 
 def _hover(option: PlanOption) -> str:
