@@ -20,7 +20,7 @@ from presage.foresee.communication import KINDS
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import LoraAdapter, Parallelism, Setup
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import EFFECTS, PRIORS, StepWork, step_seconds, work
 from presage.learn import Floats
 from presage.model.errors import PresageError, UserError
