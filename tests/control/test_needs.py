@@ -137,7 +137,8 @@ def test_a_workload_keeps_its_name_when_there_is_more_to_say_of_models() -> None
 def test_a_language_model_is_foreseen_on_all_gpus_of_its_job(estimator: NeedsEstimator) -> None:
     text = (
         "workers: {workers}\nresources: {{gpus: 2}}\n"
-        "model: {{target: hf:gpt2, batch: 4, seq: 512, precision: bf16, optimizer: adamw, parallel: {parallel}}}"
+        "model: {{target: hf:gpt2, batch: 4, seq: 512, precision: bf16, optimizer: adamw, "
+        "parallel: {parallel}}}"
     )
     several = []
     for workers, parallel in ((4, "fsdp"), (1, "none")):
