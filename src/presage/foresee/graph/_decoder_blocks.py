@@ -458,17 +458,29 @@ class Blocks:
             logits = t.apply(
                 "tanh", "activation", [logits], logits.count, w.compute, save_out=True
             )
-        if self.fused and not self.setup.compile:  # Megatron's loss works in place, in fp32
-            wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
-            return t.apply(
-                "cross_entropy", "loss", [wide], self.tokens, 4.0, saves=[wide], in_place=True
-            )
+        if self.fused and not self.setup.compile:
+            return self._parallel_loss(logits)
         wide = logits
         if w.compute < 4:
             wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
         soft = t.apply("log_softmax", "softmax", [wide], logits.count, 4.0, save_out=True)
         # the caller holds the logits while it runs backward
         return t.apply("nll_loss", "loss", [soft], self.tokens, 4.0, saves=[logits])
+
+    def _parallel_loss(self, logits: Value) -> Value:
+        """Megatron's: exponentials of fp32 logits, turned into the gradient in place."""
+        t = self.tape
+        wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
+        exponents = t.apply("exp", "softmax", [wide], logits.count, 4.0, shares=True)
+        return t.apply(
+            "cross_entropy",
+            "loss",
+            [exponents],
+            self.tokens,
+            4.0,
+            saves=[exponents],
+            in_place=True,
+        )
 
     def _logits(self, h: Value, words: float) -> Value:
         at = len(self.tape.parameters)
