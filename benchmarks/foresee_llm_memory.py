@@ -1,8 +1,8 @@
 """Memory of language-model trainings that others published, beside what the physics foresees.
 
 Nothing is fitted: a row is one set-up, and its graph says what is allocated or reserved. Which
-rows can be asked is decided by what the source says about the set-up, never by the error. Intervals are
-conformal over sources: the spread of a source's rows comes from the other sources alone.
+rows can be asked is decided by what the source says about the set-up, never by the error.
+Intervals are conformal over sources: the spread for a source comes from the other sources alone.
 
 `python -m benchmarks.foresee_llm_memory [--rows]`
 """

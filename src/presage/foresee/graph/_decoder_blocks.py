@@ -291,7 +291,7 @@ class Blocks:
         pairs = self.tokens * heads * self.seq
         if self.setup.attention == "eager" or (self.setup.attention == "sdpa" and s.softcap):
             if self.setup.checkpoint == "selective":
-                return t.region(lambda qkv: self._scores(*qkv, pairs, out), (q, k, v))
+                return t.region(lambda x: self._scores(x[0], x[1], x[2], pairs, out), (q, k, v))
             return self._scores(q, k, v, pairs, out)
         seen = reach - reach * reach / (2 * self.seq) if window else self.seq / 2
         return t.apply(

@@ -364,11 +364,11 @@ class _Assembly:
         stages = setup.parallel.pipeline
         if stages == 1 or setup.inference:
             return
-        deep = stages - self.stage
+        deep = float(stages - self.stage)
         chunks = setup.parallel.interleave
         if chunks > 1:  # interleaved schedule: Narayanan et al. 2021, section 2.2
-            deep = stages - self.stage + (stages - 1) * (chunks - 1) / chunks + 0.0
-        deep = min(float(deep), float(max(setup.accumulate, 1)))
+            deep = stages - self.stage + (stages - 1) * (chunks - 1) / chunks
+        deep = min(deep, float(setup.accumulate))
         saved = store.alive_between(forward)
         if deep > 1 and saved > 0:
             store.add_one(-1, store.end, saved * (deep - 1), 1, "saved")
