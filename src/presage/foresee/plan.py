@@ -27,7 +27,7 @@ from presage.learn import Floats
 from presage.model.errors import UserError
 from presage.page import duration_text
 
-__all__ = ["Ask", "plan_training"]
+__all__ = ["Ask", "chance_to_fit", "pareto", "plan_training"]
 
 Ask = Callable[[int, Sequence[Gpu], Setup], Prediction]
 """An answer for a batch on some GPUs in a set-up: `predict_model` of one model."""
@@ -239,7 +239,7 @@ def _option(way: Candidate, on: OnGpu, goal: TrainingGoal) -> PlanOption:
         micro_batch=way.batch,
         memory_mib=on.memory_mib,
         room_mib=float(way.gpu.usable_mib),
-        chance_fits=_chance(on, way.gpu),
+        chance_fits=chance_to_fit(on, way.gpu),
         step_ms=step,
         time_s=Quantiles.of(np.array(seconds), 1),
         usd=usd,
@@ -248,7 +248,7 @@ def _option(way: Candidate, on: OnGpu, goal: TrainingGoal) -> PlanOption:
     )
 
 
-def _chance(on: OnGpu, gpu: Gpu) -> float:
+def chance_to_fit(on: OnGpu, gpu: Gpu) -> float:
     """As answered; where the quantiles say otherwise, by them."""
     if on.fits or on.chance_fits < 1.0:
         return on.chance_fits
