@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.model.errors import UserError
 
 CONTEXT_MIB = {"v100": 1100.0, "a100": 1300.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
@@ -113,6 +113,8 @@ def _usual_heads(width: int, ranks: int) -> int:
 def _from_training(row: Mapping[str, Any]) -> Case:
     _refuse(row)
     shape = _shape(row)
+    if row["source"] == "litgpt":  # its models never share the head with the embedding
+        shape = replace(shape, tied=False)
     sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
     lora = row["method"] in ("lora", "qlora")
     degrees = {
@@ -125,6 +127,8 @@ def _from_training(row: Mapping[str, Any]) -> Case:
     replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
     if replicas < 2 and sharding != "none":
         parts[0] = "none"
+    if row["source"] == "litgpt" and sharding == "fsdp":
+        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
     precision = row["precision"]
     given: dict[str, Any] = {
         "optimizer": row["optimizer"] or "adamw",
@@ -185,14 +189,22 @@ def _framework(row: Mapping[str, Any], lora: bool) -> dict[str, Any]:
             kept = ":same"
         if row["source"] == "litgpt":
             kept += ":dropout"
-            if "gemma" in row["model"]:
+            if row["model"].startswith(("gemma", "tinyllama")):
                 targets = "all,head"
         if row["source"] == "torchtune":
             targets = "q,v,o"
         given["lora"] = f"r={rank}:{targets}{kept}"
     if row["method"] == "qlora":
         given["quant"] = "nf4"
-    if row["source"] == "litgpt" or "chunked" in note or "checkpointing" in note:
+    if (
+        row["source"] == "litgpt"
+        or "chunked" in note
+        or "checkpointing" in note
+        or (
+            "table 1"
+            in note  # torchtune's own configurations chunk; its table 2 adds it step by step
+        )
+    ):
         given["loss"] = "chunked"
     if row["source"] == "torchtune":
         given["optimizer"] = "adamw-fused"

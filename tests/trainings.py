@@ -10,7 +10,7 @@ import numpy as np
 from presage.foresee.answer import OnGpu, Prediction, Quantiles
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["SHAPE", "World"]
 

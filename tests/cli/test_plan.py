@@ -17,7 +17,7 @@ from presage.foresee.answer import Prediction
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import OpGraph
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.model.errors import UserError
 from tests.trainings import SHAPE, World
 

@@ -21,7 +21,7 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.plan import pareto, plan_training
 from presage.foresee.planned import TrainingPlan, money_span, time_span
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.model.errors import UserError
 from tests.trainings import SHAPE, World
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import find_model
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.setup import LoraAdapter
+from presage.model.setup import LoraAdapter
 from presage.foresee.wishes import PlanWish, plan_wish
 from presage.manifest.quantities import duration_s
 from presage.model.errors import UserError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from presage.foresee.goals import TrainingGoal
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Checkpointing, Parallelism, Setup, Sharding
+from presage.model.setup import Checkpointing, Parallelism, Setup, Sharding
 from presage.model.errors import ConfigError
 
 __all__ = ["Candidate", "candidates", "gpu_counts"]

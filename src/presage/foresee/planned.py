@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from presage.foresee.answer import Domain, Quantiles
 from presage.foresee.goals import TrainingGoal
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.page import COLOURS, duration_text, figure, html_table
 
 if TYPE_CHECKING:

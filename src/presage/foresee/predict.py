@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from presage.foresee import estimators
-from presage.foresee.allocator import live_peak
 from presage.foresee.answer import OnGpu, Prediction, Quantiles, Sharing
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.foresee.interference import JobAlone
-from presage.foresee.memory import largest_batch, memory_features
-from presage.foresee.setup import Setup
+from presage.foresee.memory import MemoryForecast, MemoryPhysics, largest_batch
+from presage.model.setup import Setup
 from presage.foresee.steptime import LATEST, Operators, step_features
 from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
 from presage.learn import Floats
@@ -35,27 +34,24 @@ measured training step had."""
 
 def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
     """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs."""
-    return predict_graph(model.graph(setup), batch, gpus)
+    return predict_graph(model.graph(setup), batch, gpus, setup)
 
 
-def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction:
+def predict_graph(
+    graph: OpGraph, batch: int, gpus: Sequence[Gpu], setup: Setup | None = None
+) -> Prediction:
     """Foresee a graph at a batch on some GPUs."""
+    setup = setup or Setup(inference=bool(graph.options.get("inference")))
     if not len(graph):
         raise GraphError("the model computes nothing")
-    row = memory_features(graph, batch)
-    by_role = live_peak(graph, batch).by_role
+    physics = MemoryPhysics.of(graph, batch)
     estimator = estimators.memory().graph
-    needs = estimator.needs(row[None, :])[0]
-    shows = (
-        needs if graph.options.get("inference") else estimator.predict_interval(row[None, :])[0]
-    )
-    breakdown = {name: round(size, 1) for name, size in estimator.parts(row, by_role).items()}
     operators = Operators.of(graph)
     answers = {}
     for gpu in gpus:
         step, mattered = _step(graph, operators, batch, gpu)
-        memory = np.maximum(needs, np.minimum(shows, gpu.usable_mib))
-        answers[gpu.name] = _on(graph, batch, gpu, memory, breakdown, step, mattered)
+        memory = estimator.forecast(physics, gpu, setup)
+        answers[gpu.name] = _on(graph, batch, gpu, setup, memory, step, mattered)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
@@ -74,17 +70,18 @@ def _on(
     graph: OpGraph,
     batch: int,
     gpu: Gpu,
-    memory: Floats,
-    breakdown: dict[str, float],
+    setup: Setup,
+    forecast: MemoryForecast,
     step: Floats,
     mattered: dict[str, float],
 ) -> OnGpu:
     job = Features.of([_workload(graph, batch, gpu)])
     busy = estimators.utilization().predict_interval(job)[0]
-    most = largest_batch(estimators.memory().graph, graph, float(gpu.usable_mib))
+    most = largest_batch(estimators.memory().graph, graph, gpu, setup)
+    memory = forecast.shows
     return OnGpu(
         memory_mib=Quantiles.of(memory),
-        breakdown=breakdown,
+        breakdown={name: round(size, 1) for name, size in forecast.parts.items()},
         gpu_util_pct=Quantiles.of(np.clip(busy, 0, 100)),
         step_ms=Quantiles.of(step, 3),
         max_batch=most,
@@ -177,7 +174,7 @@ def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
 def _evidence(graph: OpGraph, gpus: Sequence[Gpu]) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
-        f"{estimators.version('memory')}: measured on an A100; other GPUs get the same floor",
+        f"{estimators.version('memory')}: learned on an A100; the floor of others from a table",
         f"{estimators.version('step_time')}: training measured on an RTX 3090 with amp, inference "
         "on four GPUs; others follow their specifications, with a wider interval",
         f"{estimators.version('utilization')}: measured on an A100, other GPUs by specification",

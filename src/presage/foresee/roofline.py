@@ -22,8 +22,8 @@ import numpy.typing as npt
 from presage.foresee._operators import CLASSES, Operators
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.opgraph import KINDS
-from presage.foresee.setup import Setup
 from presage.learn import Floats
+from presage.model.setup import Setup
 
 __all__ = [
     "Roofline",

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from presage.foresee.gpus import Gpu
 from presage.foresee.roofline import (
     _HOST_SHARP,
-    _RATES,
     _SHARP,
     Roofline,
     Work,
@@ -26,8 +25,8 @@ from presage.foresee.roofline import (
     kernel_effects,
     launch_effects,
 )
-from presage.foresee.setup import Setup
 from presage.learn import Floats
+from presage.model.setup import Setup
 
 __all__ = ["Observation", "fit_roofline"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from presage.foresee.graph.opgraph import ROLES, Floats, OpGraph, Tensors
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["ShardUnit", "guess_units", "shard"]
 
@@ -49,7 +49,8 @@ def shard(graph: OpGraph, setup: Setup, units: Sequence[ShardUnit] | None = None
     scale = t.scale.copy()
     away = setup.offload == "params"
     divided = {"ddp": (), "zero1": ("state",), "zero2": ("state", "gradient")}
-    for role in divided.get(kind, ("state", "gradient", "weight")):
+    whole = ("state", "weight") if setup.parallel.no_sync else ("state", "gradient", "weight")
+    for role in divided.get(kind, whole):
         scale[t.role == ROLES.index(role)] /= ranks
     if kind != "ddp":  # each rank updates its own part alone
         update = (t.role == ROLES.index("transient")) & (t.born >= int((graph.phase < 2).sum()))

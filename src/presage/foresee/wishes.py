@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from presage.foresee.goals import TrainingGoal, amount_of, usual_global_batch
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.model.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from presage.foresee.graph._tape import Parameter, Tape, Value
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["Blocks", "Widths"]
 
@@ -77,13 +77,16 @@ class Blocks:
         given = x
         if x.width > self.widths.compute:  # autocast casts for every product anew
             x = self._half(x)
+        if setup.quant == "nf4" and not weight.trainable and weight.cast:
+            t.held.append(x)
         out = t.apply(
             "linear",
             "linear",
             [x],
             self._rows(x, inputs) * outputs,
             self.widths.compute,
-            saves=[x] if weight.trainable else [],
+            # the 4-bit product of bitsandbytes keeps its input, though nothing trains on it
+            saves=[x] if weight.trainable or setup.quant == "nf4" else [],
             parameter=weight,
             macs=self._rows(x, inputs) * inputs * outputs,
             last=outputs,

@@ -121,6 +121,8 @@ class Tape:
     learning: bool = True
     steps: list[_Step | _Region] = field(default_factory=list)
     grads: dict[int, Value] = field(default_factory=dict)
+    held: list[Value] = field(default_factory=list)
+    """Inputs of quantised products."""
 
     # -- values
 

@@ -19,9 +19,9 @@ from presage.foresee.graph._decoder_blocks import Blocks, Widths
 from presage.foresee.graph._tape import Parameter, Tape, Value
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS, ROLES, Floats, InputSpec, Ints, OpGraph, Tensors
-from presage.foresee.optimizers import optimizer_memory
-from presage.foresee.setup import Setup
 from presage.foresee.sharding import ShardUnit, shard
+from presage.model.optimizers import optimizer_memory
+from presage.model.setup import Setup
 
 __all__ = ["busiest_graph", "decoder_graph", "decoder_length"]
 
@@ -66,8 +66,8 @@ class _Kept:
     gradient: float
     resident: bool
     """The gradient stays between micro-batches."""
-    main: float
-    """A second gradient in fp32 that micro-batches add up in."""
+    copied: float
+    """Of a second gradient in fp32, there in the update alone."""
     master: float
     value: float
     """Bytes of one value of the optimizer's state."""
@@ -90,8 +90,10 @@ class _Assembly:
         setup = self.setup
         several = setup.accumulate > 1 or setup.parallel.pipeline > 1
         if setup.master_weights:
-            main = 4.0 if setup.precision != "fp16" else 0.0
-            return _Kept(2.0, True, main, 4.0, 4.0)
+            split = setup.parallel.tensor > 1 or setup.parallel.pipeline > 1
+            if split and setup.precision != "fp16":  # Megatron adds up in fp32, and steps on that
+                return _Kept(4.0, True, 0.0, 4.0, 4.0)
+            return _Kept(2.0, True, 4.0, 4.0, 4.0)  # DeepSpeed steps on an fp32 copy of its part
         width = 4.0 if setup.autocast else self.widths.weight
         return _Kept(width, several, 0.0, 0.0, width)
 
@@ -193,6 +195,7 @@ class _Assembly:
         weights = self._lasting(store)
         self._update(store, count, memory)
         self._in_flight(store, forward)
+        self._held_inputs(store, forward)
         tensors = store.tensors()
         graph = OpGraph(
             name=self.shape.name,
@@ -326,8 +329,6 @@ class _Assembly:
                     if kept.resident:
                         wide = max(kept.gradient, p.width)
                         store.lasting(p.count * wide, times, "gradient")
-                    if kept.main:
-                        store.lasting(p.count * kept.main, times, "gradient")
         rotary = 2 * self.seq * self.shape.query_size * 4.0
         store.lasting(rotary if self.shape.rotary else 0.0, 1, "buffer")
         return all_, trained
@@ -346,6 +347,7 @@ class _Assembly:
                 value = max(kept.value, p.width)
                 largest = max(largest, p.count)
                 if not away:
+                    store.during(count, p.count * kept.copied, template.times)
                     if kept.master:
                         store.lasting(p.count * kept.master, template.times, "state")
                     for _ in range(int(memory.values)):
@@ -370,6 +372,19 @@ class _Assembly:
         saved = store.alive_between(forward)
         if deep > 1 and saved > 0:
             store.add_one(-1, store.end, saved * (deep - 1), 1, "saved")
+
+    def _held_inputs(self, store: _Store, forward: int) -> None:
+        """bitsandbytes keeps the inputs of 4-bit products on the graph itself, where a backward
+        pass does not free them; a loop that holds its last loss or logits while the next forward
+        pass runs has them twice."""
+        setup = self.setup
+        if setup.quant != "nf4" or setup.checkpoint == "full" or setup.inference:
+            return
+        for template in self.templates:
+            inputs = {id(v): v for v in template.tape.held}.values()
+            size = sum(v.count * v.width for v in inputs)
+            for _ in range(template.times):
+                store.add_one(-1, forward, size, 1, "saved")
 
     def _units(self, places: list[tuple[Ints, Ints]], forward: int) -> list[ShardUnit]:
         """Layers as they are gathered one by one; the rest is one unit that stays."""
