@@ -20,7 +20,7 @@ from presage.foresee.gpus import catalogue, find
 from presage.foresee.graph import zoo
 from presage.foresee.graph.load import find_model
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.foresee.wishes import PlanWish, plan_wish, usual_precision, usual_seq
 from presage.model.errors import GraphError, PresageError
 
