@@ -122,16 +122,19 @@ class ForeseeForm(ui.element, component="components/foresee_form.js"):
         self,
         initial: dict[str, Any],
         usual: dict[str, Any],
-        names: dict[str, list[str]],
         asked: Handler,
         planned: Handler,
     ) -> None:
         super().__init__()
         self.props["initial"], self.props["usual"] = initial, usual
-        self.props["names"], self.props["gpus"] = names["models"], names["gpus"]
+        self.props["names"], self.props["gpus"] = [], []
         self.props["planning"] = False
         for event, handler in (("question", asked), ("plan", planned)):
             self.on(event, _with_state(handler))
+
+    def offer(self, names: dict[str, list[str]]) -> None:
+        """Models and GPUs to choose from."""
+        self.props["names"], self.props["gpus"] = names["models"], names["gpus"]
 
     def plans(self, busy: bool) -> None:
         """Show whether a plan is being made."""

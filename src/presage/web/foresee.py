@@ -34,7 +34,7 @@ async def foresee(request: Request) -> Response | None:
             "soft",
         )
         page = _ForeseePage(request.app.state.desks)
-        await page.build(dict(request.query_params))
+        page.build(dict(request.query_params))
     return None
 
 
@@ -46,29 +46,29 @@ class _ForeseePage:
         self._wanted: dict[str, Any] | None = None
         self._busy = False
 
-    async def build(self, address: dict[str, str]) -> None:
+    def build(self, address: dict[str, str]) -> None:
         """Draw the form with the state of the address, and the places of the answers."""
         problem, question = "", ForeseeQuestion()
         try:
             question = read_question(address)
         except UserError as wrong:
             problem = f"The link is not right: {wrong}"
-        names: dict[str, list[str]] = {"models": [], "gpus": []}
-        try:
-            names = await self._desks.names()
-        except UserError as wrong:
-            problem = str(wrong)
         with ui.element("div").classes("split"):
             with ui.element("section").classes("card"):
                 usual = ForeseeQuestion().model_dump()
-                self._form = ForeseeForm(
-                    question.model_dump(), usual, names, self._ask, self._plan
-                )
+                self._form = ForeseeForm(question.model_dump(), usual, self._ask, self._plan)
             with ui.element("div"):
                 self._problem = Tag("p", problem, "banner", role="alert")
                 self._state = Tag("p", "", "soft", role="status")
                 self._answer = ui.element("div")
                 self._planned = ui.element("div")
+        ui.timer(0.05, self._offer_names, once=True)  # the page need not wait for them
+
+    async def _offer_names(self) -> None:
+        try:
+            self._form.offer(await self._desks.names())
+        except UserError as wrong:
+            self._problem.say(str(wrong))
 
     async def _ask(self, given: dict[str, Any]) -> None:
         """Answer the latest question; those that came between are dropped."""
@@ -155,7 +155,7 @@ class _ForeseePage:
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> None:
-    with ui.element("div").classes("scroll"), ui.element("table").classes("list cards"):
+    with ui.element("div").classes("scroll"), ui.element("table").classes("list cards one"):
         with ui.element("thead"), ui.element("tr"):
             for head in heads:
                 Tag("th", head, scope="col")

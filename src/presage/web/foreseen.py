@@ -62,7 +62,7 @@ def look_rows(said: dict[str, Any], count: int) -> tuple[list[str], list[list[st
         step, cost = gpu["step_ms"], gpu["cost"]
         money = ["no price", "no price"]
         if cost is not None:
-            money = [money_text(cost["usd_per_hour"]), _small_money(cost["usd_per_million"])]
+            money = [f"${cost['usd_per_hour']:,.2f}", _small_money(cost["usd_per_million"])]
         rows.append(
             [
                 f"{count} × {gpu['name']}",

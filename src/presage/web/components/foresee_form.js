@@ -54,8 +54,8 @@ export default {
           <label class="field">Counted in
             <select name="unit" v-model="state.unit"><option>tokens</option><option>samples</option></select></label>
         </div>
+        <p class="soft">Looks at every sensible number of GPUs, sharding, checkpointing and micro-batch.</p>
         <button class="primary" type="submit" :disabled="planning">{{ planning ? "Planning …" : "Plan" }}</button>
-        <span class="soft"> looks at every sensible number of GPUs, sharding, checkpointing and micro-batch</span>
       </details>
       <div class="row-of-buttons"><button type="button" @click="copy">{{ copied ? "Copied" : "Copy the link" }}</button></div>
     </form>`,

@@ -2,10 +2,10 @@
 export default {
   template: `
     <div class="bars">
-      <div v-for="gpu in gpus" class="bar-row">
-        <div class="bar-head"><strong>{{ gpu.name }}</strong>
+      <div v-for="gpu in gpus" class="stack-row">
+        <div class="stack-head"><strong>{{ gpu.name }}</strong>
           <span>{{ gpu.words }}</span><span :class="['verdict', gpu.verdict]">{{ gpu.fits }}</span></div>
-        <div class="bar" role="img" :aria-label="gpu.label">
+        <div class="stack" role="img" :aria-label="gpu.label">
           <div class="card-room" :style="{ width: share(gpu.room) }"></div>
           <div class="parts"><i v-for="part in gpu.parts" :style="{ width: share(part.gib), background: part.colour }"
             :title="part.name + ': ' + part.gib.toFixed(1) + ' GiB'"></i></div>
