@@ -1,8 +1,8 @@
 """Memory of language-model trainings that others published, beside what the physics foresees.
 
-Nothing is fitted: a row is one set-up, and its graph says what is allocated or reserved. Which rows
-can be asked is decided by what the source says about the set-up, never by the error. Intervals are
-conformal over sources: the spread of a source's rows comes from the other sources alone.
+Nothing is fitted: a row is one set-up, and its graph says what is allocated or reserved. Which
+rows can be asked is decided by what the source says about the set-up, never by the error.
+Intervals are conformal over sources: the spread for a source comes from the other sources alone.
 
 `python -m benchmarks.foresee_llm_memory [--rows]`
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from benchmarks._data import shared
@@ -24,11 +25,16 @@ from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
+<<<<<<< HEAD
 from presage.model.setup import Setup
+=======
+from presage.model.setup import Setup
+from presage.foresee.sharding import communicator_bytes
+>>>>>>> llm
 from presage.model.errors import UserError
 
-CONTEXT_MIB = {"v100": 1100.0, "a100": 1300.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
-"""What a process takes before its first tensor, with NCCL where there are several GPUs."""
+CONTEXT_MIB = {"v100": 800.0, "a100": 800.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
+"""What a process takes before its first tensor."""
 _CARDS = {"t4-16g": "t4", "a10g": "a10", "24g-class": "rtx3090"}
 _VARIANTS = ("dora", "lorafa", "mica", "bdlora")
 """Adapters that are more, or less, than two low-rank matrices."""
@@ -230,7 +236,8 @@ def _from_memory(row: Mapping[str, Any]) -> Case:
         raise Unexpressible("nested quantisation")
     given = {
         "optimizer": "adamw",
-        "precision": "fp16",
+        # Trainer(fp16=True) over what prepare_model_for_kbit_training has made fp32
+        "precision": "amp",
         "seq": int(row["seq_or_image"]),
         "lora": "r=8:q,v",
         "quant": "int8" if "int8" in technique else "nf4",
@@ -266,7 +273,7 @@ def foreseen_mib(case: Case) -> dict[str, float]:
     return {
         "allocated": live_peak(graph, case.batch).bytes / MIB,
         "reserved": reserved,
-        "nvidia_smi": reserved + context,
+        "nvidia_smi": reserved + context + communicator_bytes(case.setup) / MIB,
     }
 
 
@@ -275,7 +282,7 @@ def room_mib(case: Case) -> float:
     return float(find_gpu(_CARDS.get(case.gpu, case.gpu)).usable_mib)
 
 
-def interval_coverage(errors: dict[str, np.ndarray]) -> tuple[int, int]:
+def interval_coverage(errors: dict[str, npt.NDArray[np.float64]]) -> tuple[int, int]:
     """Rows within the 80 % interval that the other sources give; each source weighs the same."""
     held = total = 0
     for source, mine in errors.items():
@@ -288,8 +295,8 @@ def interval_coverage(errors: dict[str, np.ndarray]) -> tuple[int, int]:
     return held, total
 
 
-def _spread(groups: list[np.ndarray]) -> float:
-    """The 80 % quantile of absolute log errors, sources weighing alike, plus one for the unknown."""
+def _spread(groups: list[npt.NDArray[np.float64]]) -> float:
+    """The 80 % quantile of absolute log errors, sources weighing alike."""
     values = np.concatenate([np.abs(g) for g in groups])
     weights = np.concatenate([np.full(len(g), 1 / len(g)) for g in groups])
     order = np.argsort(values)
@@ -328,7 +335,7 @@ def _rows(done: list[tuple[Case, dict[str, float]]]) -> None:
 
 
 def _figures(done: list[tuple[Case, dict[str, float]]]) -> None:
-    print(f"{'':12s}{'n':>5s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s}  coverage (source out)")
+    print(f"{'':12s}{'n':>5s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s}  held (source out)")
     for group in ("one GPU", "qlora", "sharded", "all"):
         by_source: dict[str, list[float]] = {}
         for case, error in _measured(done):
@@ -337,39 +344,36 @@ def _figures(done: list[tuple[Case, dict[str, float]]]) -> None:
         logs = np.array([e for errors in by_source.values() for e in errors])
         if not len(logs):
             continue
-        off = np.abs(np.exp(logs) - 1)
         held, total = interval_coverage({k: np.array(v) for k, v in by_source.items()})
         share = f"{100 * held / total:.0f} % of {total}" if total else "one source only"
-        print(
-            f"{group:12s}{len(logs):5d} {100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}%"
-            f" {100 * (np.exp(np.median(logs)) - 1):+6.1f}%  {share}"
-        )
+        bias = 100 * (np.exp(np.median(logs)) - 1)
+        print(f"{group:12s}{len(logs):5d} {_summary(logs)} {bias:+6.1f}%  {share}")
         for source, errors in sorted(by_source.items()):
-            e = np.abs(np.exp(np.array(errors)) - 1)
-            print(
-                f"    {source:24s}{len(e):4d} {100 * np.median(e):6.1f}% {100 * (e <= 0.1).mean():6.0f}%"
-            )
+            print(f"    {source:24s}{len(errors):4d} {_summary(np.array(errors))}")
+
+
+def _summary(logs: npt.NDArray[np.float64]) -> str:
+    off = np.abs(np.exp(logs) - 1)
+    return f"{100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}%"
 
 
 def _fits(done: list[tuple[Case, dict[str, float]]]) -> None:
-    check: Callable[[Case, dict[str, float]], bool] = lambda case, f: (
-        f["nvidia_smi"] <= room_mib(case)
-    )
-    ran = [(c, check(c, f), f) for c, f in done if c.outcome in ("ok", "fits")]
-    out = [(c, check(c, f), f) for c, f in done if c.outcome == "oom"]
-    said_no = [(c, f) for c, ok, f in ran if not ok]
-    seen = sum(not ok for _, ok, _ in out)
-    print(f"\nset-ups that ran: {len(ran)}, said not to fit: {len(said_no)}")
-    for case, f in said_no:
+    ran = [(case, f) for case, f in done if case.outcome in ("ok", "fits")]
+    out = [(case, f) for case, f in done if case.outcome == "oom"]
+    refused = [(case, f) for case, f in ran if f["nvidia_smi"] > room_mib(case)]
+    missed = [(case, f) for case, f in out if f["nvidia_smi"] <= room_mib(case)]
+    print(f"\nset-ups that ran: {len(ran)}, said not to fit: {len(refused)}")
+    _list(refused)
+    print(f"published OOMs: {len(out)}, foreseen: {len(out) - len(missed)}; missed:")
+    _list(missed)
+
+
+def _list(cases: list[tuple[Case, dict[str, float]]]) -> None:
+    for case, figures in cases:
         print(
-            f"    {case.source} {case.model} {case.gpu} {case.setup.parallel} b{case.batch:g} {f['nvidia_smi'] / 1024:.1f} GiB"
+            f"    {case.source} {case.model} {case.gpu} {case.setup.parallel} b{case.batch:g} "
+            f"s{case.setup.seq} {figures['nvidia_smi'] / 1024:.1f} GiB"
         )
-    print(f"published OOMs: {len(out)}, foreseen: {seen}")
-    for case, ok, f in out:
-        if ok:
-            print(
-                f"    {case.source} {case.model} {case.gpu} {case.setup.parallel} b{case.batch:g} s{case.setup.seq} {f['nvidia_smi'] / 1024:.1f} GiB"
-            )
 
 
 if __name__ == "__main__":

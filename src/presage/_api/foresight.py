@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.load import find_model, trace_options
+from presage.foresee.graph.load import find_model, on_one_rank, trace_options
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.model.errors import PresageError, UserError
@@ -138,7 +138,8 @@ def _named(model: Any, inputs: str | Sequence[InputSpec] | None) -> NamedModel:
     def build(setup: Setup) -> OpGraph:
         from presage.foresee.graph.torch_trace import trace
 
-        return trace(model, specs, name=type(model).__name__, **trace_options(setup))
+        name = type(model).__name__
+        return on_one_rank(lambda: trace(model, specs, name=name, **trace_options(setup)), setup)
 
     return NamedModel(type(model).__name__, build)
 

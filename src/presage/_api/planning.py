@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import find_model
 from presage.foresee.graph.named import NamedModel
-from presage.model.setup import LoraAdapter
 from presage.foresee.wishes import PlanWish, plan_wish
 from presage.manifest.quantities import duration_s
 from presage.model.errors import UserError
+from presage.model.setup import LoraAdapter
 
 if TYPE_CHECKING:
     from presage.foresee.planned import TrainingPlan

@@ -25,7 +25,7 @@ from presage.model.errors import UserError
 if TYPE_CHECKING:
     import polars as pl
 
-    from presage.foresee.answer import Prediction
+    from presage.foresee.answer import OnGpu, Prediction
 
 __all__ = ["fit", "predict"]
 
@@ -146,11 +146,9 @@ def predict(
 
 def _show(prediction: Prediction) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    options = prediction.options
-    kind = "inference" if options["inference"] else f"training with {options['optimizer']}"
     console.print(
-        f"{prediction.name}, batch {prediction.batch:,}, {kind}, {options['precision']}: "
-        f"{short(prediction.macs)} MACs, {short(prediction.params)} parameters"
+        f"{_asked(prediction)}: {short(prediction.macs)} MACs, "
+        f"{short(prediction.params)} parameters"
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", "max batch"):
@@ -169,11 +167,46 @@ def _show(prediction: Prediction) -> None:
     console.print(grid)
     for name, on in prediction.gpus.items():
         console.print(f"{name}: {on.reason}")
+        console.print(f"  {_speed(on)}")
     parts = next(iter(prediction.gpus.values())).breakdown
     listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if abs(size) >= 0.5)
     console.print(f"memory in MiB: {listed}")
+    for name, on in prediction.gpus.items():
+        say(f"  {name}: {on.domain.distance:.0%} from what was measured: {on.domain.words}")
+    if prediction.assumptions:
+        say(f"  assumed: {'; '.join(prediction.assumptions)}")
     for line in prediction.evidence:
         say(f"  {line}")
+
+
+def _asked(prediction: Prediction) -> str:
+    """What was asked, in one line."""
+    said = prediction.options
+    batch = f"batch {prediction.batch:,}"
+    if said.get("accumulate", 1) > 1:
+        batch += f" × {said['accumulate']}"
+    parts = [prediction.name, batch]
+    if said.get("seq"):
+        parts.append(f"{said['seq']:,} tokens")
+    parts.append("inference" if said["inference"] else f"training with {said['optimizer']}")
+    parts.append(str(said["precision"]))
+    if said.get("gpus", 1) > 1:
+        parts.append(f"{said['gpus']} GPUs ({said.get('parallel', 'ddp')})")
+    return ", ".join(parts)
+
+
+def _speed(on: OnGpu) -> str:
+    """Throughput and money."""
+    rate, unit = (on.tokens_per_s, "tokens") if on.tokens_per_s else (on.samples_per_s, "samples")
+    parts = []
+    if rate is not None:
+        parts.append(f"{rate.p50:,.5g} {unit}/s ({rate.p10:,.4g}–{rate.p90:,.4g})")
+    if on.cost is not None:
+        parts.append(f"${on.cost.usd_per_hour:,.2f} an hour")
+        parts.append(f"${on.cost.usd_per_million:,.3g} a million {on.cost.unit}")
+    else:
+        parts.append("no price is known for it")
+    return "; ".join(parts)
 
 
 def _pair(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from presage.foresee.goals import TrainingGoal
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import Checkpointing, Parallelism, Setup, Sharding
 from presage.model.errors import ConfigError
+from presage.model.setup import Checkpointing, Parallelism, Setup, Sharding
 
 __all__ = ["Candidate", "candidates", "gpu_counts"]
 

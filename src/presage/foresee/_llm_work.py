@@ -160,9 +160,7 @@ def _products_of(shape: DecoderShape, setup: Setup, tokens: float) -> dict[str, 
     }
 
 
-def _attention(
-    shape: DecoderShape, setup: Setup, tokens: float, seq: int
-) -> dict[str, float]:
+def _attention(shape: DecoderShape, setup: Setup, tokens: float, seq: int) -> dict[str, float]:
     cut, again = setup.parallel, _again(setup)
     eager = setup.attention == "eager"
     per_rank = shape.heads / cut.tensor * shape.layers / cut.pipeline
@@ -258,7 +256,11 @@ def _trained(shape: DecoderShape, setup: Setup) -> float:
 
 def _load(shape: DecoderShape, setup: Setup, tokens: float, trained: float) -> RankLoad:
     cut = setup.parallel
-    kv = shape.kv_rank + shape.rope_width if shape.kv_rank else 2 * shape.kv_heads * shape.head_width
+    kv = (
+        shape.kv_rank + shape.rope_width
+        if shape.kv_rank
+        else 2 * shape.kv_heads * shape.head_width
+    )
     return RankLoad(
         parameters=shape.params / (cut.tensor * cut.pipeline),
         trained=trained,
@@ -274,7 +276,9 @@ def _load(shape: DecoderShape, setup: Setup, tokens: float, trained: float) -> R
 def _optimizer_bytes(setup: Setup, trained: float, shared: float) -> float:
     kept = optimizer_memory(setup.optimizer)
     state = kept.values * (4 if setup.precision not in ("bf16", "fp16") else 2)
-    one = 2 * (state + kept.fixed_bytes + 4) + 4  # state and weight read and written, gradient read
+    one = (
+        2 * (state + kept.fixed_bytes + 4) + 4
+    )  # state and weight read and written, gradient read
     return trained / shared * one * max(1.0, sqrt(kept.passes))
 
 
@@ -283,5 +287,3 @@ def _offloaded(setup: Setup, kept: float, trained: float, shared: float) -> floa
         return 0.0
     update = trained / shared * 16
     return update + (2 * 2 * kept / shared * setup.accumulate if setup.offload == "params" else 0)
-
-

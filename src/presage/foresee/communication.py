@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.edge import read_yaml
 from presage.foresee.gpus import Gpu
-from presage.model.setup import Setup
 from presage.learn.bundle import load_bundle
 from presage.model.errors import ConfigError
+from presage.model.setup import Setup
 
 __all__ = [
     "KINDS",
@@ -209,9 +209,7 @@ def fabric(gpu: Gpu, interconnect: str | None = None, machine: int | None = None
     if near == "bridge" and size > 2:  # a ring over several pairs crosses PCIe
         near = f"pcie{_pcie(gpu)}"
     inside = _file().links[near]
-    return Fabric(
-        Link(near, inside.gbs, inside.latency_us), _far(far, cards, min(size, 8)), size
-    )
+    return Fabric(Link(near, inside.gbs, inside.latency_us), _far(far, cards, min(size, 8)), size)
 
 
 def _far(name: str, cards: int | None, gpus: int) -> Link:
@@ -400,9 +398,7 @@ def data_parallel(
         parameters if trained is None else trained,
         gradient_bytes=2 if half else 4,
     )
-    return communication(
-        load, setup, fabric(gpu, setup.interconnect), forward_ms, backward_ms
-    )
+    return communication(load, setup, fabric(gpu, setup.interconnect), forward_ms, backward_ms)
 
 
 @cache

@@ -22,9 +22,9 @@ from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.planned import PlanOption, TrainingPlan, money_text
 from presage.foresee.prices import price_of, price_source
-from presage.model.setup import Parallelism, Setup
 from presage.learn import Floats
 from presage.model.errors import UserError
+from presage.model.setup import Parallelism, Setup
 from presage.page import duration_text
 
 __all__ = ["Ask", "chance_to_fit", "pareto", "plan_training"]

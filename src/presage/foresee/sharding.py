@@ -15,7 +15,7 @@ import numpy as np
 from presage.foresee.graph.opgraph import ROLES, Floats, OpGraph, Tensors
 from presage.model.setup import Setup
 
-__all__ = ["ShardUnit", "guess_units", "shard"]
+__all__ = ["ShardUnit", "communicator_bytes", "guess_units", "shard"]
 
 DDP_BUCKET_BYTES = 25 << 20
 """`bucket_cap_mb` of DistributedDataParallel; buckets hold a second copy of all gradients unless
@@ -24,6 +24,9 @@ ZERO_BUCKET_ELEMENTS = 5e8
 """`reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed's configuration."""
 ZERO3_LIVE_ELEMENTS = 1e9
 """`stage3_max_live_parameters` of DeepSpeed's configuration."""
+COMMUNICATOR_BYTES = 300 << 20
+"""Of one NCCL communicator: some 24 channels with buffers of 4 MiB and less for three protocols,
+to send and to receive. Outside PyTorch's allocator."""
 _GUESSED_UNITS = 16
 
 
@@ -37,6 +40,16 @@ class ShardUnit:
     backward_end: int
     weight_bytes: float
     gradient_bytes: float
+
+
+def communicator_bytes(setup: Setup) -> float:
+    """What NCCL holds: a communicator for everyone, and one for each way to divide."""
+    p = setup.parallel
+    if setup.gpus < 2:
+        return 0.0
+    ways = [setup.data_parallel, p.tensor, p.pipeline, p.context, p.expert]
+    divided = sum(way > 1 for way in ways)
+    return COMMUNICATOR_BYTES * (divided + (divided > 1))
 
 
 def shard(graph: OpGraph, setup: Setup, units: Sequence[ShardUnit] | None = None) -> OpGraph:

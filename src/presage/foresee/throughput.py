@@ -22,10 +22,10 @@ from presage.foresee._llm_work import StepWork, way, work
 from presage.foresee.communication import KINDS, Exposure, exposed, shipped
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.bundle import under
 from presage.model.errors import BundleError
+from presage.model.setup import Setup
 
 __all__ = [
     "EFFECTS",
@@ -218,7 +218,9 @@ class Throughput:
 
         value: dict[str, Numbers] = {key: np.exp(x) for key, x in self.values.items()}
         value |= {share: min(value[share], _MOST_HIDDEN) for share in _SHARES}
-        value["bits"] = value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
+        value["bits"] = (
+            value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
+        )
         value["products"] = value["products"] * np.exp(effect("architecture"))
         value["attention"] = value["attention"] * np.exp(effect("attention of architecture"))
         whole = np.exp(effect("gpu") + effect("way") + effect("stack"))

@@ -8,22 +8,20 @@ around zero, so that a group with few rows stays near the others. Only fitting r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from presage.foresee.communication import KINDS
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import LoraAdapter, Parallelism, Setup
-from presage.foresee.throughput import EFFECTS, PRIORS, StepWork, step_seconds, work
+from presage.foresee.throughput import EFFECTS, PRIORS, StepWork, step_seconds
 from presage.learn import Floats
-from presage.model.errors import PresageError, UserError
+from presage.model.errors import PresageError
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
 __all__ = ["Measured", "published_rows"]
 
@@ -32,24 +30,91 @@ _HYBRIDS: dict[str, dict[str, Any]] = {
     # Attention and state-space layers in turn; written as layers of attention over a short window,
     # which cost about the same. Sizes from the makers' reports, the last three from the operations
     # a token that the makers print.
-    "nemotron-3-nano": dict(layers=23, width=2688, heads=48, kv_heads=4, head_width=128,
-        inner=3712, vocabulary=131072, gated=False, experts=128, experts_per_token=6,
-        expert_inner=1856, shared_inner=3712, window=256, windowed_layers=17),
-    "nemotron-3-super": dict(layers=44, width=4096, heads=64, kv_heads=4, head_width=128,
-        inner=8192, vocabulary=131072, gated=False, experts=512, experts_per_token=22,
-        expert_inner=700, shared_inner=5376, window=256, windowed_layers=36),
-    "nemotron-3-ultra": dict(layers=54, width=8192, heads=128, kv_heads=4, head_width=128,
-        inner=16384, vocabulary=131072, gated=False, experts=512, experts_per_token=22,
-        expert_inner=1280, shared_inner=10240, window=256, windowed_layers=42),
-    "nemotron-3-5-lightning": dict(layers=26, width=3072, heads=48, kv_heads=4, head_width=128,
-        inner=3712, vocabulary=131072, gated=False, experts=128, experts_per_token=6,
-        expert_inner=2304, shared_inner=4608, window=256, windowed_layers=20),
-    "deepseekv4-flash": dict(layers=43, width=4096, heads=64, kv_heads=1, head_width=512,
-        inner=8192, vocabulary=129280, experts=256, experts_per_token=6, expert_inner=2048,
-        shared_inner=2048, window=512, windowed_layers=43),
+    "nemotron-3-nano": dict(
+        layers=23,
+        width=2688,
+        heads=48,
+        kv_heads=4,
+        head_width=128,
+        inner=3712,
+        vocabulary=131072,
+        gated=False,
+        experts=128,
+        experts_per_token=6,
+        expert_inner=1856,
+        shared_inner=3712,
+        window=256,
+        windowed_layers=17,
+    ),
+    "nemotron-3-super": dict(
+        layers=44,
+        width=4096,
+        heads=64,
+        kv_heads=4,
+        head_width=128,
+        inner=8192,
+        vocabulary=131072,
+        gated=False,
+        experts=512,
+        experts_per_token=22,
+        expert_inner=700,
+        shared_inner=5376,
+        window=256,
+        windowed_layers=36,
+    ),
+    "nemotron-3-ultra": dict(
+        layers=54,
+        width=8192,
+        heads=128,
+        kv_heads=4,
+        head_width=128,
+        inner=16384,
+        vocabulary=131072,
+        gated=False,
+        experts=512,
+        experts_per_token=22,
+        expert_inner=1280,
+        shared_inner=10240,
+        window=256,
+        windowed_layers=42,
+    ),
+    "nemotron-3-5-lightning": dict(
+        layers=26,
+        width=3072,
+        heads=48,
+        kv_heads=4,
+        head_width=128,
+        inner=3712,
+        vocabulary=131072,
+        gated=False,
+        experts=128,
+        experts_per_token=6,
+        expert_inner=2304,
+        shared_inner=4608,
+        window=256,
+        windowed_layers=20,
+    ),
+    "deepseekv4-flash": dict(
+        layers=43,
+        width=4096,
+        heads=64,
+        kv_heads=1,
+        head_width=512,
+        inner=8192,
+        vocabulary=129280,
+        experts=256,
+        experts_per_token=6,
+        expert_inner=2048,
+        shared_inner=2048,
+        window=512,
+        windowed_layers=43,
+    ),
 }
-_ALIASES = {"deepseekv3-(w/o-mtp)": "deepseek-v3", "deepseekv3-(w/-mtp)": "deepseek-v3",
-            "deepseekv3-(dropless)": "deepseek-v3"}
+_ALIASES = {
+    "deepseekv3-(w/o-mtp)": "deepseek-v3",
+    "deepseekv3-(w/-mtp)": "deepseek-v3",
+    "deepseekv3-(dropless)": "deepseek-v3",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +194,9 @@ def _setup(row: Mapping[str, Any]) -> Setup:
         compile=row["compile"] == "y",
         offload="params"
         if row["offload"] == "optimizer+params"
-        else "optimizer" if row["offload"] == "optimizer" else "none",
+        else "optimizer"
+        if row["offload"] == "optimizer"
+        else "none",
         interconnect=omni or ("pcie" if said == "pcie" else None),
     )
 
@@ -170,8 +237,18 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
     width = round((params / 12 / 0.0068) ** (1 / 3) / 128) * 128 or 128
     layers = max(1, round((params - vocabulary * width) / (12 * width**2)))
     heads = max(1, width // 128)
-    return DecoderShape(name, layers, width, heads, heads, width // heads, 4 * width, vocabulary,
-                        gated=False, tied=True)
+    return DecoderShape(
+        name,
+        layers,
+        width,
+        heads,
+        heads,
+        width // heads,
+        4 * width,
+        vocabulary,
+        gated=False,
+        tied=True,
+    )
 
 
 # -- the fit ------------------------------------------------------------------------------------
@@ -205,12 +282,25 @@ SHARES = ("gather", "tensor", "pipeline", "context", "experts")
 class ThroughputModel:
     """Efficiencies and effects of groups."""
 
-    def __init__(self, effects: Mapping[str, float] = EFFECTS, priors: Mapping[str, tuple[float, float]] = PRIORS, noise: float = 0.1, robust: float = 1.5, balance: float = 0.5) -> None:
+    def __init__(
+        self,
+        effects: Mapping[str, float] = EFFECTS,
+        priors: Mapping[str, tuple[float, float]] = PRIORS,
+        noise: float = 0.1,
+        robust: float = 1.5,
+        balance: float = 0.5,
+    ) -> None:
         self.spread = dict(effects)
         self.priors = dict(priors)
         self.noise, self.robust, self.balance = noise, robust, balance
 
-    def fit(self, table: Mapping[str, Any], groups: Sequence[Mapping[str, str]], seconds: Floats, weights: Floats) -> "ThroughputModel":
+    def fit(
+        self,
+        table: Mapping[str, Any],
+        groups: Sequence[Mapping[str, str]],
+        seconds: Floats,
+        weights: Floats,
+    ) -> ThroughputModel:
         self.names = [*self.priors]
         self.members = {e: sorted({g[e] for g in groups}) for e in self.spread}
         place = {}
@@ -218,7 +308,9 @@ class ThroughputModel:
         scale = [s for _, s in self.priors.values()]
         for e, found in self.members.items():
             for m in found:
-                place[e, m] = len(start); start.append(0.0); scale.append(self.spread[e])
+                place[e, m] = len(start)
+                start.append(0.0)
+                scale.append(self.spread[e])
         self.place = place
         mean, sd = np.array(start), np.array(scale)
         index = {e: np.array([place[e, g[e]] for g in groups]) for e in self.spread}
@@ -231,15 +323,21 @@ class ThroughputModel:
         x = mean.copy()
         damp = 1e-2
         r = residuals(x)
+
         def cost(r, x):
-            a = np.abs(r); k = self.robust
-            return np.sum(np.where(a < k, r**2, 2*k*a - k*k)) + np.sum(((x-mean)/sd)**2)
+            a = np.abs(r)
+            k = self.robust
+            return np.sum(np.where(a < k, r**2, 2 * k * a - k * k)) + np.sum(
+                ((x - mean) / sd) ** 2
+            )
+
         best = cost(r, x)
         for _ in range(40):
             J = np.empty((len(y), len(x)))
             for i in range(len(x)):
                 h = 1e-4
-                step = x.copy(); step[i] += h
+                step = x.copy()
+                step[i] += h
                 J[:, i] = (residuals(step) - r) / h
             irls = np.minimum(1.0, self.robust / np.maximum(np.abs(r), 1e-9))
             A = (J * irls[:, None]).T @ J + np.diag(1 / sd**2)
@@ -247,23 +345,31 @@ class ThroughputModel:
             for _ in range(8):
                 d = np.linalg.solve(A + damp * np.diag(np.diag(A)), -g)
                 trial = x + np.clip(d, -0.5, 0.5)
-                rt = residuals(trial); c = cost(rt, trial)
-                if c < best: break
+                rt = residuals(trial)
+                c = cost(rt, trial)
+                if c < best:
+                    break
                 damp *= 4
             else:
                 break
             done = best - c < 1e-3
             x, r, best, damp = trial, rt, c, max(damp / 6, 1e-6)
-            if done: break
+            if done:
+                break
         self.x = x
         return self
 
     def _log(self, table, x, index):
         v = {n: np.exp(x[i]) for i, n in enumerate(self.names)}
-        for s in SHARES: v[s] = np.minimum(v[s], 0.95)
+        for s in SHARES:
+            v[s] = np.minimum(v[s], 0.95)
         get = lambda e: x[index[e]] if e in index else 0.0
         arch = np.exp(get("architecture"))
-        bits = np.where(table["eight"] > 0, np.where(table["four"] > 0, v["products nvfp4"], v["products fp8"]), 1.0)
+        bits = np.where(
+            table["eight"] > 0,
+            np.where(table["four"] > 0, v["products nvfp4"], v["products fp8"]),
+            1.0,
+        )
         v["products half"] = v["products"] * arch
         v["products"] = v["products"] * arch * bits
         v["attention"] = v["attention"] * np.exp(get("attention architecture"))
@@ -272,5 +378,8 @@ class ThroughputModel:
 
     def predict(self, table, groups):
         x = np.append(self.x, 0.0)
-        index = {e: np.array([self.place.get((e, g[e]), len(self.x)) for g in groups]) for e in self.spread}
+        index = {
+            e: np.array([self.place.get((e, g[e]), len(self.x)) for g in groups])
+            for e in self.spread
+        }
         return np.exp(self._log(table, x, index))

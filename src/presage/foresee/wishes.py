@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from presage.foresee.goals import TrainingGoal, amount_of, usual_global_batch
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.named import NamedModel
-from presage.model.setup import Setup
 from presage.model.errors import UserError
+from presage.model.setup import Setup
 
 if TYPE_CHECKING:
     from presage.foresee.answer import Prediction

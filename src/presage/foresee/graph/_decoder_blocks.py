@@ -291,7 +291,7 @@ class Blocks:
         pairs = self.tokens * heads * self.seq
         if self.setup.attention == "eager" or (self.setup.attention == "sdpa" and s.softcap):
             if self.setup.checkpoint == "selective":
-                return t.region(lambda qkv: self._scores(*qkv, pairs, out), (q, k, v))
+                return t.region(lambda x: self._scores(x[0], x[1], x[2], pairs, out), (q, k, v))
             return self._scores(q, k, v, pairs, out)
         seen = reach - reach * reach / (2 * self.seq) if window else self.seq / 2
         return t.apply(
@@ -458,17 +458,29 @@ class Blocks:
             logits = t.apply(
                 "tanh", "activation", [logits], logits.count, w.compute, save_out=True
             )
-        if self.fused and not self.setup.compile:  # Megatron's loss works in place, in fp32
-            wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
-            return t.apply(
-                "cross_entropy", "loss", [wide], self.tokens, 4.0, saves=[wide], in_place=True
-            )
+        if self.fused and not self.setup.compile:
+            return self._parallel_loss(logits)
         wide = logits
         if w.compute < 4:
             wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
         soft = t.apply("log_softmax", "softmax", [wide], logits.count, 4.0, save_out=True)
         # the caller holds the logits while it runs backward
         return t.apply("nll_loss", "loss", [soft], self.tokens, 4.0, saves=[logits])
+
+    def _parallel_loss(self, logits: Value) -> Value:
+        """Megatron's: exponentials of fp32 logits, turned into the gradient in place."""
+        t = self.tape
+        wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
+        exponents = t.apply("exp", "softmax", [wide], logits.count, 4.0, shares=True)
+        return t.apply(
+            "cross_entropy",
+            "loss",
+            [exponents],
+            self.tokens,
+            4.0,
+            saves=[exponents],
+            in_place=True,
+        )
 
     def _logits(self, h: Value, words: float) -> Value:
         at = len(self.tape.parameters)

@@ -9,7 +9,7 @@ by `presage.foresee.sharding` at the end. Nothing here knows a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -325,10 +325,10 @@ class _Assembly:
                     all_ += p.count * times
                     width = self.stored if p.width == plain else p.width
                     store.lasting(p.count * width, times, "weight")
-                if p.trainable and not self.setup.inference and not p.merge:
-                    if kept.resident:
-                        wide = max(kept.gradient, p.width)
-                        store.lasting(p.count * wide, times, "gradient")
+                learns = p.trainable and not self.setup.inference and not p.merge
+                if learns and kept.resident:
+                    wide = max(kept.gradient, p.width)
+                    store.lasting(p.count * wide, times, "gradient")
         rotary = 2 * self.seq * self.shape.query_size * 4.0
         store.lasting(rotary if self.shape.rotary else 0.0, 1, "buffer")
         return all_, trained
@@ -364,11 +364,11 @@ class _Assembly:
         stages = setup.parallel.pipeline
         if stages == 1 or setup.inference:
             return
-        deep = stages - self.stage
+        deep = float(stages - self.stage)
         chunks = setup.parallel.interleave
         if chunks > 1:  # interleaved schedule: Narayanan et al. 2021, section 2.2
-            deep = stages - self.stage + (stages - 1) * (chunks - 1) / chunks + 0.0
-        deep = min(float(deep), float(max(setup.accumulate, 1)))
+            deep = stages - self.stage + (stages - 1) * (chunks - 1) / chunks
+        deep = min(deep, float(setup.accumulate))
         saved = store.alive_between(forward)
         if deep > 1 and saved > 0:
             store.add_one(-1, store.end, saved * (deep - 1), 1, "saved")
@@ -409,7 +409,7 @@ class _Assembly:
                         grads,
                     )
                 )
-        units.append(ShardUnit(0, forward, forward, len_all(self.templates), *whole))
+        units.append(ShardUnit(0, forward, forward, _operators(self.templates), *whole))
         return units
 
     def _edges(self, places: list[tuple[Ints, Ints]]) -> Ints:
@@ -449,7 +449,7 @@ class _Assembly:
         return tuple(notes)
 
 
-def len_all(templates: Sequence[_Template]) -> int:
+def _operators(templates: Sequence[_Template]) -> int:
     """Operators forward and backward."""
     return sum((t.forward + t.backward) * t.times for t in templates)
 
@@ -523,8 +523,3 @@ def _poly(column: npt.NDArray[Any]) -> Floats:
 def _shape(written: float, last: float, tokens: int) -> tuple[int, ...]:
     inner = round(last) if last else max(1, round(written / tokens))
     return (-max(1, round(written / inner)), inner) if written else (inner,)
-
-
-def without_offload(setup: Setup) -> Setup:
-    """The same with everything on the GPU."""
-    return replace(setup, offload="none")

@@ -287,7 +287,7 @@ class _Reader:
             ),
         }
 
-    def window(self, layers: int, *, every: int = 1, default_on: bool = True) -> dict[str, int]:
+    def window(self, layers: int, *, every: int = 1, default_on: bool = True) -> dict[str, Any]:
         """Windowed layers: all, or all but one in `every`."""
         size = self.whole("sliding_window")
         if not size or not self.flag("use_sliding_window", default_on):

@@ -26,13 +26,15 @@ from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
-from presage.model.errors import GraphError, MissingExtra
+from presage.foresee.sharding import shard
+from presage.model.errors import ConfigError, GraphError, MissingExtra
 from presage.model.setup import LoraAdapter, Parallelism, Setup
 
 __all__ = [
     "find_data_model",
     "find_model",
     "load_graph",
+    "on_one_rank",
     "read_data",
     "trace_factory",
     "trace_options",
@@ -53,9 +55,31 @@ def find_model(
         return _decoder(*config)
 
     def build(setup: Setup) -> OpGraph:
-        return load_graph(target, inputs=inputs, timeout_s=timeout_s, **trace_options(setup))
+        return on_one_rank(
+            lambda: load_graph(target, inputs=inputs, timeout_s=timeout_s, **trace_options(setup)),
+            setup,
+        )
 
     return NamedModel(target, build)
+
+
+def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
+    """The graph of one of the GPUs that divide a traced model among them; what only a language
+    model that is known by its configuration can be asked is refused before it is traced."""
+    cut = setup.parallel
+    asked = {
+        "--lora": setup.lora is not None,
+        "--quant": setup.quant != "none",
+        "--loss chunked": setup.loss != "full",
+        "--kv-len": setup.kv_len is not None,
+        "tp, pp, cp and ep": max(cut.tensor, cut.pipeline, cut.context, cut.expert) > 1,
+    }
+    for name in (name for name, wanted in asked.items() if wanted):
+        raise ConfigError(
+            f"{name} is for decoder language models: name one as hf:meta-llama/Llama-3.1-8B, or "
+            "give its config.json"
+        )
+    return shard(trace(), setup)
 
 
 def trace_options(setup: Setup) -> dict[str, Any]:
