@@ -16,13 +16,14 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-from presage.foresee.gpus import catalogue, find
+from presage.foresee.answer import OnGpu
+from presage.foresee.gpus import Gpu, catalogue, find
 from presage.foresee.graph import zoo
 from presage.foresee.graph.load import find_model
 from presage.foresee.graph.named import NamedModel
-from presage.model.setup import Setup
 from presage.foresee.wishes import PlanWish, plan_wish, usual_precision, usual_seq
 from presage.model.errors import GraphError, PresageError
+from presage.model.setup import Setup
 
 __all__ = ["answer", "check_name", "main"]
 
@@ -95,41 +96,34 @@ def _look(question: Mapping[str, Any]) -> dict[str, Any]:
     setup = Setup.make(**{"precision": usual_precision(named), **options})
     gpus = [find(name) for name in question["gpus"]]
     batch = int(question["batch"])
-    said = predict.predict_model(named, batch, gpus, setup)
-    tokens = setup.seq if named.decoder is not None else None
+    largest = bool(question.get("largest"))
+    said = predict.predict_model(named, batch, gpus, setup, largest=largest)
     return {
         "name": said.name,
         "params": said.params,
         "seq": setup.seq,
         "precision": setup.precision,
-        "assumptions": list(dict.fromkeys([*setup.assumptions(), *said.assumptions])),
+        "assumptions": list(said.assumptions),
         "evidence": list(said.evidence),
-        "gpus": [_on(said, gpu, batch, setup, tokens) for gpu in gpus],
+        "gpus": [_on(said.gpus[gpu.name], gpu) for gpu in gpus],
     }
 
 
-def _on(said: Any, gpu: Any, batch: int, setup: Setup, tokens: int | None) -> dict[str, Any]:
-    from presage.foresee.plan import chance_to_fit
-    from presage.foresee.prices import cost_of
-
-    on = said.gpus[gpu.name]
-    unit = "samples" if tokens is None else "tokens"
-    each = batch * setup.accumulate * setup.data_parallel * (tokens or 1)
-    per_s = each / max(on.step_ms.p50, 1e-6) * 1000
-    cost = on.cost or cost_of(gpu, setup.gpus, per_s, unit)
+def _on(on: OnGpu, gpu: Gpu) -> dict[str, Any]:
+    per_s = on.tokens_per_s or on.samples_per_s
     return {
         "name": gpu.name,
         "room_mib": gpu.usable_mib,
         "memory_mib": asdict(on.memory_mib),
         "breakdown": {part: float(size) for part, size in on.breakdown.items()},
-        "chance_fits": chance_to_fit(on, gpu),
+        "chance_fits": on.chance_fits,
         "reason": on.reason,
         "step_ms": asdict(on.step_ms),
-        "per_s": per_s,
-        "unit": unit,
+        "per_s": None if per_s is None else asdict(per_s),
+        "unit": "samples" if on.tokens_per_s is None else "tokens",
         "gpu_util_pct": asdict(on.gpu_util_pct),
-        "max_batch": int(on.max_batch),
-        "cost": None if cost is None else asdict(cost),
+        "max_batch": on.max_batch,
+        "cost": None if on.cost is None else asdict(on.cost),
         "domain": asdict(on.domain),
     }
 

@@ -87,13 +87,15 @@ class _ForeseePage:
         self._answer.classes(add="busy")
         try:
             question = read_question(given)
-            said = await self._desks.look.ask("look", question.look())
-        except UserError as wrong:
-            self._problem.say(str(wrong))
-        else:
+            said = await self._desks.look.ask("look", question.look(largest=False))
             self._problem.say("")
             self._show(question, said)
             self._answer.classes(remove="busy")
+            if self._wanted is None:  # what takes longer, once nobody moves anything
+                said = await self._desks.look.ask("look", question.look(largest=True))
+                self._show_verdicts(said)
+        except UserError as wrong:
+            self._problem.say(str(wrong))
 
     def _show(self, question: ForeseeQuestion, said: dict[str, Any]) -> None:
         self._answer.clear()
@@ -105,8 +107,7 @@ class _ForeseePage:
                 Tag("h2", "Time and money")
                 heads, rows = look_rows(said, question.gpus)
                 _table(heads, rows)
-                for gpu in said["gpus"]:
-                    Tag("p", f"{gpu['name']}: {verdict_words(gpu)}", "soft")
+                self._verdicts = ui.element("div")
             with ui.element("section").classes("card"):
                 Tag("h2", "What this rests on")
                 _bullets([*said["assumptions"], *said["evidence"]])
@@ -115,6 +116,11 @@ class _ForeseePage:
                 kind = said["gpus"][0]["name"]
                 text = manifest_text(question, kind, said["precision"])
                 CopyBox(text, "Copy the manifest")
+
+    def _show_verdicts(self, said: dict[str, Any]) -> None:
+        with self._verdicts:
+            for gpu in said["gpus"]:
+                Tag("p", f"{gpu['name']}: {verdict_words(gpu)}", "soft")
 
     async def _plan(self, given: dict[str, Any]) -> None:
         self._form.plans(True)

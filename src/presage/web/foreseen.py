@@ -67,7 +67,7 @@ def look_rows(said: dict[str, Any], count: int) -> tuple[list[str], list[list[st
             [
                 f"{count} × {gpu['name']}",
                 _step_text(step),
-                amount(gpu["per_s"]),
+                "–" if gpu["per_s"] is None else amount(gpu["per_s"]["p50"]),
                 f"{gpu['gpu_util_pct']['p50']:.0f} %",
                 *money,
             ]

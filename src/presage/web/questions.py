@@ -93,13 +93,14 @@ class ForeseeQuestion(BaseModel):
         split = [f"{name}={size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
         return ",".join([self.sharding] * (self.sharding != "none") + split)
 
-    def look(self) -> dict[str, Any]:
-        """For the desk: one set-up."""
+    def look(self, *, largest: bool) -> dict[str, Any]:
+        """For the desk: one set-up, and whether to say what batch would fit at most."""
         return {
             "model": check_name(self.model),
             "gpus": self.devices(),
             "batch": self.batch,
             "options": self.options(),
+            "largest": largest,
         }
 
     def wish(self) -> dict[str, Any]:
