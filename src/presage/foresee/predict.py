@@ -33,8 +33,16 @@ _P90 = 1.2815515655446004
 """Standard deviations between the median and the 90 % quantile of a normal distribution."""
 
 
-def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
-    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs."""
+def predict_model(
+    model: NamedModel,
+    batch: int,
+    gpus: Sequence[Gpu],
+    setup: Setup,
+    *,
+    largest: bool = True,
+) -> Prediction:
+    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs. To look
+    for the largest batch that fits takes most of the time: without it, `max_batch` is 0."""
     assumed = []
     if model.decoder is not None and setup.seq is None:
         setup = replace(setup, seq=decoder_length(model.decoder, setup))
@@ -42,7 +50,7 @@ def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Set
     for gpu in gpus:
         _check_gpu(gpu, setup)
     graph = model.graph(setup)
-    answer = predict_graph(graph, batch, gpus, setup, model.decoder)
+    answer = predict_graph(graph, batch, gpus, setup, model.decoder, largest=largest)
     return replace(answer, assumptions=[*assumed, *setup.assumptions()])
 
 
@@ -58,6 +66,8 @@ def predict_graph(
     gpus: Sequence[Gpu],
     setup: Setup | None = None,
     decoder: DecoderShape | None = None,
+    *,
+    largest: bool = True,
 ) -> Prediction:
     """Foresee a graph at a batch on some kinds of GPUs; a decoder's shape tells more of it."""
     if setup is None:
@@ -70,7 +80,7 @@ def predict_graph(
     answers = {}
     for gpu in gpus:
         time = step_time(graph, operators, batch, gpu, setup, decoder)
-        answers[gpu.name] = _on(physics, gpu, setup, time)
+        answers[gpu.name] = _on(physics, gpu, setup, time, largest)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
@@ -95,13 +105,15 @@ def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
     return {**graph.options, **kept}
 
 
-def _on(physics: MemoryPhysics, gpu: Gpu, setup: Setup, time: StepForecast) -> OnGpu:
+def _on(
+    physics: MemoryPhysics, gpu: Gpu, setup: Setup, time: StepForecast, largest: bool
+) -> OnGpu:
     graph, batch = physics.graph, int(physics.batch)
     estimator = estimators.memory().graph
     forecast = estimator.forecast(physics, gpu, setup)
     job = Features.of([_workload(graph, batch, gpu)])
     busy = estimators.utilization().predict_interval(job)[0]
-    most = largest_batch(estimator, graph, gpu, setup)
+    most = largest_batch(estimator, graph, gpu, setup) if largest else 0
     samples = batch * setup.accumulate * setup.data_parallel
     tokens = _tokens(graph, setup)
     per_s = 1e3 * samples / time.step_ms[::-1]
