@@ -18,7 +18,7 @@ from presage.foresee.communication import (
     traffic,
 )
 from presage.foresee.gpus import catalogue, find
-from presage.foresee.setup import Parallelism, Setup
+from presage.model.setup import Parallelism, Setup
 from presage.model.errors import ConfigError
 
 A100 = find("a100-80g")

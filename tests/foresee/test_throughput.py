@@ -12,7 +12,7 @@ from presage.foresee._llm_work import work
 from presage.foresee.gpus import find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import LoraAdapter, Parallelism, Setup
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import PRIORS, LlmStep, Throughput, llm_step, throughput
 from presage.foresee.throughput_fitting import Trainings, fit_throughput, published_rows
 from presage.learn.posterior import most_probable

@@ -20,7 +20,7 @@ import polars as pl
 
 from presage.foresee.communication import KINDS, Exposure, RankLoad, exposed, fabric, traffic
 from presage.foresee.gpus import find
-from presage.foresee.setup import Parallelism, Setup
+from presage.model.setup import Parallelism, Setup
 from presage.foresee.throughput_fitting import Trainings, learn, published_rows
 from presage.learn import Floats
 from presage.learn.bundle import prefixed, save_bundle

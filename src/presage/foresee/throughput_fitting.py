@@ -21,7 +21,7 @@ from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import LoraAdapter, Parallelism, Setup
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, groups_of
 from presage.learn import Floats
 from presage.learn.conformal import grouped_folds
