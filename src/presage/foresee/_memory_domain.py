@@ -11,7 +11,7 @@ import numpy as np
 
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["Likeness", "likeness"]
 

@@ -34,11 +34,11 @@ from presage.foresee.floors import Floor, floor_mib
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.memory_table import floor_of
-from presage.foresee.setup import Setup
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
 from presage.learn.evaluate import grouped_folds
 from presage.learn.residual import LogResidual
+from presage.model.setup import Setup
 
 __all__ = [
     "GRAPH_FEATURES",

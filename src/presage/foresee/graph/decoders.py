@@ -6,7 +6,7 @@ Counts of parameters and products follow from it. Nothing here knows a GPU or a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from presage.model.errors import GraphError
@@ -71,6 +71,8 @@ class DecoderShape:
     softcap: bool = False
     """Scores and logits go through a tanh: no fused attention before 2024."""
     sinks: bool = False
+    activation: str = "silu"
+    """silu, gelu, relu, or gelu_new: the tanh form written out in Python."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> DecoderShape:
@@ -82,7 +84,7 @@ class DecoderShape:
                 f"{read.name}: '{kind}' is no decoder language model that Presage knows: "
                 f"one of {', '.join(sorted(DECODER_TYPES))}"
             )
-        shape = DECODER_TYPES[kind](read)
+        shape = replace(DECODER_TYPES[kind](read), activation=_activation(kind, read.config))
         if shape.heads % shape.kv_heads:
             raise GraphError(
                 f"{read.name}: {shape.kv_heads} key-value heads do not divide {shape.heads} heads"
@@ -216,6 +218,21 @@ class DecoderShape:
         return self.kv_values_per_token() * bytes_each
 
 
+def _activation(kind: str, config: Mapping[str, Any]) -> str:
+    said = str(config.get("hidden_act") or config.get("activation_function") or "")
+    usual = {
+        **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "phi"), "gelu_new"),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "gelu"),
+        **dict.fromkeys(("gpt_neox", "bloom", "falcon", "mpt", "starcoder2"), "gelu"),
+        "gpt_bigcode": "gelu",
+        "opt": "relu",
+    }.get(kind, "silu")
+    for word in ("gelu_new", "relu", "silu"):
+        if said == word:
+            return word
+    return "gelu" if said.startswith("gelu") else usual
+
+
 class _Reader:
     """Numbers of a configuration, with one line about what is wrong with it."""
 
@@ -270,7 +287,7 @@ class _Reader:
             ),
         }
 
-    def window(self, layers: int, *, every: int = 1, default_on: bool = True) -> dict[str, int]:
+    def window(self, layers: int, *, every: int = 1, default_on: bool = True) -> dict[str, Any]:
         """Windowed layers: all, or all but one in `every`."""
         size = self.whole("sliding_window")
         if not size or not self.flag("use_sliding_window", default_on):
