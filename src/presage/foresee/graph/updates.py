@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from presage.foresee.optimizers import OptimizerMemory
+from presage.model.optimizers import OptimizerMemory
 from presage.learn import Floats
 
 __all__ = ["update_storages", "update_traffic"]
