@@ -27,7 +27,7 @@ from presage.foresee.roofline import (
     work_of,
 )
 from presage.foresee.roofline_fitting import Observation
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.learn.evaluate import family_of
 from presage.model.errors import GraphError
 
