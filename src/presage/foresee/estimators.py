@@ -18,12 +18,13 @@ from presage.learn.bundle import load_bundle, under
 
 if TYPE_CHECKING:
     from presage.foresee.interference import InterferenceEstimator, MemoryLimit
-    from presage.foresee.utilization import UtilizationEstimator
+    from presage.foresee.utilization import JobUtilization, UtilizationEstimator
 
 __all__ = [
     "Memory",
     "StepTime",
     "interference",
+    "job_utilization",
     "memory",
     "own_models",
     "sharing_limit",
@@ -97,6 +98,17 @@ def utilization() -> UtilizationEstimator:
     from presage.foresee.utilization import UtilizationEstimator
 
     return UtilizationEstimator.from_arrays(_bundle("utilization")[0])
+
+
+@cache
+def job_utilization() -> JobUtilization:
+    """The utilization of real jobs."""
+    from presage.foresee.utilization import JobUtilization
+
+    jobs = under("jobs", _bundle("utilization")[0])
+    return JobUtilization.from_arrays(
+        jobs or under("jobs", load_bundle(_SHIPPED / "utilization.npz")[0])
+    )
 
 
 @cache
