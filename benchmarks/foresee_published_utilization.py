@@ -3,7 +3,9 @@
 Real jobs of three labs: Lambda's (21 GPUs, 1 to 8 of them), Lucid's and MISO's. A model is left
 out in all labs at once, with its kin (any ResNet is one model). Errors are RMSLE of log(1 +
 percent) over rows, over rows of a lab, and as the mean over models, beside what a constant reaches
-that is fitted on the same rows. Then what is shipped, which is fitted on MISO's rows alone. Needs the shared data and scikit-learn.
+that is fitted on the same rows. Then what is shipped, which is fitted on MISO's rows alone. The
+constants that the fits start from were chosen once, after the step times of small models in
+published tables were seen. Needs the shared data and scikit-learn.
 
     python -m benchmarks.foresee_published_utilization [--json]
 """

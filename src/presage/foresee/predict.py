@@ -11,11 +11,11 @@ import numpy as np
 from presage.foresee import estimators
 from presage.foresee.allocator import live_peak
 from presage.foresee.gpus import Gpu
-from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
+from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import largest_batch, memory_features
 from presage.foresee.steptime import LATEST, Operators, step_features
-from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
+from presage.foresee.utilization import Features, profile_of
 from presage.learn import Floats
 from presage.model.errors import GraphError
 from presage.page import figure, html_table
@@ -222,8 +222,7 @@ def _on(
     step: Floats,
     mattered: dict[str, float],
 ) -> OnGpu:
-    job = Features.of([_workload(graph, batch, gpu)])
-    busy = estimators.utilization().predict_interval(job)[0]
+    busy = estimators.utilization_of(Features.of([profile_of(graph, batch, gpu)]))[0]
     most = largest_batch(estimators.memory().graph, graph, float(gpu.usable_mib))
     return OnGpu(
         memory_mib=Quantiles.of(memory),
@@ -295,35 +294,14 @@ def _inference(graph: OpGraph, batch: int, gpu: Gpu, precision: str) -> Floats:
     return step
 
 
-def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
-    forward = np.flatnonzero(graph.phase == 0)
-    kinds = np.full(len(KINDS), int(LayerClass.OTHER))
-    for name in CONVOLUTIONS:
-        kinds[KINDS.index(name)] = LayerClass.CONV
-    for name in ("linear", "matmul", "attention", "recurrent"):
-        kinds[KINDS.index(name)] = LayerClass.LINEAR
-    kinds[KINDS.index("activation")] = LayerClass.ACTIVATION
-    image = bool(graph.inputs) and len(graph.inputs[0].shape) == 3
-    return TrainingProfile(
-        batch=batch,
-        input_elements=float(max(1, input_elements(graph.inputs))),
-        kinds=kinds[graph.kind[forward]].astype(np.intp),
-        macs=graph.macs[forward, 1],
-        activations=graph.written[forward, 1],
-        params=graph.weights[forward],
-        gpu=gpu,
-        pipeline=InputPipeline.IMAGES if image else InputPipeline.VECTORS,
-        half_precision=graph.options.get("precision") != "fp32",
-    )
-
-
 def _evidence(graph: OpGraph, gpus: Sequence[Gpu]) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
         f"{estimators.version('memory')}: measured on an A100; other GPUs get the same floor",
         f"{estimators.version('step_time')}: training measured on an RTX 3090 with amp, inference "
         "on four GPUs; others follow their specifications, with a wider interval",
-        f"{estimators.version('utilization')}: measured on an A100, other GPUs by specification",
+        f"{estimators.version('utilization')}: real jobs on an A100, other GPUs by specification; "
+        "without --loader the interval allows for jobs that wait for their samples",
     ]
     if graph.options.get("inference"):
         lines.append("memory and utilization of inference rest on measured training runs")
@@ -365,6 +343,8 @@ def _alone(graph: OpGraph, batch: int, gpu: Gpu) -> JobAlone:
     moved = graph.at(graph.read, batch).sum() + graph.at(graph.written, batch).sum()
     return JobAlone(
         util_pct=answer.gpu_util_pct.p50,
+        util_low_pct=answer.gpu_util_pct.p10,
+        util_high_pct=answer.gpu_util_pct.p90,
         memory_mib=answer.memory_mib.p50,
         step_ms=answer.step_ms.p50,
         batch=batch,
