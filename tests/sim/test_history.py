@@ -213,3 +213,32 @@ def test_an_exact_estimate_is_nearly_exact() -> None:
     drawn = left(RuntimeHistory(), foreseen("user", 100.0, 100.0, 100.0))
     near = drawn[np.abs(drawn - 100) < 20]
     assert len(near) > 0.45 * len(drawn)
+
+
+def _of_much_work(scatter: float) -> RuntimeHistory:
+    """Two runs each of 60 kinds of work between a minute and a day, repeated as alike as said."""
+    history, rng = RuntimeHistory(), np.random.default_rng(3)
+    for k in range(60):
+        usual = float(np.exp(rng.uniform(np.log(60), np.log(86_400))))
+        for _ in range(2):
+            ran_s = usual * float(np.exp(rng.normal(0, scatter)))
+            history.add(job(f"j{k}", owner="ann", entrypoint=(f"work-{k}",)), ran_s, 0.0)
+    return history
+
+
+def test_where_repeats_are_alike_one_run_tells_the_next() -> None:
+    history = _of_much_work(0.05)
+    history.add(job("first", owner="ann", entrypoint=("mine",)), 1000.0, 0.0)
+    low, middle, high = np.quantile(
+        draws(history, job("n", owner="ann", entrypoint=("mine",))), (0.1, 0.5, 0.9)
+    )
+    assert middle == pytest.approx(1000, rel=0.05)
+    assert low > 800
+    assert high < 1300
+
+
+def test_where_repeats_differ_one_run_tells_little() -> None:
+    history = _of_much_work(2.0)
+    history.add(job("first", owner="ann", entrypoint=("mine",)), 1000.0, 0.0)
+    drawn = draws(history, job("n", owner="ann", entrypoint=("mine",)))
+    assert np.quantile(drawn, 0.9) / np.quantile(drawn, 0.1) > 20

@@ -26,6 +26,7 @@ _INTERRUPTED = 130
 # parts of `presage serve`.
 _COMMANDS = {
     "predict": "predict:predict",
+    "plan": "plan:plan",
     "fit": "predict:fit",
     "graph": "graph:graph",
     "gpus": "gpus:gpus",

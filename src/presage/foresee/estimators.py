@@ -57,7 +57,8 @@ class Memory:
     """Both memory estimators."""
 
     def __init__(self) -> None:
-        from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
+        from presage.foresee.memory import MemoryEstimator
+        from presage.foresee.memory_table import TableMemoryEstimator
 
         arrays, self.card = _bundle("memory")
         self.graph = MemoryEstimator.from_arrays(under("graph", arrays))

@@ -22,7 +22,7 @@ from presage.model.errors import ConfigError
 
 __all__ = ["Gpu", "Precision", "catalogue", "find", "user_file"]
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "nvfp4"]
 
 _SHIPPED = Path(__file__).with_name("gpus.yaml")
 _LEAST_USABLE = 0.92
@@ -52,14 +52,19 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     watts: float | None = None
     """Power that the board may draw; None if nobody said."""
+    fp8_tflops: float | None = None
+    nvfp4_tflops: float | None = None
 
     def tflops(self, precision: Precision) -> float:
-        """The peak at a precision; what the device does not accelerate runs at the fp32 rate."""
+        """The peak at a precision; what the device does not accelerate runs at the fp32 rate, and
+        eight or four bits where only sixteen are fast at the rate of bf16."""
         peaks = {
             "fp32": self.fp32_tflops,
             "tf32": self.tf32_tflops,
             "fp16": self.fp16_tflops,
             "bf16": self.bf16_tflops,
+            "fp8": self.fp8_tflops or self.bf16_tflops,
+            "nvfp4": self.nvfp4_tflops or self.fp8_tflops or self.bf16_tflops,
         }
         return peaks[precision] or self.fp32_tflops
 
@@ -108,6 +113,8 @@ class _Tflops(BaseModel):
     tf32: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     fp16: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     bf16: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    fp8: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    nvfp4: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
 
 
 class _GpuSpec(BaseModel):
@@ -168,6 +175,8 @@ def _gpu(name: str, spec: _GpuSpec) -> Gpu:
         year=spec.year,
         aliases=tuple(spec.aliases),
         watts=spec.watts,
+        fp8_tflops=spec.tflops.fp8,
+        nvfp4_tflops=spec.tflops.nvfp4,
     )
 
 

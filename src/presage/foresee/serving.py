@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.model.errors import ConfigError
 
 __all__ = ["ServingFigures", "largest_concurrency", "serve"]

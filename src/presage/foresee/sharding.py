@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from presage.foresee.graph.opgraph import ROLES, Floats, OpGraph, Tensors
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["ShardUnit", "communicator_bytes", "guess_units", "shard"]
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from presage.foresee import estimators, utilization
 from presage.foresee.known import graph_memory_rows, graph_step_rows, known_models
-from presage.foresee.memory import table_features
+from presage.foresee.memory_table import table_features
 from presage.foresee.steptime import totals
 from presage.learn import Floats
 from presage.model.errors import UserError

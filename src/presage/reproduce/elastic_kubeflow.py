@@ -34,7 +34,15 @@ from presage.sim.speed import MeasuredSpeed
 from presage.sim.traces import COLUMNS, Trace, read_trace
 from presage.sim.world import WorldRules
 
-__all__ = ["POLICIES", "ElasticFigures", "Setup", "itp_setup", "measure", "mix_setup", "run"]
+__all__ = [
+    "POLICIES",
+    "ElasticFigures",
+    "ElasticSetup",
+    "itp_setup",
+    "measure",
+    "mix_setup",
+    "run",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +79,7 @@ def run(data: Path, *, seeds: int, progress: Progress) -> Reproduction:
     steps = seeds * (2 * len(POLICIES) + beside) + 2
     ticks = count(1)
 
-    def measured(setup: Setup, name: str, error: float = 0.0) -> ElasticFigures:
+    def measured(setup: ElasticSetup, name: str, error: float = 0.0) -> ElasticFigures:
         figures = measure(setup, POLICIES[name], error=error)
         progress(next(ticks), steps)
         return figures
@@ -189,7 +197,9 @@ def _chart(
     return Chart("Run time and waiting", "Lower is better.", {"data": bars, "layout": layout})
 
 
-def _changed(setup: Setup, *, half: bool = False, keeps_global_batch: bool = False) -> Setup:
+def _changed(
+    setup: ElasticSetup, *, half: bool = False, keeps_global_batch: bool = False
+) -> ElasticSetup:
     """The same jobs, able to run on half of what they ask for, or with one batch for all."""
     jobs = setup.trace.jobs
     if half:
@@ -312,7 +322,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ElasticSetup:
     """One workload on one cluster."""
 
     trace: Trace
@@ -321,7 +331,7 @@ class Setup:
     node_gpus: int
 
 
-def mix_setup(data: Path, seed: int, jobs: int = MIX_JOBS, load: float = MIX_LOAD) -> Setup:
+def mix_setup(data: Path, seed: int, jobs: int = MIX_JOBS, load: float = MIX_LOAD) -> ElasticSetup:
     """Trainings of the measured families, drawn from a seed."""
     families = read_steps(data, MIX_MACHINES)
     rng = np.random.default_rng(seed)
@@ -334,7 +344,9 @@ def mix_setup(data: Path, seed: int, jobs: int = MIX_JOBS, load: float = MIX_LOA
     return _setup("mix", frame, families, rng, MIX_CLUSTER)
 
 
-def itp_setup(data: Path, seed: int, name: str = ITP_CLUSTER, load: float = ITP_LOAD) -> Setup:
+def itp_setup(
+    data: Path, seed: int, name: str = ITP_CLUSTER, load: float = ITP_LOAD
+) -> ElasticSetup:
     """An ITP cluster on the fewest 8-GPU nodes that keep its mean load at most at this."""
     path = data / "traces" / "itp_jobs.parquet"
     if not path.is_file():
@@ -358,7 +370,7 @@ def _setup(
     families: Mapping[str, MeasuredSteps],
     rng: np.random.Generator,
     cluster: str,
-) -> Setup:
+) -> ElasticSetup:
     """Give every job a family, and the bounds of its workers."""
     nodes = read_cluster(cluster)
     node_gpus = len(nodes[0].devices)
@@ -382,7 +394,7 @@ def _setup(
     rest = {key: 0 for key in COLUMNS if key not in full.columns and key != "utilization"}
     full = full.with_columns(utilization=pl.lit(None), **{k: pl.lit(v) for k, v in rest.items()})
     jobs = full.select(pl.col(key).cast(kind) for key, kind in COLUMNS.items())
-    return Setup(Trace(name, "native", jobs), cluster, trainings, node_gpus)
+    return ElasticSetup(Trace(name, "native", jobs), cluster, trainings, node_gpus)
 
 
 # -- one run ------------------------------------------------------------------------------------
@@ -441,7 +453,7 @@ class ElasticFigures:
     """Part of the run time that passed while nobody waited."""
 
 
-def measure(setup: Setup, config: PolicyConfig, *, error: float = 0.0) -> ElasticFigures:
+def measure(setup: ElasticSetup, config: PolicyConfig, *, error: float = 0.0) -> ElasticFigures:
     """Run a workload under a policy."""
     trace = setup.trace
     if not config.elastic:

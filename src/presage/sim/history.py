@@ -4,7 +4,9 @@ A job that reports progress tells by itself how long it still takes. Else it is 
 owner's runs of the same work at its size, then with what was foreseen of it, then with runs of its
 owner's jobs of that size in its queue, of its queue, and of all. Each level is believed the more,
 the more it knows; the rest goes to the next level, and in the end to a wide guess. Younger runs
-weigh more.
+weigh more. How much runs of the same work tell is learned (empirical Bayes): each new one is set
+beside those before it, and where repeats are alike, one or two of them outweigh all that is more
+general, and the next is foreseen as they are scattered.
 
 Draws are conditional: a job that has run for an hour is compared only with runs that lasted longer
 (a level that says "this job should be over" loses its say). Beyond the longest run known
@@ -15,7 +17,7 @@ Values in, values out: no clock, no I/O. One thread at a time: `sample` keeps wh
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from math import log
 
@@ -34,6 +36,11 @@ Members = npt.NDArray[np.intp]
 DAY_S = 86_400.0
 _BELIEF = 8.0
 """Runs after which a level is believed as much as all that is more general than it."""
+_SURE_REPEATS = 4.0
+"""Repeats that tell as much about how alike repeats are as the assumption that they are not."""
+_LEAST_REPEATS = 8
+"""Repeats from which on the next one is foreseen by how they are scattered."""
+_MOST_REPEATS = 512
 _TAIL = 1.5
 """The exponent of the tail beyond the longest run known: finite mean, infinite variance."""
 _LEAST_S = 1.0
@@ -61,6 +68,7 @@ class RuntimeHistory:
         self.half_life_s = half_life_s
         """Age at which a run weighs half."""
         self._levels = tuple(_Level(keys, runs) for keys, runs in _SIZES)
+        self._repeats = _Repeats()
         self._guess = _guess()
 
     def __len__(self) -> int:
@@ -75,9 +83,13 @@ class RuntimeHistory:
         """
         if not ran_s >= 0:
             return
-        for level, key in zip(self._levels, _keys(spec), strict=True):
+        ran_s = max(ran_s, _LEAST_S)
+        keys = _keys(spec)
+        if keys[0] is not None:
+            self._repeats.add(ran_s, self._levels[0].runs.get(keys[0]))
+        for level, key in zip(self._levels, keys, strict=True):
             if key is not None:
-                level.add(key, max(ran_s, _LEAST_S), ended_at)
+                level.add(key, ran_s, ended_at)
 
     def sample(
         self, jobs: Sequence[Job], now: float, samples: int, rng: np.random.Generator
@@ -127,8 +139,9 @@ class RuntimeHistory:
                     members_of.setdefault(names[number], []).append(job)
             for key, members in members_of.items():
                 runs = level.runs[key]
-                runs.settle(self.half_life_s)
-                layer.hear(runs, np.array(members), runs.worth, ran, doubt)
+                runs.settle(self.half_life_s, self._repeats if layer is same else None)
+                worth = runs.worth / (self._repeats.unlike() if layer is same else 1.0)
+                layer.hear(runs, np.array(members), worth, ran, doubt)
             if layer is same:
                 estimate.hear(*_estimates_of(jobs), ran, doubt)
         guess.hear(self._guess, np.arange(len(jobs)), np.inf, ran, doubt)
@@ -165,6 +178,41 @@ class _LevelDraw:
         self.parts.append((runs, jobs))
 
 
+class _Repeats:
+    """How far the next run of the same work was from those before it, over all work."""
+
+    def __init__(self) -> None:
+        self._off: deque[float] = deque(maxlen=_MOST_REPEATS)
+        """Logarithms of a run ÷ the median of those before it."""
+        self._all: deque[float] = deque(maxlen=_MOST_REPEATS)
+        """Logarithms of runs, whatever their work."""
+        self.epoch = 0
+        """Changes when there is much more to tell: with 8, 16, 32 … repeats."""
+
+    def add(self, ran_s: float, before: _RunTimes | None) -> None:
+        """A run, and those of the same work before it."""
+        self._all.append(log(ran_s))
+        if before is not None:
+            self._off.append(log(ran_s / before.middle()))
+            self.epoch = (len(self._off) // _LEAST_REPEATS).bit_length()
+
+    def unlike(self) -> float:
+        """What variance of a repeat is left when the runs before it are known: from 1, as much as
+        between any two runs, down to 0."""
+        if not self._off:
+            return 1.0
+        off, middle = np.array(self._off), float(np.median(self._all))
+        usual = float(np.median(np.abs(np.array(self._all) - middle)))
+        ratio = min(1.0, float(np.median(np.abs(off))) / max(usual, 1e-9))
+        repeats = len(off)
+        return float(((ratio * repeats + _SURE_REPEATS) / (repeats + _SURE_REPEATS)) ** 2)
+
+    def scatter(self) -> Floats:
+        """Factors between the runs before and the next, in ascending order."""
+        factors: Floats = np.exp(np.sort(np.array(self._off)))
+        return factors
+
+
 class _Level:
     """Runs by key; of too many keys, the one that had no run for the longest is forgotten."""
 
@@ -194,7 +242,7 @@ class _RunTimes:
         self._ended: Floats = np.empty(min(most, 8))
         self._count = 0
         """Runs ever added; the oldest make room."""
-        self._settled = 0
+        self._settled = (0, 0)
         self._values: Floats = np.empty(0)
         self._below: Floats = np.empty(0)
 
@@ -210,18 +258,27 @@ class _RunTimes:
         self._ran[at], self._ended[at] = ran_s, ended_at
         self._count += 1
 
-    def settle(self, half_life_s: float) -> None:
+    def middle(self) -> float:
+        """The median run."""
+        return float(np.median(self._ran[: len(self)]))
+
+    def settle(self, half_life_s: float, repeats: _Repeats | None) -> None:
         """Make the distribution. Only how much older one run is than another matters, so it stays
-        as it is until the next run."""
-        if self._settled == self._count:
+        as it is until the next run, or until much more is known of repeats."""
+        epoch = repeats.epoch if repeats else 0
+        if self._settled == (self._count, epoch):
             return
-        self._settled, n = self._count, len(self)
+        self._settled, n = (self._count, epoch), len(self)
         order = np.argsort(self._ran[:n], kind="stable")
         ended = self._ended[:n][order]
         weight = 0.5 ** ((ended.max() - ended) / half_life_s)
         total = weight.sum()
         self.worth = float(total**2 / np.sum(weight**2))
-        self.fill(self._ran[:n][order], weight / total)
+        if repeats is not None and epoch and n < _LEAST_REPEATS:
+            factors = repeats.scatter()
+            self.fill(self.middle() * factors, np.full(len(factors), 1 / len(factors)))
+        else:
+            self.fill(self._ran[:n][order], weight / total)
 
     def fill(self, values: Floats, shares: Floats) -> None:
         """The distribution of these values, in ascending order."""

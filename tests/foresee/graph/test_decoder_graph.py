@@ -14,7 +14,7 @@ from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph, decoder_graph
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS, ROLES, OpGraph
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 GIB = 1 << 30
 SMALL = DecoderShape("small", 2, 64, 4, 2, 16, 160, 512, longest=128)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from presage.foresee.graph._tape import Tape, TapeValue, TapeWeight
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["DecoderBlocks", "ElementWidths"]
 

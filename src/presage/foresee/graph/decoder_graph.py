@@ -19,9 +19,9 @@ from presage.foresee.graph._decoder_blocks import DecoderBlocks, ElementWidths
 from presage.foresee.graph._tape import Tape, TapeValue, TapeWeight
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS, ROLES, Floats, InputSpec, Ints, OpGraph, Tensors
-from presage.foresee.optimizers import optimizer_memory
-from presage.foresee.setup import Setup
 from presage.foresee.sharding import ShardUnit, shard
+from presage.model.optimizers import optimizer_memory
+from presage.model.setup import Setup
 
 __all__ = ["busiest_graph", "decoder_graph", "decoder_length"]
 

@@ -16,7 +16,7 @@ from presage.model.errors import GraphError
 if TYPE_CHECKING:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
-__all__ = ["MODEL_TYPES", "read_config"]
+__all__ = ["MODEL_TYPES", "config_name", "read_config", "read_json"]
 
 _MOST_BYTES = 4 << 20
 _LENGTH = 512
@@ -34,7 +34,7 @@ def read_config(
     """The graph of the model that a configuration describes; 512 tokens unless `inputs` says."""
     from presage.foresee.graph.torch_trace import trace
 
-    config = _read(path)
+    config = _Config(path, read_json(path))
     kind = config.text("model_type")
     if kind not in MODEL_TYPES:
         raise GraphError(
@@ -44,7 +44,7 @@ def read_config(
     return trace(
         model.build,
         inputs or model.inputs,
-        name=path.parent.resolve().name if path.name == "config.json" else path.stem,
+        name=config_name(path),
         optimizer=optimizer,
         precision=precision,
         inference=inference,
@@ -129,7 +129,8 @@ class _Config:
         return len(named) if isinstance(named, dict) and named else 2
 
 
-def _read(path: Path) -> _Config:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a configuration file."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise GraphError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: not a config.json")
@@ -143,7 +144,12 @@ def _read(path: Path) -> _Config:
         raise GraphError(f"{path} cannot be read: {says}") from None
     if not isinstance(values, dict):
         raise GraphError(f"{path}: write an object with the key model_type")
-    return _Config(path, values)
+    return values
+
+
+def config_name(path: Path) -> str:
+    """What the model of a configuration file is called."""
+    return path.parent.resolve().name if path.name == "config.json" else path.stem
 
 
 def _text(config: _Config, shape: TransformerConfig, head: str, longest: int) -> _Architecture:

@@ -12,21 +12,102 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.architectures import find_architecture
+from presage.foresee.graph.decoder_graph import busiest_graph
+from presage.foresee.graph.decoders import DECODER_TYPES, DecoderShape
+from presage.foresee.graph.huggingface import config_name, read_json
+from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
-from presage.model.errors import GraphError, MissingExtra
+from presage.foresee.sharding import shard
+from presage.model.errors import ConfigError, GraphError, MissingExtra
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
-__all__ = ["load_data_graph", "load_graph", "read_data", "trace_factory"]
+__all__ = [
+    "find_data_model",
+    "find_model",
+    "load_graph",
+    "on_one_rank",
+    "read_data",
+    "trace_factory",
+    "trace_options",
+]
 
 _TIMEOUT_S = 120.0
 _MEMORY_MIB = 16384
 _FORMS = "file.py:function, package.module:function, model.onnx, config.json or zoo:resnet50"
+
+
+def find_model(
+    target: str, *, inputs: str | None = None, timeout_s: float = _TIMEOUT_S
+) -> NamedModel:
+    """The model of a target; its graphs are made when they are asked for. Decoder language models
+    need no PyTorch."""
+    config = _config_of(target)
+    if config is not None and inputs is None and config[1].get("model_type") in DECODER_TYPES:
+        return _decoder(*config)
+
+    def build(setup: Setup) -> OpGraph:
+        return on_one_rank(
+            lambda: load_graph(target, inputs=inputs, timeout_s=timeout_s, **trace_options(setup)),
+            setup,
+        )
+
+    return NamedModel(target, build)
+
+
+def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
+    """The graph of one of the GPUs that divide a traced model among them; what only a language
+    model that is known by its configuration can be asked is refused before it is traced."""
+    cut = setup.parallel
+    asked = {
+        "--lora": setup.lora is not None,
+        "--quant": setup.quant != "none",
+        "--loss chunked": setup.loss != "full",
+        "--kv-len": setup.kv_len is not None,
+        "tp, pp, cp and ep": max(cut.tensor, cut.pipeline, cut.context, cut.expert) > 1,
+    }
+    for name in (name for name, wanted in asked.items() if wanted):
+        raise ConfigError(
+            f"{name} is for decoder language models: name one as hf:meta-llama/Llama-3.1-8B, or "
+            "give its config.json"
+        )
+    return shard(trace(), setup)
+
+
+def trace_options(setup: Setup) -> dict[str, Any]:
+    """What of a set-up changes the graph that is traced on one GPU."""
+    return {
+        "optimizer": setup.optimizer,
+        "precision": setup.precision,
+        "inference": setup.inference,
+    }
+
+
+def _config_of(target: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Name and configuration of `hf:NAME` or a .json file; None for any other target."""
+    if target.startswith("hf:"):
+        found = find_architecture(target)
+        return found.name, found.config
+    if target.lower().endswith(".json"):
+        return config_name(_file(target)), read_json(_file(target))
+    return None
+
+
+def _decoder(name: str, config: Mapping[str, Any]) -> NamedModel:
+    shape = DecoderShape.from_config(config, name)
+
+    def build(setup: Setup) -> OpGraph:
+        return busiest_graph(shape, setup)
+
+    return NamedModel(name, build, shape)
 
 
 def load_graph(
@@ -118,28 +199,31 @@ def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str,
     return trace(entry.build, specs or entry.inputs, name=entry.name, **options)
 
 
-def load_data_graph(
-    target: str, *, optimizer: str, precision: str, timeout_s: float = _TIMEOUT_S
-) -> OpGraph:
-    """The graph of a zoo model, a .onnx or a .json file that nobody vouches for: read by a child
-    process, unless it is at hand. Code of users is neither imported nor run."""
-    options: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
-    kind, _, rest = target.partition(":")
-    if kind == "zoo":
-        graph = precomputed.read(zoo.find(rest), **options)
-        if graph is not None:
-            return graph
-    elif not target.lower().endswith((".onnx", ".json")):
-        raise GraphError(f"'{target}' is not data: name a zoo model, a .onnx or a .json file")
-    answer = run_isolated(
-        __name__,
-        "read_data",
-        {"target": target, "options": options},
-        timeout_s=timeout_s,
-        memory_mib=_MEMORY_MIB,
-        subject=target,
-    )
-    return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+def find_data_model(target: str, *, timeout_s: float = _TIMEOUT_S) -> NamedModel:
+    """A model by its name, or of a .onnx or .json file that nobody vouches for: such a file is
+    turned into a graph by a child process. Code of users is neither imported nor run."""
+    if target.startswith(("zoo:", "hf:")):
+        return find_model(target, timeout_s=timeout_s)
+    if not target.lower().endswith((".onnx", ".json")):
+        raise GraphError(
+            f"'{target}' is not data: name a zoo model, hf:NAME, a .onnx or a .json file"
+        )
+
+    def build(setup: Setup) -> OpGraph:
+        answer = run_isolated(
+            __name__,
+            "read_data",
+            {"target": target, "setup": asdict(setup)},
+            timeout_s=timeout_s,
+            memory_mib=_MEMORY_MIB,
+            subject=target,
+        )
+        return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+
+    config = _config_of(target)
+    if config is None or config[1].get("model_type") not in DECODER_TYPES:
+        return NamedModel(target, build)
+    return NamedModel(config[0], build, DecoderShape.from_config(config[1], config[0]))
 
 
 # -- in the child process
@@ -147,7 +231,11 @@ def load_data_graph(
 
 def read_data(payload: dict[str, Any]) -> dict[str, str]:
     """The graph of data; runs in a process of its own."""
-    graph = load_graph(payload["target"], **payload["options"])
+    said = dict(payload["setup"])
+    said["parallel"] = Parallelism(**said["parallel"])
+    if said["lora"] is not None:
+        said["lora"] = LoraAdapter(**said["lora"] | {"targets": tuple(said["lora"]["targets"])})
+    graph = find_model(payload["target"]).graph(Setup(**said))
     return {"graph": base64.b64encode(graph.to_bytes()).decode()}
 
 

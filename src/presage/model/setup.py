@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from presage.foresee.optimizers import optimizer_memory
 from presage.model.errors import ConfigError
-
-if TYPE_CHECKING:
-    from presage.foresee.graph.decoders import DecoderShape
+from presage.model.optimizers import optimizer_memory
 
 __all__ = [
     "Attention",
@@ -29,6 +26,7 @@ __all__ = [
     "Quantization",
     "Setup",
     "Sharding",
+    "StackShape",
     "TrainingPrecision",
 ]
 
@@ -74,6 +72,25 @@ _LORA_SPELLINGS = {
     "output": "o",
     "all-linear": "all",
 }
+
+
+class StackShape(Protocol):
+    """What of a model decides whether a set-up goes with it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,13 +334,13 @@ class Setup:
             return f"serving divides with tp and pp, not {self.parallel.sharding}: use tp=N"
         return None
 
-    def check_for(self, shape: DecoderShape) -> None:
+    def check_for(self, shape: StackShape) -> None:
         """Whether the set-up goes with a model's shape."""
         for line in (self._heads(shape), self._layers(shape), self._targets(shape)):
             if line:
                 raise ConfigError(line)
 
-    def _heads(self, shape: DecoderShape) -> str | None:
+    def _heads(self, shape: StackShape) -> str | None:
         tp, ep = self.parallel.tensor, self.parallel.expert
         if shape.heads % tp:
             near = [d for d in range(1, shape.heads + 1) if shape.heads % d == 0]
@@ -337,7 +354,7 @@ class Setup:
             return f"ep={ep} does not divide the {shape.experts} experts of {shape.name}"
         return None
 
-    def _layers(self, shape: DecoderShape) -> str | None:
+    def _layers(self, shape: StackShape) -> str | None:
         chunks = self.parallel.pipeline * self.parallel.interleave
         if chunks > shape.layers:
             return (
@@ -353,7 +370,7 @@ class Setup:
             return f"cp={self.parallel.context} does not divide --seq {self.seq}"
         return None
 
-    def _targets(self, shape: DecoderShape) -> str | None:
+    def _targets(self, shape: StackShape) -> str | None:
         if self.lora is None:
             return None
         there = [t for t in _LORA_TARGETS if t != "gate" or shape.gated]

@@ -1,0 +1,225 @@
+"""Fit the effects of a `Roofline` to measured steps.
+
+One Gauss–Newton fit of all effects at once, in logarithms, with Huber's loss; each effect has a
+penalty that says how large such effects usually are, which is what shares them among GPUs. Sources
+and machines have effects of their own while fitting, which nobody asks for later: a lab with a slow
+host does not make a class of operators slow. Nothing here predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee.gpus import Gpu
+from presage.foresee.roofline import (
+    _HOST_SHARP,
+    _SHARP,
+    Roofline,
+    Work,
+    fill_effects,
+    host_effects,
+    kernel_effects,
+    launch_effects,
+)
+from presage.learn import Floats
+from presage.model.setup import Setup
+
+__all__ = ["Observation", "fit_roofline"]
+
+Ints = npt.NDArray[np.int64]
+
+_USUAL = {
+    "compute": 0.6,
+    "memory": 0.3,
+    "host": np.log(0.02),
+    "launch": np.log(0.004),
+    "fill": -1.0,
+}
+"""Where the common effects begin: slower than the peak, 20 µs of host and 4 µs of kernel a launch,
+a third of a round of tiles lost."""
+_SPREAD = (
+    ("compute kind rate", 0.4),
+    ("memory kind rate", 0.3),
+    ("generation kind", 0.15),
+    ("generation rate", 0.2),
+    ("generation", 0.2),
+    ("gpu", 0.1),
+    ("phase", 0.2),
+    ("class", 0.4),
+    ("kind", 0.7),
+    ("rate", 0.3),
+    ("nhwc", 0.2),
+    ("host system", 0.4),
+    ("host source", 0.4),
+    ("host amp", 0.3),
+    ("host compiled", 0.5),
+    ("source", 0.08),
+    ("family", 0.1),
+    ("compute", 1.0),
+    ("memory", 1.0),
+    ("host", 1.0),
+    ("launch", 0.5),
+    ("fill", 1.0),
+)
+"""Standard deviations of effects; the first whose words are in the name holds."""
+_FAR = 0.25
+_ROUNDS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One measured step."""
+
+    work: Work
+    launches: float
+    gpu: Gpu
+    setup: Setup
+    ms: float
+    source: str
+    model: str
+    family: str
+    extra_ms: float = 0.0
+    """What the measurement holds beside the step: a copy from the host."""
+    note: dict[str, str] = field(default_factory=dict)
+
+
+def _spread(name: str) -> float:
+    return next(size for words, size in _SPREAD if words in name)
+
+
+class _Names:
+    """Effects by name, numbered as they are met."""
+
+    def __init__(self) -> None:
+        self.place: dict[str, int] = {"": 0}
+
+    def __call__(self, names: Sequence[str]) -> list[int]:
+        return [self.place.setdefault(name, len(self.place)) for name in names]
+
+
+def _padded(lists: list[list[int]]) -> Ints:
+    """As one table; place 0 is an effect that is always none."""
+    width = max(map(len, lists))
+    return np.array([row + [0] * (width - len(row)) for row in lists], np.int64)
+
+
+class _Problem:
+    """All observations side by side."""
+
+    def __init__(self, rows: Sequence[Observation], names: _Names, *, nuisance: bool) -> None:
+        self.names, self.rows = names, len(rows)
+        combos: dict[tuple[int, int, str, str], int] = {}
+        compute: list[list[int]] = []
+        memory: list[list[int]] = []
+        place: list[Ints] = []
+        for row in rows:
+            key = row.work.rate * 1000 + row.work.slot
+            mine = np.empty(len(key), np.int64)
+            for value in np.unique(key):
+                rate, slot = divmod(int(value), 1000)
+                combo = (rate, slot, row.gpu.name, row.setup.layout)
+                if combo not in combos:
+                    combos[combo] = len(combos)
+                    what = (slot, rate, row.gpu, row.setup.layout)
+                    compute.append(names(kernel_effects("compute", *what)))
+                    memory.append(names(kernel_effects("memory", *what)))
+                mine[key == value] = combos[combo]
+            place.append(mine)
+        self.combo = np.concatenate(place)
+        self.row = np.repeat(np.arange(len(rows)), [len(p) for p in place])
+        self.compute, self.memory = _padded(compute), _padded(memory)
+        for what in ("compute_ms", "waves", "traffic_ms", "count"):
+            joined = np.concatenate([getattr(row.work, what) for row in rows])
+            setattr(self, what, joined)
+        self.launches = np.array([row.launches for row in rows])
+        self.extra = np.array([row.extra_ms for row in rows])
+        self.host = _padded([names(_host_names(row, nuisance)) for row in rows])
+        self.total = _padded([names(_total_names(row)) if nuisance else [0] for row in rows])
+        self.launch = _padded([names(launch_effects(row.gpu)) for row in rows])
+        self.fill = _padded([names(fill_effects(row.gpu)) for row in rows])
+        pair = self.row * len(combos) + self.combo
+        self.pairs, self.pair = np.unique(pair, return_inverse=True)
+        self.pair_row, self.pair_combo = np.divmod(self.pairs, len(combos))
+
+    compute_ms: Floats
+    waves: Floats
+    traffic_ms: Floats
+    count: Floats
+
+    def predict(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Logarithms of the steps, and their slopes by effect."""
+        size = len(theta)
+        row, count = self.row, self.count
+        fill = np.exp(theta[self.fill].sum(1))[row] * self.waves
+        done = self.compute_ms * np.exp(theta[self.compute].sum(1))[self.combo] * (1 + fill)
+        moved = self.traffic_ms * np.exp(theta[self.memory].sum(1))[self.combo]
+        each = np.maximum((done**_SHARP + moved**_SHARP) ** (1 / _SHARP), 1e-12)
+        launch = np.exp(theta[self.launch].sum(1))
+        kernels = np.bincount(row, (each + launch[row]) * count, self.rows)
+        host = self.launches * np.exp(theta[self.host].sum(1))
+        step = (kernels**_HOST_SHARP + host**_HOST_SHARP) ** (1 / _HOST_SHARP)
+        total = step * np.exp(theta[self.total].sum(1)) + self.extra
+        share = 1.0 - self.extra / total
+        by_kernels = share * (kernels / step) ** _HOST_SHARP / kernels
+        by_host = share * (host / step) ** _HOST_SHARP
+        d_done = count * each ** (1 - _SHARP) * done**_SHARP
+        d_moved = count * each ** (1 - _SHARP) * moved**_SHARP
+        slopes = np.zeros(self.rows * size)
+        for values, table in ((d_done, self.compute), (d_moved, self.memory)):
+            summed = np.bincount(self.pair, values, len(self.pairs)) * by_kernels[self.pair_row]
+            for column in table.T:
+                at = self.pair_row * size + column[self.pair_combo]
+                slopes += np.bincount(at, summed, len(slopes))
+        d_fill = np.bincount(row, d_done * fill / (1 + fill), self.rows) * by_kernels
+        d_launch = launch * np.bincount(row, count, self.rows) * by_kernels
+        index = np.arange(self.rows) * size
+        for values, table in (
+            (d_fill, self.fill),
+            (d_launch, self.launch),
+            (by_host, self.host),
+            (share, self.total),
+        ):
+            for column in table.T:
+                slopes[index + column] += values
+        out = slopes.reshape(self.rows, size)
+        out[:, 0] = 0.0
+        return np.log(total), out
+
+
+def _host_names(row: Observation, nuisance: bool) -> list[str]:
+    names = host_effects(row.setup)
+    if nuisance:
+        names += [f"host source {row.source}", f"host system {row.source} {row.gpu.name}"]
+    return names
+
+
+def _total_names(row: Observation) -> list[str]:
+    return [f"source {row.source}", f"family {row.family}"]
+
+
+def fit_roofline(rows: Sequence[Observation], weight: Floats | None = None) -> Roofline:
+    """The effects that explain the rows best; with `weight` of each."""
+    names = _Names()
+    problem = _Problem(rows, names, nuisance=True)
+    known = list(names.place)
+    centre = np.array([_USUAL.get(name, 0.0) for name in known])
+    stiff = np.array([1.0] + [_spread(name) ** -2 for name in known[1:]])
+    truth = np.log([row.ms for row in rows])
+    weight = np.ones(len(rows)) if weight is None else weight
+    noise = 0.15**-2
+    theta = centre.copy()
+    for _ in range(_ROUNDS):
+        guess, slopes = problem.predict(theta)
+        error = truth - guess
+        trust = noise * weight * np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9))
+        square = slopes.T @ (slopes * trust[:, None]) + np.diag(stiff)
+        toward = slopes.T @ (error * trust) - stiff * (theta - centre)
+        step = np.clip(np.linalg.solve(square, toward), -0.7, 0.7)
+        theta = theta + step
+        if np.abs(step).max() < 2e-3:
+            break
+    return Roofline(dict(zip(known[1:], theta[1:].tolist(), strict=True)))
