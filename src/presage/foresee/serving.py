@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import Setup
 from presage.model.errors import ConfigError
+from presage.model.setup import Setup
 
 __all__ = ["ServingFigures", "largest_concurrency", "serve"]
 
