@@ -21,16 +21,18 @@ import polars as pl
 
 from benchmarks._data import shared
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
+from presage.foresee.decoder_spread import HALF_WIDTH, technique_difficulty
+from presage.foresee.floors import floor_mib
+from presage.foresee.gpus import Gpu
 from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.sharding import communicator_bytes
+from presage.learn import Floats
 from presage.model.errors import UserError
 from presage.model.setup import Setup
 
-CONTEXT_MIB = {"v100": 800.0, "a100": 800.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
-"""What a process takes before its first tensor."""
 _CARDS = {"t4-16g": "t4", "a10g": "a10", "24g-class": "rtx3090"}
 _VARIANTS = ("dora", "lorafa", "mica", "bdlora")
 """Adapters that are more, or less, than two low-rank matrices."""
@@ -265,7 +267,9 @@ def foreseen_mib(case: Case) -> dict[str, float]:
     """MiB by the way of measuring."""
     graph = busiest_graph(case.shape, case.setup, case.batch)
     reserved = reserved_bytes(graph, case.batch) / MIB
-    context = next((v for k, v in CONTEXT_MIB.items() if case.gpu.startswith(k)), 900.0)
+    # kernels were all loaded at once before CUDA 11.7
+    era = "pytorch-eager" if case.source == "bigscience" else "pytorch"
+    context = floor_mib(card(case), era).p50
     return {
         "allocated": live_peak(graph, case.batch).bytes / MIB,
         "reserved": reserved,
@@ -273,31 +277,24 @@ def foreseen_mib(case: Case) -> dict[str, float]:
     }
 
 
+def card(case: Case) -> Gpu:
+    """The GPU of a row."""
+    return find_gpu(_CARDS.get(case.gpu, case.gpu))
+
+
 def room_mib(case: Case) -> float:
-    """What programs may take on the card."""
-    return float(find_gpu(_CARDS.get(case.gpu, case.gpu)).usable_mib)
+    """What programs may take on it."""
+    return float(card(case).usable_mib)
 
 
-def interval_coverage(errors: dict[str, npt.NDArray[np.float64]]) -> tuple[int, int]:
-    """Rows within the 80 % interval that the other sources give; each source weighs the same."""
-    held = total = 0
-    for source, mine in errors.items():
-        others = [e for name, e in errors.items() if name != source]
-        if not others:
-            continue
-        spread = _spread(others)
-        held += int((np.abs(mine) <= spread).sum())
-        total += len(mine)
-    return held, total
-
-
-def _spread(groups: list[npt.NDArray[np.float64]]) -> float:
-    """The 80 % quantile of absolute log errors, sources weighing alike."""
-    values = np.concatenate([np.abs(g) for g in groups])
-    weights = np.concatenate([np.full(len(g), 1 / len(g)) for g in groups])
+def half_width(errors: Floats, difficulty: Floats, sources: npt.NDArray[np.str_]) -> float:
+    """The 80 % quantile of absolute log errors by difficulty; large sources weigh less by row."""
+    names, member = np.unique(sources, return_inverse=True)
+    weights = np.bincount(member, minlength=len(names))[member] ** -0.5
+    values = np.abs(errors) / difficulty
     order = np.argsort(values)
-    cumulative = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(cumulative, 0.8)])
+    middle = np.cumsum(weights[order]) - weights[order] / 2
+    return float(np.interp(0.8 * weights.sum(), middle, values[order]))
 
 
 def main(arguments: list[str]) -> None:
@@ -331,26 +328,33 @@ def _rows(done: list[tuple[Case, dict[str, float]]]) -> None:
 
 
 def _figures(done: list[tuple[Case, dict[str, float]]]) -> None:
-    print(f"{'':12s}{'n':>5s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s}  held (source out)")
+    measured = list(_measured(done))
+    errors = np.array([error for _, error in measured])
+    difficulty = np.array([technique_difficulty(case.setup) for case, _ in measured])
+    sources = np.array([case.source for case, _ in measured])
+    held = np.zeros(len(errors), bool)
+    for source in np.unique(sources):
+        mine = sources == source
+        width = half_width(errors[~mine], difficulty[~mine], sources[~mine])
+        held[mine] = np.abs(errors[mine]) <= width * difficulty[mine]
+    print(f"{'':28s}{'n':>4s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s} {'80 % holds':>11s}")
     for group in ("one GPU", "qlora", "sharded", "all"):
-        by_source: dict[str, list[float]] = {}
-        for case, error in _measured(done):
-            if group in (case.group, "all"):
-                by_source.setdefault(case.source, []).append(error)
-        logs = np.array([e for errors in by_source.values() for e in errors])
-        if not len(logs):
-            continue
-        held, total = interval_coverage({k: np.array(v) for k, v in by_source.items()})
-        share = f"{100 * held / total:.0f} % of {total}" if total else "one source only"
-        bias = 100 * (np.exp(np.median(logs)) - 1)
-        print(f"{group:12s}{len(logs):5d} {_summary(logs)} {bias:+6.1f}%  {share}")
-        for source, errors in sorted(by_source.items()):
-            print(f"    {source:24s}{len(errors):4d} {_summary(np.array(errors))}")
+        here = np.array([group in (case.group, "all") for case, _ in measured])
+        print(f"{group:28s}{_summary(errors[here], held[here])}")
+        for source in np.unique(sources[here]):
+            both = here & (sources == source)
+            print(f"    {source:24s}{_summary(errors[both], held[both])}")
+    width = half_width(errors, difficulty, sources)
+    print(f"half width {width:.3f} of all sources (shipped: {HALF_WIDTH}); held: source left out")
 
 
-def _summary(logs: npt.NDArray[np.float64]) -> str:
+def _summary(logs: Floats, held: npt.NDArray[np.bool_]) -> str:
     off = np.abs(np.exp(logs) - 1)
-    return f"{100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}%"
+    bias = 100 * (np.exp(np.median(logs)) - 1)
+    return (
+        f"{len(logs):4d} {100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}% "
+        f"{bias:+6.1f}% {100 * held.mean():9.0f} %"
+    )
 
 
 def _fits(done: list[tuple[Case, dict[str, float]]]) -> None:
