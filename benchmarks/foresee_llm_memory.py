@@ -4,7 +4,9 @@ Nothing is fitted: a row is one set-up, and its graph says what is allocated or 
 rows can be asked is decided by what the source says about the set-up, never by the error.
 Intervals are conformal over sources: the spread for a source comes from the other sources alone.
 
-`python -m benchmarks.foresee_llm_memory [--rows]`
+`python -m benchmarks.foresee_llm_memory [--rows] [--plain]`: `--plain` leaves out what only the
+source's code tells (adapters' targets and types, chunked losses, fused optimizers), as a user
+would who asks by name, length, batch and rank alone.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Unexpressible(Exception):
     """A row whose set-up cannot be asked, with the reason."""
 
 
-def read_cases() -> Tally:
+def read_cases(*, plain: bool = False) -> Tally:
     """Both tables; what is in both counts once."""
     tally = Tally()
     training = pl.read_parquet(shared("profiles/published_llm_training.parquet"))
@@ -79,7 +81,7 @@ def read_cases() -> Tally:
     for make, table in ((_from_training, known), (_from_memory, own)):
         for row in table.iter_rows(named=True):
             try:
-                tally.cases.append(make(row))
+                tally.cases.append(make(row, plain))
             except Unexpressible as reason:
                 tally.left[f"{row['source']}: {reason}"] += 1
     return tally
@@ -114,10 +116,12 @@ def _usual_heads(width: int, ranks: int) -> int:
     return min(fits, key=lambda h: abs(width / h - 128))
 
 
-def _from_training(row: Mapping[str, Any]) -> Case:
+def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
     _refuse(row)
     shape = _shape(row)
-    if row["source"] == "litgpt":  # its models never share the head with the embedding
+    if (
+        row["source"] == "litgpt" and not plain
+    ):  # its models never share the head with the embedding
         shape = replace(shape, tied=False)
     sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
     lora = row["method"] in ("lora", "qlora")
@@ -131,7 +135,7 @@ def _from_training(row: Mapping[str, Any]) -> Case:
     replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
     if replicas < 2 and sharding != "none":
         parts[0] = "none"
-    if row["source"] == "litgpt" and sharding == "fsdp":
+    if row["source"] == "litgpt" and sharding == "fsdp" and not plain:
         parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
     precision = row["precision"]
     given: dict[str, Any] = {
@@ -145,7 +149,7 @@ def _from_training(row: Mapping[str, Any]) -> Case:
         "attention": "sdpa" if row["flash_attention"] == "y" else "eager",
         "compile": row["compile"] == "y",
         "offload": "params" if row["offload"] == "optimizer+params" else "none",
-        **_framework(row, lora),
+        **(_asked(row, lora) if plain else _framework(row, lora)),
     }
     truth = row["peak_memory_gib"]
     return Case(
@@ -180,6 +184,14 @@ def _refuse(row: Mapping[str, Any]) -> None:
         raise Unexpressible("lengths vary and the longest is not stated")
     if row["micro_batch"] is None:
         raise Unexpressible("the batch is not stated")
+
+
+def _asked(row: Mapping[str, Any], lora: bool) -> dict[str, Any]:
+    """What the table alone says."""
+    given: dict[str, Any] = {"lora": f"r={row['lora_rank'] or 8}"} if lora else {}
+    if row["method"] == "qlora":
+        given["quant"] = "nf4"
+    return given
 
 
 def _framework(row: Mapping[str, Any], lora: bool) -> dict[str, Any]:
@@ -222,7 +234,7 @@ def _made(given: dict[str, Any]) -> Setup:
         raise Unexpressible(str(error)) from None
 
 
-def _from_memory(row: Mapping[str, Any]) -> Case:
+def _from_memory(row: Mapping[str, Any], plain: bool) -> Case:
     if row["source"] == "deepspeed-docs" or row["model"].startswith(("t0", "mt0", "stable-diff")):
         raise Unexpressible("not a decoder")
     if row["source"] != "hf-blog-4bit":
@@ -235,7 +247,7 @@ def _from_memory(row: Mapping[str, Any]) -> Case:
     given = {
         "optimizer": "adamw",
         # Trainer(fp16=True) over what prepare_model_for_kbit_training has made fp32
-        "precision": "amp",
+        "precision": "fp16" if plain else "amp",
         "seq": int(row["seq_or_image"]),
         "lora": "r=8:q,v",
         "quant": "int8" if "int8" in technique else "nf4",
@@ -298,7 +310,7 @@ def half_width(errors: Floats, difficulty: Floats, sources: npt.NDArray[np.str_]
 
 
 def main(arguments: list[str]) -> None:
-    tally = read_cases()
+    tally = read_cases(plain="--plain" in arguments)
     done = [(case, foreseen_mib(case)) for case in tally.cases]
     if "--rows" in arguments:
         _rows(done)
