@@ -171,6 +171,7 @@ def _gemma(r: _ConfigReader) -> DecoderShape:
         tied=r.flag("tie_word_embeddings", True),
         norms=4 if every else 2,
         head_norm=kind.startswith("gemma3"),
+        wide_norm=True,
         softcap=kind == "gemma2",
     )
 

@@ -83,6 +83,8 @@ class DecoderShape:
     positions: int = 0
     """Learned positions; 0 for none."""
     head_norm: bool = False
+    wide_norm: bool = False
+    """A norm's scale is applied in fp32, before the result is made narrow (Gemma)."""
     parallel_block: bool = False
     """Attention and MLP read the same normalised input."""
     dropout: float = 0.0
