@@ -383,11 +383,11 @@ class _DecoderAssembly:
             store.add_one(-1, store.end, saved * (deep - 1), 1, "saved")
 
     def _held_inputs(self, store: _TensorStore, forward: int) -> None:
-        """bitsandbytes keeps the inputs of 4-bit products on the graph itself, where a backward
+        """bitsandbytes keeps the inputs of its products on the graph itself, where a backward
         pass does not free them; a loop that holds its last loss or logits while the next forward
         pass runs has them twice."""
         setup = self.setup
-        if setup.quant != "nf4" or setup.checkpoint == "full" or setup.inference:
+        if setup.quant == "none" or setup.checkpoint == "full" or setup.inference:
             return
         for template in self.templates:
             inputs = {id(v): v for v in template.tape.held}.values()
