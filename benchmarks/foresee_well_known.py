@@ -2,7 +2,8 @@
 
 Tokens a second a GPU follow from GPU hours and tokens in papers and model cards, so they include
 restarts and evaluations; how the work was divided is as published where it is, else assumed, and
-the table says which (checkpointing and micro-batches then such that it fits). None of these rows was fitted on but BLOOM's (its makers' logs were).
+the table says which (checkpointing and micro-batches then such that it fits). None of these rows
+was fitted on but BLOOM's (its makers' logs were).
 
     python -m benchmarks.foresee_well_known [--json]
 """
