@@ -20,7 +20,7 @@ from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.setup import LoraAdapter, Parallelism, Setup
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, difficulty, groups_of, priced
 from presage.learn import Floats
 from presage.learn.conformal import Conformal, grouped_folds
