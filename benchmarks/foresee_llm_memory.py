@@ -25,13 +25,9 @@ from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
-<<<<<<< HEAD
-from presage.model.setup import Setup
-=======
-from presage.model.setup import Setup
 from presage.foresee.sharding import communicator_bytes
->>>>>>> llm
 from presage.model.errors import UserError
+from presage.model.setup import Setup
 
 CONTEXT_MIB = {"v100": 800.0, "a100": 800.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
 """What a process takes before its first tensor."""

@@ -16,13 +16,13 @@ from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoder_graph import decoder_length
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
+from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import MemoryPhysics, largest_batch
 from presage.foresee.prices import cost_of, price_of, price_source
 from presage.foresee.steptime import Operators
 from presage.foresee.timing import StepForecast, step_time
-from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
+from presage.foresee.utilization import Features, profile_of
 from presage.learn import Floats
 from presage.model.errors import ConfigError, GraphError
 from presage.model.setup import Setup
@@ -51,7 +51,8 @@ def predict_model(
         _check_gpu(gpu, setup)
     graph = model.graph(setup)
     answer = predict_graph(graph, batch, gpus, setup, model.decoder, largest=largest)
-    return replace(answer, assumptions=[*assumed, *setup.assumptions()])
+    said = setup.assumptions(language=model.decoder is not None)
+    return replace(answer, assumptions=[*assumed, *said])
 
 
 def _check_gpu(gpu: Gpu, setup: Setup) -> None:
@@ -111,8 +112,7 @@ def _on(
     graph, batch = physics.graph, int(physics.batch)
     estimator = estimators.memory().graph
     forecast = estimator.forecast(physics, gpu, setup)
-    job = Features.of([_workload(graph, batch, gpu)])
-    busy = estimators.utilization().predict_interval(job)[0]
+    busy = estimators.utilization_of(Features.of([profile_of(graph, batch, gpu)]))[0]
     most = largest_batch(estimator, graph, gpu, setup) if largest else 0
     samples = batch * setup.accumulate * setup.data_parallel
     tokens = _tokens(graph, setup)
@@ -179,28 +179,6 @@ def _reason(memory: Sequence[float] | Floats, room: float, most: int, batch: int
     return f"does not fit: {need}; {less} of the {batch:,} asked"
 
 
-def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
-    forward = np.flatnonzero(graph.phase == 0)
-    kinds = np.full(len(KINDS), int(LayerClass.OTHER))
-    for name in CONVOLUTIONS:
-        kinds[KINDS.index(name)] = LayerClass.CONV
-    for name in ("linear", "matmul", "attention", "recurrent"):
-        kinds[KINDS.index(name)] = LayerClass.LINEAR
-    kinds[KINDS.index("activation")] = LayerClass.ACTIVATION
-    image = bool(graph.inputs) and len(graph.inputs[0].shape) == 3
-    return TrainingProfile(
-        batch=batch,
-        input_elements=float(max(1, input_elements(graph.inputs))),
-        kinds=kinds[graph.kind[forward]].astype(np.intp),
-        macs=graph.macs[forward, 1],
-        activations=graph.written[forward, 1],
-        params=graph.weights[forward],
-        gpu=gpu,
-        pipeline=InputPipeline.IMAGES if image else InputPipeline.VECTORS,
-        half_precision=graph.options.get("precision") != "fp32",
-    )
-
-
 def _evidence(graph: OpGraph, setup: Setup, gpus: Sequence[Gpu]) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
@@ -235,6 +213,8 @@ def _alone(graph: OpGraph, batch: int, gpu: Gpu) -> JobAlone:
     moved = graph.at(graph.read, batch).sum() + graph.at(graph.written, batch).sum()
     return JobAlone(
         util_pct=answer.gpu_util_pct.p50,
+        util_low_pct=answer.gpu_util_pct.p10,
+        util_high_pct=answer.gpu_util_pct.p90,
         memory_mib=answer.memory_mib.p50,
         step_ms=answer.step_ms.p50,
         batch=batch,

@@ -11,7 +11,7 @@ The effects are fitted in `roofline_fitting`; nothing here learns, and no trees 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ __all__ = [
     "Roofline",
     "Work",
     "host_launches",
+    "joined_ms",
     "kernel_ms",
+    "only_forward",
     "plain_precision",
     "shipped_roofline",
     "step_ms",
+    "without_optimizer",
     "work_of",
 ]
 
@@ -46,7 +49,8 @@ _DIRECT = 0.1
 it reads about as much from the caches as it computes."""
 _TFLOPS_A_WATT = 0.9
 """What matrix units sustain at most: about 630 TFLOP/s on an H100 of 700 W, whose peak is 989. The
-peak of a card with little power for its size is no more than a figure."""
+peak of a card with little power for its size is no more than a figure. Half of it in TF32, whose
+operands are twice as wide, and twice of it in FP8."""
 _TILE = 128 * 128
 """Elements of the output that one multiprocessor computes at a time in a product of matrices."""
 _SHARP = 2.0
@@ -69,7 +73,7 @@ class Work:
     """What a step does on a GPU before any efficiency: one entry for each unlike operator."""
 
     slot: Ints
-    """Class and phase of each: class + phase · number of classes."""
+    """Class, phase and whether it is a convolution over a line: see `_slots`."""
     rate: Ints
     """Index into _RATES: which arithmetic it runs on."""
     compute_ms: Floats
@@ -93,15 +97,21 @@ def work_of(ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Work:
     peak = np.where(depthwise, np.minimum(peak, _DIRECT * gpu.fp32_tflops * 1e12), peak)
     dense = np.isin(ops.kind, [KINDS.index(kind) for kind in _DENSE])
     waves = np.where(dense & ~depthwise, gpu.sms * _TILE / np.maximum(written, 1.0), 0.0)
-    phase = np.minimum(ops.phase, _PHASES - 1)
     return Work(
-        slot=ops.classes() + phase * len(CLASSES),
+        slot=_slots(ops),
         rate=rate,
         compute_ms=2e3 * macs / peak,
         waves=np.minimum(waves, 1e3),
         traffic_ms=1e3 * (read + written) * width / (gpu.bandwidth_gbs * 1e9),
         count=ops.count,
     )
+
+
+def _slots(ops: Operators) -> Ints:
+    """Class + number of classes · (phase + 2 · whether it convolves over a line, as of sound)."""
+    line = (ops.side == 0) & np.isin(ops.kind, [KINDS.index(kind) for kind in _CONVOLUTIONS])
+    phase = np.minimum(ops.phase, _PHASES - 1)
+    return np.asarray(ops.classes() + len(CLASSES) * (phase + _PHASES * line), np.int64)
 
 
 def host_launches(ops: Operators, setup: Setup) -> float:
@@ -122,7 +132,7 @@ def _rates(kind: Ints, gpu: Gpu, precision: str) -> tuple[Ints, Floats]:
         fast = convolution | (precision == "tf32")
         fast &= gpu.tf32_tflops is not None
         rate = np.where(fast, _RATES.index("tf32"), _RATES.index("simt"))
-        peak = np.where(fast, _sustained(gpu, gpu.tflops("tf32")), gpu.fp32_tflops)
+        peak = np.where(fast, _sustained(gpu, gpu.tflops("tf32"), 0.5), gpu.fp32_tflops)
         return rate, peak * 1e12
     if precision == "fp8" and gpu.fp8_tflops is not None:
         fast = np.isin(kind, [KINDS.index("linear")])
@@ -205,7 +215,7 @@ class Roofline:
     def _tables_of(self, gpu: Gpu, layout: str) -> tuple[Floats, Floats]:
         key = (gpu.name, gpu.architecture, layout)
         if key not in self._tables:
-            shape = (len(_RATES), _PHASES * len(CLASSES))
+            shape = (len(_RATES), 2 * _PHASES * len(CLASSES))
             tables = np.zeros((2, *shape))
             for place, what in enumerate(("compute", "memory")):
                 for rate in range(shape[0]):
@@ -231,9 +241,10 @@ class Roofline:
 
 def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> list[str]:
     """Names of the effects on the arithmetic or the traffic of a class of operators."""
-    place, phase = slot % len(CLASSES), slot // len(CLASSES)
+    place, turn = slot % len(CLASSES), slot // len(CLASSES)
+    line, phase = divmod(turn, _PHASES)
     name, kind, speed = CLASSES[place], KINDS[_KIND[place]], _RATES[rate]
-    ours = gpu.architecture
+    ours, lineage = gpu.architecture, gpu.architecture.rstrip("0123456789")
     effects = [
         what,
         f"{what} kind {kind}",
@@ -241,11 +252,14 @@ def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> li
         f"{what} phase {name} {phase}",
         f"{what} rate {speed}",
         f"{what} kind rate {kind} {speed}",
+        f"{what} lineage {lineage} {speed}",
         f"{what} generation {ours}",
         f"{what} generation rate {ours} {speed}",
         f"{what} generation kind {ours} {kind} {speed}",
         f"{what} gpu {gpu.name}",
     ]
+    if line:
+        effects += [f"{what} line", f"{what} line {kind}"]
     if layout == "nhwc":
         effects += [f"{what} nhwc {speed}", f"{what} nhwc {kind}", f"{what} nhwc {name}"]
     return effects
@@ -304,5 +318,9 @@ def joined_ms(kernels_ms: float, host_ms: float) -> float:
 
 def without_optimizer(ops: Operators) -> Operators:
     """The operators of a micro-batch that is not the last before the optimizer steps."""
-    rows = ops.rows()
-    return replace(Operators.from_rows(rows[ops.phase < _PHASES], ops.params))
+    return Operators.from_rows(ops.rows()[ops.phase < _PHASES], ops.params)
+
+
+def only_forward(ops: Operators) -> Operators:
+    """Those of the forward pass, as inference runs them."""
+    return Operators.from_rows(ops.rows()[ops.phase == 0], ops.params)

@@ -35,13 +35,14 @@ Ints = npt.NDArray[np.int64]
 _USUAL = {
     "compute": 0.6,
     "memory": 0.3,
-    "host": np.log(0.02),
+    "host": np.log(0.04),
     "launch": np.log(0.004),
     "fill": -1.0,
 }
-"""Where the common effects begin: slower than the peak, 20 µs of host and 4 µs of kernel a launch,
+"""Where the common effects begin: slower than the peak, 40 µs of host and 4 µs of kernel a launch,
 a third of a round of tiles lost."""
 _SPREAD = (
+    ("lineage", 0.3),
     ("compute kind rate", 0.4),
     ("memory kind rate", 0.3),
     ("generation kind", 0.15),
@@ -53,21 +54,22 @@ _SPREAD = (
     ("kind", 0.7),
     ("rate", 0.3),
     ("nhwc", 0.2),
+    ("line", 0.4),
     ("host system", 0.4),
     ("host source", 0.4),
     ("host amp", 0.3),
     ("host compiled", 0.5),
-    ("source", 0.08),
-    ("family", 0.1),
+    ("source", 0.03),
     ("compute", 1.0),
     ("memory", 1.0),
-    ("host", 1.0),
+    ("host", 2.0),
     ("launch", 0.5),
     ("fill", 1.0),
 )
 """Standard deviations of effects; the first whose words are in the name holds."""
 _FAR = 0.25
-_ROUNDS = 25
+_ROUNDS = 40
+_NOISE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,10 @@ class _Problem:
         memory: list[list[int]] = []
         place: list[Ints] = []
         for row in rows:
-            key = row.work.rate * 1000 + row.work.slot
+            key = row.work.rate * 10000 + row.work.slot
             mine = np.empty(len(key), np.int64)
             for value in np.unique(key):
-                rate, slot = divmod(int(value), 1000)
+                rate, slot = divmod(int(value), 10000)
                 combo = (rate, slot, row.gpu.name, row.setup.layout)
                 if combo not in combos:
                     combos[combo] = len(combos)
@@ -171,9 +173,9 @@ class _Problem:
         slopes = np.zeros(self.rows * size)
         for values, table in ((d_done, self.compute), (d_moved, self.memory)):
             summed = np.bincount(self.pair, values, len(self.pairs)) * by_kernels[self.pair_row]
-            for column in table.T:
-                at = self.pair_row * size + column[self.pair_combo]
-                slopes += np.bincount(at, summed, len(slopes))
+            at = self.pair_row[:, None] * size + table[self.pair_combo]
+            many = np.repeat(summed, table.shape[1])
+            slopes += np.bincount(at.ravel(), many, len(slopes))
         d_fill = np.bincount(row, d_done * fill / (1 + fill), self.rows) * by_kernels
         d_launch = launch * np.bincount(row, count, self.rows) * by_kernels
         index = np.arange(self.rows) * size
@@ -198,11 +200,15 @@ def _host_names(row: Observation, nuisance: bool) -> list[str]:
 
 
 def _total_names(row: Observation) -> list[str]:
-    return [f"source {row.source}", f"family {row.family}"]
+    return [f"source {row.source}"]
 
 
-def fit_roofline(rows: Sequence[Observation], weight: Floats | None = None) -> Roofline:
-    """The effects that explain the rows best; with `weight` of each."""
+def fit_roofline(
+    rows: Sequence[Observation],
+    weight: Floats | None = None,
+    begin: Roofline | None = None,
+) -> Roofline:
+    """The effects that explain the rows best; with `weight` of each. `begin` only saves time."""
     names = _Names()
     problem = _Problem(rows, names, nuisance=True)
     known = list(names.place)
@@ -210,16 +216,33 @@ def fit_roofline(rows: Sequence[Observation], weight: Floats | None = None) -> R
     stiff = np.array([1.0] + [_spread(name) ** -2 for name in known[1:]])
     truth = np.log([row.ms for row in rows])
     weight = np.ones(len(rows)) if weight is None else weight
-    noise = 0.15**-2
-    theta = centre.copy()
+    trust = weight * _NOISE**-2
+
+    def cost(guess: Floats, theta: Floats) -> float:
+        off = np.abs(truth - guess)
+        loss = np.where(off < _FAR, 0.5 * off**2, _FAR * (off - 0.5 * _FAR))
+        return float((trust * loss).sum() + 0.5 * (stiff * (theta - centre) ** 2).sum())
+
+    theta, damp = centre.copy(), 1.0
+    if begin is not None:
+        theta[1:] = [begin.effects.get(name, 0.0) for name in known[1:]]
+        damp = 0.01
+    guess, slopes = problem.predict(theta)
+    best = cost(guess, theta)
     for _ in range(_ROUNDS):
-        guess, slopes = problem.predict(theta)
         error = truth - guess
-        trust = noise * weight * np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9))
-        square = slopes.T @ (slopes * trust[:, None]) + np.diag(stiff)
-        toward = slopes.T @ (error * trust) - stiff * (theta - centre)
+        weights = trust * np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9))
+        square = slopes.T @ (slopes * weights[:, None])
+        square[np.diag_indices_from(square)] += stiff * (1.0 + damp)
+        toward = slopes.T @ (error * weights) - stiff * (theta - centre)
         step = np.clip(np.linalg.solve(square, toward), -0.7, 0.7)
-        theta = theta + step
-        if np.abs(step).max() < 2e-3:
-            break
+        tried = problem.predict(theta + step)
+        found = cost(tried[0], theta + step)
+        if found < best:
+            gained, best = best - found, found
+            theta, (guess, slopes), damp = theta + step, tried, damp / 4
+            if gained < 1e-4 * best:
+                break
+        else:
+            damp = min(damp * 8, 1e6)
     return Roofline(dict(zip(known[1:], theta[1:].tolist(), strict=True)))

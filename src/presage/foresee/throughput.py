@@ -3,8 +3,8 @@
 A step is products at a learned share of a GPU's peak, passes over its memory, the launches of its
 host, and what other GPUs make it wait (`communication`). `_llm_work` turns a model and a set-up
 into operations and bytes; `step_seconds` prices them with efficiencies that `throughput_fitting`
-learned from published trainings, by architecture and precision, so that a GPU that nobody published
-inherits those of its generation. Nothing here reads measurements.
+learned from published trainings, by architecture and precision, so that a GPU that nobody
+published inherits those of its generation. Nothing here reads measurements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import hypot, log
+from math import log
 from typing import Any, Self
 
 import numpy as np
@@ -22,10 +22,11 @@ from presage.foresee._llm_work import StepWork, way, work
 from presage.foresee.communication import KINDS, Exposure, exposed, shipped
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.learn import Floats
-from presage.learn.bundle import under
-from presage.model.errors import BundleError
 from presage.model.setup import Setup
+from presage.learn import Floats
+from presage.learn.bundle import prefixed, under
+from presage.learn.groups import GroupConformal
+from presage.model.errors import BundleError, UserError
 
 __all__ = [
     "EFFECTS",
@@ -193,16 +194,15 @@ class Throughput:
         self,
         values: Mapping[str, float],
         effects: Mapping[tuple[str, str], float],
-        offsets: Mapping[str, tuple[float, float, float]],
+        spread: GroupConformal,
         seen: Mapping[str, Sequence[str]] | None = None,
         ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.values = dict(values)
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
-        self.offsets = dict(offsets)
-        """By what was left out (model, gpu, stack): p10, p50, p90 of the logarithm of true over
-        foreseen seconds."""
+        self.spread = spread
+        """Of seconds, by what was left out: model, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
         """Pairs of architecture and precision that were measured."""
         self.ranges = dict(ranges or {})
@@ -230,16 +230,10 @@ class Throughput:
         """Seconds of steps."""
         return np.asarray(sum(self.parts(of, groups).values()), dtype=np.float64)
 
-    def interval(self, groups: Mapping[str, str], far: float = 0.0) -> Floats:
-        """p10, p50, p90 of true over foreseen seconds, wider the less of this was measured."""
-        low, middle, high = self.offsets["model"]
-        for kind in ("gpu", "stack"):
-            if (kind, groups[kind]) not in self.effects:
-                new = self.offsets[kind]
-                low = min(low, -hypot(min(low, 0.0), max(0.0, middle - new[0])) + middle)
-                high = max(high, hypot(max(high, 0.0), max(0.0, new[2] - middle)) + middle)
-        wide = 1 + far
-        return np.exp([middle + wide * (low - middle), middle, middle + wide * (high - middle)])
+    def unseen(self, groups: Mapping[str, str]) -> list[str]:
+        """What nothing was measured of; a model always counts as new."""
+        new = [kind for kind in ("gpu", "stack") if (kind, groups[kind]) not in self.effects]
+        return ["model", *new]
 
     def to_arrays(self) -> Arrays:
         """What `from_arrays` takes."""
@@ -249,10 +243,10 @@ class Throughput:
             "effect.kinds": np.array(kinds, dtype=str),
             "effect.members": np.array(members, dtype=str),
             "effect.values": np.array(list(self.effects.values())),
-            "offsets": np.array([self.offsets[kind] for kind in ("model", "gpu", "stack")]),
             "seen": np.array(self.seen.get("precision", ()), dtype=str),
             "range.names": np.array(list(self.ranges), dtype=str),
             "range.values": np.array(list(self.ranges.values())).reshape(-1, 2),
+            **prefixed("spread", self.spread.to_arrays()),
         }
 
     @classmethod
@@ -265,12 +259,6 @@ class Throughput:
                 (str(kind), str(member)): float(x)
                 for kind, member, x in zip(kinds, members, arrays["effect.values"], strict=True)
             }
-            offsets = {
-                kind: (float(low), float(middle), float(high))
-                for kind, (low, middle, high) in zip(
-                    ("model", "gpu", "stack"), arrays["offsets"], strict=True
-                )
-            }
             ranges = {
                 str(name): (float(low), float(high))
                 for name, (low, high) in zip(
@@ -278,9 +266,10 @@ class Throughput:
                 )
             }
             seen = {"precision": [str(pair) for pair in arrays["seen"]]}
-        except (KeyError, ValueError, TypeError) as wrong:
+            spread = GroupConformal.from_arrays(under("spread", arrays))
+        except (KeyError, ValueError, TypeError, UserError) as wrong:
             raise BundleError(f"these arrays hold no throughput model: {wrong}") from None
-        return cls(values, effects, offsets, seen, ranges)
+        return cls(values, effects, spread, seen, ranges)
 
     def distance(self, shape: DecoderShape, setup: Setup, gpu: Gpu, tokens: float) -> _Distance:
         """How far a question is from what was measured, from 0 to 1, and why."""
@@ -326,23 +315,23 @@ def llm_step(
     stack: str | None = None,
     model: Throughput | None = None,
 ) -> LlmStep:
-    """A training step with micro-batches of `batch` samples for each replica. `machine` is the GPUs
-    of a machine where that is known, `stack` the software if it is one that was measured."""
+    """A training step with micro-batches of `batch` samples for each replica. `machine` is the
+    GPUs of a machine where that is known, `stack` the software if it is one that was measured."""
     model = model or throughput()
     of = work(shape, setup, batch, gpu, machine)
     groups = groups_of(setup, gpu, stack)
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    spread = model.interval(groups, distance.far)
-    low, middle, high = sum(parts.values()) * spread
+    whole = sum(parts.values())
+    low, middle, high = model.spread.interval([whole], [1 + distance.far], model.unseen(groups))[0]
     speed = of.tokens / middle
     return LlmStep(
-        step_s=(float(low), float(middle), float(high)),
+        step_s=(low, middle, high),
         tokens_per_s=speed,
         tokens_per_s_per_gpu=speed / setup.gpus,
         mfu=of.flops / middle / setup.gpus / of.peak,
-        parts={kind: part * float(spread[1]) for kind, part in parts.items() if part > 0},
+        parts={kind: part * middle / whole for kind, part in parts.items() if part > 0},
         domain=distance.far,
         why=distance.why,
     )

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.throughput import EFFECTS, PRIORS, StepWork, step_seconds
-from presage.learn import Floats
-from presage.model.errors import PresageError
 from presage.model.setup import LoraAdapter, Parallelism, Setup
+from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, groups_of
+from presage.learn import Floats
+from presage.learn.conformal import grouped_folds
+from presage.learn.groups import GroupConformal
+from presage.learn.posterior import most_probable
+from presage.model.errors import PresageError
 
-__all__ = ["Measured", "published_rows"]
+__all__ = ["Measured", "Trainings", "fit_throughput", "learn", "published_rows", "without"]
 
 _SHARDING = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}
 _HYBRIDS: dict[str, dict[str, Any]] = {
@@ -253,133 +259,113 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
 
 # -- the fit ------------------------------------------------------------------------------------
 
-
-def columns(works: Sequence[StepWork]) -> dict[str, Any]:
-    """A table of work: an array for each field, by kind where there are several."""
-    table: dict[str, Any] = {}
-    for f in fields(StepWork):
-        values = np.array([getattr(w, f.name) for w in works], dtype=float)
-        table[f.name] = list(values.T) if values.ndim == 2 else values
-    return table
+NOISE = 0.07
+"""What the same training differs by from one publication to the next."""
+WAYS = ("model", "gpu", "stack")
+"""What predictions are made without, to learn how far they are off."""
 
 
-def levels(row: Measured) -> dict[str, str]:
-    """The groups that a row is of."""
-    kind = "experts" if row.shape.experts else "dense"
-    return {
-        "architecture": row.gpu.architecture,
-        "attention architecture": row.gpu.architecture,
-        "gpu": row.gpu.name,
-        "stack": row.source,
-        "model kind": kind,
-    }
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """Measured trainings, ready to be fitted."""
 
+    rows: tuple[Measured, ...]
+    columns: Mapping[str, Any]
+    groups: tuple[Mapping[str, str], ...]
+    seconds: Floats
 
-SHARES = ("gather", "tensor", "pipeline", "context", "experts")
-"""Values that are shares of a whole."""
+    @classmethod
+    def of(cls, rows: Sequence[Measured]) -> Trainings:
+        """With the work of each."""
+        works = [work(r.shape, r.setup, r.batch, r.gpu, r.machine) for r in rows]
+        columns: dict[str, Any] = {}
+        for field in fields(StepWork):
+            values = np.array([getattr(w, field.name) for w in works], dtype=float)
+            columns[field.name] = list(values.T) if values.ndim == 2 else values
+        speed = np.array([r.tokens_per_s_per_gpu * r.setup.gpus for r in rows])
+        groups = tuple(groups_of(r.setup, r.gpu, r.source) for r in rows)
+        return cls(tuple(rows), columns, groups, columns["tokens"] / speed)
 
-
-class ThroughputModel:
-    """Efficiencies and effects of groups."""
-
-    def __init__(
-        self,
-        effects: Mapping[str, float] = EFFECTS,
-        priors: Mapping[str, tuple[float, float]] = PRIORS,
-        noise: float = 0.1,
-        robust: float = 1.5,
-        balance: float = 0.5,
-    ) -> None:
-        self.spread = dict(effects)
-        self.priors = dict(priors)
-        self.noise, self.robust, self.balance = noise, robust, balance
-
-    def fit(
-        self,
-        table: Mapping[str, Any],
-        groups: Sequence[Mapping[str, str]],
-        seconds: Floats,
-        weights: Floats,
-    ) -> ThroughputModel:
-        self.names = [*self.priors]
-        self.members = {e: sorted({g[e] for g in groups}) for e in self.spread}
-        place = {}
-        start = [m for m, _ in self.priors.values()]
-        scale = [s for _, s in self.priors.values()]
-        for e, found in self.members.items():
-            for m in found:
-                place[e, m] = len(start)
-                start.append(0.0)
-                scale.append(self.spread[e])
-        self.place = place
-        mean, sd = np.array(start), np.array(scale)
-        index = {e: np.array([place[e, g[e]] for g in groups]) for e in self.spread}
-        y = np.log(seconds)
-        w = np.sqrt(weights) / self.noise
-
-        def residuals(x: Floats) -> Floats:
-            return (y - self._log(table, x, index)) * w
-
-        x = mean.copy()
-        damp = 1e-2
-        r = residuals(x)
-
-        def cost(r, x):
-            a = np.abs(r)
-            k = self.robust
-            return np.sum(np.where(a < k, r**2, 2 * k * a - k * k)) + np.sum(
-                ((x - mean) / sd) ** 2
-            )
-
-        best = cost(r, x)
-        for _ in range(40):
-            J = np.empty((len(y), len(x)))
-            for i in range(len(x)):
-                h = 1e-4
-                step = x.copy()
-                step[i] += h
-                J[:, i] = (residuals(step) - r) / h
-            irls = np.minimum(1.0, self.robust / np.maximum(np.abs(r), 1e-9))
-            A = (J * irls[:, None]).T @ J + np.diag(1 / sd**2)
-            g = (J * irls[:, None]).T @ r + (x - mean) / sd**2
-            for _ in range(8):
-                d = np.linalg.solve(A + damp * np.diag(np.diag(A)), -g)
-                trial = x + np.clip(d, -0.5, 0.5)
-                rt = residuals(trial)
-                c = cost(rt, trial)
-                if c < best:
-                    break
-                damp *= 4
-            else:
-                break
-            done = best - c < 1e-3
-            x, r, best, damp = trial, rt, c, max(damp / 6, 1e-6)
-            if done:
-                break
-        self.x = x
-        return self
-
-    def _log(self, table, x, index):
-        v = {n: np.exp(x[i]) for i, n in enumerate(self.names)}
-        for s in SHARES:
-            v[s] = np.minimum(v[s], 0.95)
-        get = lambda e: x[index[e]] if e in index else 0.0
-        arch = np.exp(get("architecture"))
-        bits = np.where(
-            table["eight"] > 0,
-            np.where(table["four"] > 0, v["products nvfp4"], v["products fp8"]),
-            1.0,
-        )
-        v["products half"] = v["products"] * arch
-        v["products"] = v["products"] * arch * bits
-        v["attention"] = v["attention"] * np.exp(get("attention architecture"))
-        total = sum(step_seconds(table, v).values())
-        return np.log(total) + get("gpu") + get("stack") + get("model kind")
-
-    def predict(self, table, groups):
-        x = np.append(self.x, 0.0)
-        index = {
-            e: np.array([self.place.get((e, g[e]), len(self.x)) for g in groups])
-            for e in self.spread
+    def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> Trainings:
+        columns = {
+            name: [each[chosen] for each in values] if isinstance(values, list) else values[chosen]
+            for name, values in self.columns.items()
         }
-        return np.exp(self._log(table, x, index))
+        picked = np.flatnonzero(chosen)
+        return Trainings(
+            tuple(self.rows[i] for i in picked),
+            columns,
+            tuple(self.groups[i] for i in picked),
+            self.seconds[chosen],
+        )
+
+    def labels(self, kind: str) -> npt.NDArray[np.str_]:
+        """The model, GPU or software of each."""
+        if kind == "model":
+            return np.array([row.model for row in self.rows])
+        return np.array([one[kind] for one in self.groups])
+
+    @property
+    def weights(self) -> Floats:
+        """Many publications of one model on one GPU by one source count less each."""
+        key = ["|".join((r.source, r.model, r.gpu.name)) for r in self.rows]
+        _, place, count = np.unique(key, return_inverse=True, return_counts=True)
+        return np.asarray(count[place] ** -0.5, dtype=np.float64)
+
+
+def fit_throughput(trainings: Trainings, spread: GroupConformal | None = None) -> Throughput:
+    """The most probable efficiencies and effects of groups."""
+    names = list(PRIORS)
+    members = [
+        (kind, member)
+        for kind in EFFECTS
+        for member in sorted({one[kind] for one in trainings.groups})
+    ]
+    expected = np.array([PRIORS[name][0] for name in names] + [0.0] * len(members))
+    surprise = np.array([PRIORS[name][1] for name in names] + [EFFECTS[k] for k, _ in members])
+    truth, certain = np.log(trainings.seconds), np.sqrt(trainings.weights) / NOISE
+
+    def model(x: Floats) -> Throughput:
+        values = dict(zip(names, x[: len(names)], strict=True))
+        effects = dict(zip(members, x[len(names) :], strict=True))
+        return Throughput(values, effects, spread or _NO_SPREAD, *_measured_domain(trainings))
+
+    def residuals(x: Floats) -> Floats:
+        found = model(x).seconds(trainings.columns, trainings.groups)
+        return np.asarray((truth - np.log(found)) * certain)
+
+    return model(most_probable(residuals, expected, surprise))
+
+
+_NO_SPREAD = GroupConformal(0.0, {"model": 0.0}, {"model": 0.0}, "log")
+
+
+@cache
+def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, Any]]:
+    pairs = sorted({f"{r.gpu.architecture} {r.setup.precision}" for r in trainings.rows})
+    sizes = {
+        "parameters": [r.shape.params for r in trainings.rows],
+        "tokens": [r.batch * (r.setup.seq or r.shape.longest) for r in trainings.rows],
+        "GPUs": [r.setup.gpus for r in trainings.rows],
+    }
+    return {"precision": pairs}, {k: (float(min(v)), float(max(v))) for k, v in sizes.items()}
+
+
+def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> Floats:
+    """Seconds of each training by a fit without its model, GPU or software."""
+    labels = trainings.labels(kind)
+    place = grouped_folds(labels, min(folds, len(set(labels))), seed)
+    found = np.empty(len(labels))
+    for fold in np.unique(place):
+        out = place == fold
+        held = trainings[out]
+        found[out] = fit_throughput(trainings[~out]).seconds(held.columns, held.groups)
+    return found
+
+
+def learn(trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 8) -> Throughput:
+    """Fit, and learn from fits without each model, GPU and software how far they are off."""
+    guesses = {kind: without(trainings, kind, folds) for kind in kinds}
+    labels = {kind: trainings.labels(kind) for kind in kinds}
+    spread = GroupConformal.fit(trainings.seconds, guesses, labels)
+    return fit_throughput(trainings, spread)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from presage.foresee.graph.architectures import find_architecture, known_architectures
-from presage.foresee.graph.decoders import DECODER_TYPES, DecoderShape
+from presage.foresee.graph.decoder_configs import DECODER_TYPES
+from presage.foresee.graph.decoders import DecoderShape
 from presage.model.errors import GraphError
 
 
