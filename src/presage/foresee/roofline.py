@@ -259,6 +259,8 @@ def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> li
     name, kind, speed = CLASSES[place], KINDS[_KIND[place]], RATES[rate]
     if what == "launch":  # an operator may be several kernels
         return ["launch", f"launch generation {gpu.architecture}", f"launch of {kind} {phase}"]
+    if what == "compute" and kind not in _DENSE:
+        return []
     ours, lineage = gpu.architecture, gpu.architecture.rstrip("0123456789")
     effects = [
         what,

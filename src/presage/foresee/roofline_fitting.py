@@ -27,7 +27,6 @@ from presage.foresee.roofline import (
 from presage.foresee.roofline_steps import RooflineSteps, StepParts, difficulty
 from presage.foresee.setup import Setup
 from presage.learn import Floats
-from presage.learn.evaluate import grouped_folds
 from presage.learn.groups import GroupConformal
 
 __all__ = ["WAYS", "Observation", "fit_roofline", "fit_steps", "foreseen", "label", "left_out"]
@@ -75,8 +74,12 @@ _SPREAD = (
 """Standard deviations of effects; the first whose words are in the name holds."""
 _NUISANCE = ("source ", "host source ", "host system ")
 _FAR = 0.25
+"""Where Huber's loss turns from quadratic to linear."""
 _ROUNDS = 40
-_NOISE = 0.15
+_TRUST = 0.15**-2
+"""One over the variance of a measured step that all effects explain."""
+_SLOTS = 10_000
+"""More than there are slots of operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,48 +122,48 @@ def _padded(lists: list[list[int]]) -> Ints:
 class _Problem:
     """All observations side by side."""
 
-    def __init__(self, rows: Sequence[Observation], names: _Names, *, nuisance: bool) -> None:
-        self.names, self.rows = names, len(rows)
-        combos: dict[tuple[int, int, str, str], int] = {}
-        compute: list[list[int]] = []
-        memory: list[list[int]] = []
-        launch: list[list[int]] = []
-        place: list[Ints] = []
-        for row in rows:
-            key = row.work.rate * 10000 + row.work.slot
-            mine = np.empty(len(key), np.int64)
-            for value in np.unique(key):
-                rate, slot = divmod(int(value), 10000)
-                combo = (rate, slot, row.gpu.name, row.setup.layout)
-                if combo not in combos:
-                    combos[combo] = len(combos)
-                    what = (slot, rate, row.gpu, row.setup.layout)
-                    compute.append(names(kernel_effects("compute", *what)))
-                    memory.append(names(kernel_effects("memory", *what)))
-                    launch.append(names(kernel_effects("launch", *what)))
-                mine[key == value] = combos[combo]
-            place.append(mine)
-        self.combo = np.concatenate(place)
-        self.row = np.repeat(np.arange(len(rows)), [len(p) for p in place])
-        self.compute, self.memory = _padded(compute), _padded(memory)
+    def __init__(self, rows: Sequence[Observation], names: _Names) -> None:
+        self.rows = len(rows)
+        self._combine(rows, names)
         self.compute_ms = np.concatenate([row.work.compute_ms for row in rows])
         self.waves = np.concatenate([row.work.waves for row in rows])
         self.traffic_ms = np.concatenate([row.work.traffic_ms for row in rows])
         self.count = np.concatenate([row.work.count for row in rows])
         self.launches = np.array([row.launches for row in rows])
         self.extra = np.array([row.extra_ms for row in rows])
-        self.host = _padded([names(_host_names(row, nuisance)) for row in rows])
-        self.total = _padded([names(_total_names(row)) if nuisance else [0] for row in rows])
-        self.launch = _padded(launch)
+        self.host = _padded([names(_host_names(row)) for row in rows])
+        self.total = _padded([names([f"source {row.source}"]) for row in rows])
         self.fill = _padded([names(fill_effects(row.gpu)) for row in rows])
         self.fixed, self.copy = names(["fixed", "copy"])
+
+    def _combine(self, rows: Sequence[Observation], names: _Names) -> None:
+        """Operators of one class on one GPU have the same effects: tables of those, and which
+        combination each operator is of."""
+        combos: dict[tuple[int, int, str, str], int] = {}
+        tables: dict[str, list[list[int]]] = {"compute": [], "memory": [], "launch": []}
+        place: list[Ints] = []
+        for row in rows:
+            key = row.work.rate * _SLOTS + row.work.slot
+            mine = np.empty(len(key), np.int64)
+            for value in np.unique(key):
+                rate, slot = divmod(int(value), _SLOTS)
+                combo = (rate, slot, row.gpu.name, row.setup.layout)
+                if combo not in combos:
+                    combos[combo] = len(combos)
+                    for what, table in tables.items():
+                        effects = kernel_effects(what, slot, rate, row.gpu, row.setup.layout)
+                        table.append(names(effects))
+                mine[key == value] = combos[combo]
+            place.append(mine)
+        self.compute, self.memory, self.launch = map(_padded, tables.values())
+        self.combo = np.concatenate(place)
+        self.row = np.repeat(np.arange(len(rows)), [len(p) for p in place])
         pair = self.row * len(combos) + self.combo
         self.pairs, self.pair = np.unique(pair, return_inverse=True)
         self.pair_row, self.pair_combo = np.divmod(self.pairs, len(combos))
 
     def predict(self, theta: Floats) -> tuple[Floats, Floats]:
         """Logarithms of the steps, and their slopes by effect."""
-        size = len(theta)
         row, count = self.row, self.count
         fill = np.exp(theta[self.fill].sum(1))[row] * self.waves
         done = self.compute_ms * np.exp(theta[self.compute].sum(1))[self.combo] * (1 + fill)
@@ -176,65 +179,56 @@ class _Problem:
         share = 1.0 - extra / total
         by_kernels = share * (kernels / step) ** _HOST_SHARP / kernels
         by_host = share * (host / step) ** _HOST_SHARP
-        d_done = count * each ** (1 - _SHARP) * done**_SHARP
-        d_moved = count * each ** (1 - _SHARP) * moved**_SHARP
+        moves = count * each ** (1 - _SHARP)
+        d_done = moves * done**_SHARP
+        slopes = self._by_operator(
+            by_kernels, len(theta), (d_done, moves * moved**_SHARP, count * launch)
+        )
+        d_fill = np.bincount(row, d_done * fill / (1 + fill), self.rows) * by_kernels
+        places = np.arange(self.rows)
+        for values, table in ((d_fill, self.fill), (by_host, self.host), (share, self.total)):
+            for column in table.T:
+                slopes[places, column] += values
+        slopes[:, self.fixed] += by_host * around / (self.launches + around)
+        slopes[:, self.copy] += extra / total
+        slopes[:, 0] = 0.0
+        return np.log(total), slopes
+
+    def _by_operator(
+        self, by_kernels: Floats, size: int, moves: tuple[Floats, Floats, Floats]
+    ) -> Floats:
+        """Slopes by the effects on arithmetic, traffic and launches of operators."""
         slopes = np.zeros(self.rows * size)
-        d_launch = count * launch
-        for values, table in (
-            (d_done, self.compute),
-            (d_moved, self.memory),
-            (d_launch, self.launch),
-        ):
+        for values, table in zip(moves, (self.compute, self.memory, self.launch), strict=True):
             summed = np.bincount(self.pair, values, len(self.pairs)) * by_kernels[self.pair_row]
             at = self.pair_row[:, None] * size + table[self.pair_combo]
-            many = np.repeat(summed, table.shape[1])
-            slopes += np.bincount(at.ravel(), many, len(slopes))
-        d_fill = np.bincount(row, d_done * fill / (1 + fill), self.rows) * by_kernels
-        index = np.arange(self.rows) * size
-        for values, table in (
-            (d_fill, self.fill),
-            (by_host, self.host),
-            (share, self.total),
-        ):
-            for column in table.T:
-                slopes[index + column] += values
-        slopes[index + self.fixed] += by_host * around / (self.launches + around)
-        slopes[index + self.copy] += extra / total
-        out = slopes.reshape(self.rows, size)
-        out[:, 0] = 0.0
-        return np.log(total), out
+            slopes += np.bincount(at.ravel(), np.repeat(summed, table.shape[1]), len(slopes))
+        return slopes.reshape(self.rows, size)
 
 
-def _host_names(row: Observation, nuisance: bool) -> list[str]:
-    names = host_effects(row.setup)
-    if nuisance:
-        names += [f"host source {row.source}", f"host system {row.source} {row.gpu.name}"]
-    return names
+def _host_names(row: Observation) -> list[str]:
+    lab = [f"host source {row.source}", f"host system {row.source} {row.gpu.name}"]
+    return [*host_effects(row.setup), *lab]
 
 
-def _total_names(row: Observation) -> list[str]:
-    return [f"source {row.source}"]
+def _huber(error: Floats) -> float:
+    """Half the squares of small errors, and no more than the lines that go on from them."""
+    off = np.abs(error)
+    return float(np.where(off < _FAR, 0.5 * off**2, _FAR * (off - 0.5 * _FAR)).sum())
 
 
-def fit_roofline(
-    rows: Sequence[Observation],
-    weight: Floats | None = None,
-    begin: Roofline | None = None,
-) -> Roofline:
-    """The effects that explain the rows best; with `weight` of each. `begin` only saves time."""
+def fit_roofline(rows: Sequence[Observation], begin: Roofline | None = None) -> Roofline:
+    """The effects that explain the rows best; where to `begin` only saves time."""
     names = _Names()
-    problem = _Problem(rows, names, nuisance=True)
+    problem = _Problem(rows, names)
     known = list(names.place)
     centre = np.array([_USUAL.get(name, 0.0) for name in known])
     stiff = np.array([1.0] + [_spread(name) ** -2 for name in known[1:]])
     truth = np.log([row.ms for row in rows])
-    weight = np.ones(len(rows)) if weight is None else weight
-    trust = weight * _NOISE**-2
 
     def cost(guess: Floats, theta: Floats) -> float:
-        off = np.abs(truth - guess)
-        loss = np.where(off < _FAR, 0.5 * off**2, _FAR * (off - 0.5 * _FAR))
-        return float((trust * loss).sum() + 0.5 * (stiff * (theta - centre) ** 2).sum())
+        prior = 0.5 * float((stiff * (theta - centre) ** 2).sum())
+        return _TRUST * _huber(truth - guess) + prior
 
     theta, damp = centre.copy(), 1.0
     if begin is not None:
@@ -244,7 +238,7 @@ def fit_roofline(
     best = cost(guess, theta)
     for _ in range(_ROUNDS):
         error = truth - guess
-        weights = trust * np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9))
+        weights = _TRUST * np.minimum(1.0, _FAR / np.maximum(np.abs(error), 1e-9))
         square = slopes.T @ (slopes * weights[:, None])
         square[np.diag_indices_from(square)] += stiff * (1.0 + damp)
         toward = slopes.T @ (error * weights) - stiff * (theta - centre)
@@ -254,7 +248,7 @@ def fit_roofline(
         if found < best:
             gained, best = best - found, found
             theta, (guess, slopes), damp = theta + step, tried, damp / 4
-            if gained < 1e-4 * best:
+            if gained < 3e-4 * best:
                 break
         else:
             damp = min(damp * 8, 1e6)
@@ -263,7 +257,6 @@ def fit_roofline(
 
 WAYS = ("family", "gpu", "source")
 """Ways to leave rows out."""
-_FOLDS = 8
 
 
 def label(row: Observation, way: str) -> str:
@@ -290,8 +283,7 @@ def left_out(
     """
     asked = [*rows, *judged]
     groups = np.array([label(row, way) for row in asked])
-    count = min(_FOLDS, len(np.unique(groups)))
-    fold = grouped_folds(groups, count, 0) if way != "source" else _numbered(groups)
+    fold = np.unique(groups, return_inverse=True)[1].reshape(-1)
     guess, scale = np.empty(len(asked)), np.empty(len(asked))
     for n in np.unique(fold):
         gone = set(groups[fold == n])
@@ -302,10 +294,6 @@ def left_out(
             guess[place], parts = foreseen(fitted, asked[place])
             scale[place] = difficulty(parts, asked[place].gpu)
     return guess, scale
-
-
-def _numbered(groups: npt.NDArray[np.str_]) -> Ints:
-    return np.unique(groups, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def fit_steps(
