@@ -25,7 +25,7 @@ from presage.foresee.roofline import (
 )
 from presage.foresee.roofline_fitting import Observation, fit_roofline, foreseen
 from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.foresee.steptime import Operators, StepTimeEstimator
 from presage.learn.groups import GroupConformal
 

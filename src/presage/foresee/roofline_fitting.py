@@ -25,7 +25,7 @@ from presage.foresee.roofline import (
     kernel_effects,
 )
 from presage.foresee.roofline_steps import RooflineSteps, StepParts, difficulty
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.groups import GroupConformal
 

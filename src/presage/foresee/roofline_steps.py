@@ -28,7 +28,7 @@ from presage.foresee.roofline import (
     without_optimizer,
     work_of,
 )
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.bundle import load_bundle, prefixed, under
 from presage.learn.groups import GroupConformal

@@ -21,7 +21,7 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.opgraph import KINDS, OpGraph
 from presage.foresee.roofline import matrix_peak, plain_precision
 from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.foresee.steptime_totals import (
     LATEST,
     TOTALS,

@@ -24,7 +24,7 @@ from presage.foresee.known import (
 )
 from presage.foresee.memory import table_features
 from presage.foresee.roofline import plain_precision
-from presage.foresee.setup import Layout, Setup, TrainingPrecision
+from presage.model.setup import Layout, Setup, TrainingPrecision
 from presage.foresee.steptime import MEASURED_ON, totals
 from presage.learn import Floats
 from presage.model.errors import UserError
