@@ -85,7 +85,7 @@ def _points(raw: npt.NDArray[Any], chance: np.random.Generator) -> npt.NDArray[n
     turn, _ = np.linalg.qr(chance.normal(size=(3, 3)))
     cloud = cloud @ turn.astype(np.float32)
     far, chosen = np.full(len(cloud), np.inf, np.float32), [0]
-    for _ in range(63):
+    for _ in range(31):
         far = np.minimum(far, ((cloud - cloud[chosen[-1]]) ** 2).sum(axis=1))
         chosen.append(int(far.argmax()))
     return np.ascontiguousarray(cloud[chosen].reshape(-1))
@@ -102,8 +102,8 @@ def _table(raw: npt.NDArray[Any], chance: np.random.Generator) -> npt.NDArray[np
 KINDS: dict[str, tuple[tuple[int, ...], Any, int]] = {
     "images": ((3, 80, 80), _image, 32),
     "audio": ((16_000,), _audio, 32),
-    "text": ((2_000,), _text, 64),
-    "points": ((3_000,), _points, 32),
+    "text": ((1_000,), _text, 64),
+    "points": ((900,), _points, 32),
     "table": ((64,), _table, 64),
 }
 """Shape of a kept sample, what is done to it, and the batch."""
@@ -136,8 +136,8 @@ def make_net(kind: str, large: bool) -> nn.Module:
         )  # fmt: skip
     if kind == "audio":
         return _LastOfGru(64, 256 if large else 16)
-    sizes = {"text": 512, "points": 192, "table": 2080}
-    hidden = 2048 if large else 32
+    sizes = {"text": 512, "points": 96, "table": 2080}
+    hidden = 2048 if large else 640
     return nn.Sequential(
         nn.Linear(sizes[kind], hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
         nn.Linear(hidden, 10),
