@@ -4,7 +4,7 @@ shares moves to idle GPUs when nobody waits for them (`policy.colocate` says wha
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
@@ -241,18 +241,21 @@ class Shared:
 
     def _late(self, able: list[_Lane], view: Tenancy) -> list[_Queued]:
         """Jobs that need more time than all work there is would keep the GPUs busy."""
-        gpus = max(1, view.plan.state.capacity.open_milli // WHOLE_GPU)
         longest = max(-lane.lefts[0][0] for lane in able)
-        work_s = self._work_s - _ROUNDING * self._most_work_s  # those who run have some besides
-        if longest * self.sharing.long_first * gpus * (1 + _ROUNDING) < work_s:
-            return []
-        enough = view.busy_s([entry.work for entry in self._line]) / self.sharing.long_first
+        gpus = max(1, view.plan.state.capacity.open_milli // WHOLE_GPU)
+        scale, slack_s = gpus * self.sharing.long_first, _ROUNDING * self._most_work_s
+        if longest * scale < self._work_s - slack_s:
+            return []  # whatever those need who run
+        running = view.running_work()
+        work_s = sum(running)
+        slack_s += _ROUNDING * work_s
+        enough, slack_s = (work_s + self._work_s) / scale, slack_s / scale
+        if any([lane.has_left(enough - slack_s, enough + slack_s) for lane in able]):
+            waiting = [entry.work for entry in self._line]
+            enough = sum(chain(running, waiting)) / gpus / self.sharing.long_first
         late: list[tuple[float, _Queued]] = []
         for lane in able:
-            for at in lane.lefts:
-                if -at[0] < enough:
-                    break
-                late.append(at)
+            late += lane.lefts[: bisect_right(lane.lefts, -enough, key=_first)]
         return [entry for _, entry in sorted(late)]
 
     def _spread(self, plan: Plan, predict: Predictor) -> None:
@@ -339,6 +342,15 @@ class _Lane:
             or self.milli > capacity.free_milli
             or not capacity.has_whole(self.whole)
         )
+
+    def has_left(self, low: float, high: float) -> bool:
+        """Whether one of them needs so long."""
+        at = bisect_left(self.lefts, -high, key=_first)
+        return at < len(self.lefts) and -self.lefts[at][0] >= low
+
+
+def _first(pair: tuple[float, _Queued]) -> float:
+    return pair[0]
 
 
 def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[_Queued]:
