@@ -72,17 +72,19 @@ class Runs:
         return soonest
 
     def _place(self, job: Job, plan: Plan, predict: Predictor) -> None:
-        known, line = self._known, self.line
+        known, line, seq = self._known, self.line, job.seq
         old = known.pop(job, None)
         if old is not None:
-            at = bisect_left(line, (old[0], job.seq))
-            self.untouched = min(self.untouched, len(line) - at - 1)
+            at = bisect_left(line, (old[0], seq))
             del line[at]
-        if plan.state.active.get(job.spec.id) is job:
+            if len(line) - at < self.untouched:
+                self.untouched = len(line) - at
+        if job.allocation and plan.state.active.get(job.spec.id) is job:
             where, until = known[job] = self._standing(job, plan.now, predict)
-            run = where, job.seq, job
+            run = where, seq, job
             at = bisect_left(line, run)
+            if len(line) - at < self.untouched:
+                self.untouched = len(line) - at
             line.insert(at, run)
-            self.untouched = min(self.untouched, len(line) - at - 1)
             if until < inf:
-                heappush(self._due, (until, job.seq, job))
+                heappush(self._due, (until, seq, job))

@@ -46,6 +46,7 @@ class Last:
         self._left = -1
         """How many of them have not lost and are behind those that did; -1: nobody lost."""
         self._line = self._all.look(plan, predict)
+        self._asked: SortKey | None = None
         ranks, kept = self._ranks, bisect_left(self._depth, self._all.untouched)
         self._all.untouched = inf
         if self._firm is not None:
@@ -57,14 +58,14 @@ class Last:
 
     def is_behind(self, number: int, key: SortKey) -> bool:
         """Whether one of them comes after a waiting job with that key."""
-        low, high = self._edge(key, self._plan.now)
+        low, high = self._ends_of(key)
         run = self._runs[number]
         place = run[:2]
         return place > high or (place >= low and self._key(run) > key)
 
     def behind(self, key: SortKey, enough: int) -> int:
         """Milli-GPUs that jobs behind a key hold, counted up to what is enough."""
-        low, high = self._edge(key, self._plan.now)
+        low, high = self._ends_of(key)
         ranks, milli, sure = self._ranks, self._milli, (-high[0], -high[1])
         while (not ranks or (ranks[-1] < sure and milli[-1] < enough)) and self._look():
             pass
@@ -78,6 +79,12 @@ class Last:
             count += 1
         return held
 
+    def _ends_of(self, key: SortKey) -> tuple[Place, Place]:
+        """The edge of a key; the same one is asked for several times in a row."""
+        if key is not self._asked:
+            self._asked, self._ends = key, self._edge(key, self._plan.now)
+        return self._ends
+
     def loser(self, over: int) -> int:
         """The first who has to go when so much is held too much; -1 when nobody is left."""
         milli, left = self._milli, self._left
@@ -85,7 +92,8 @@ class Last:
             while (not milli or milli[-1] < over) and self._look():
                 pass
             left = len(milli)
-        return min(bisect_left(milli, over, 0, left), left - 1)
+        found = bisect_left(milli, over, 0, left)
+        return found if found < left else left - 1
 
     def drop(self, number: int) -> Job:
         """This one lost."""
@@ -94,34 +102,36 @@ class Last:
 
     def _look(self) -> bool:
         """Take more of them into account; False when there are none."""
-        line, now = self._line, self._plan.now
+        line, now, differ = self._line, self._plan.now, self._differ
         size = len(line)
         end = size - (self._depth[-1] if self._depth else 0)
         while end:
             begin = end - 1
-            while begin and not self._differ(line[begin - 1][0], line[begin][0], now):
+            while begin and not differ(line[begin - 1][0], line[begin][0], now):
                 begin -= 1
             if end - begin == 1:
-                found = [line[begin]] if can_stop(line[begin][2]) else []
+                if can_stop(line[begin][2]):
+                    self._add(line[begin], size - begin)
+                    return True
             else:
                 found = [run for run in line[begin:end] if can_stop(run[2])]
-            if found:
-                self._add(found, size - begin)
-                return True
+                if len(found) > 1:
+                    self._firm = len(self._runs) if self._firm is None else self._firm
+                    found.sort(key=self._key, reverse=True)
+                for run in found:
+                    self._add(run, size - begin)
+                if found:
+                    return True
             end = begin
         return False
 
-    def _add(self, found: list[Run], depth: int) -> None:
-        if len(found) > 1:
-            self._firm = len(self._runs) if self._firm is None else self._firm
-            found.sort(key=self._key, reverse=True)
-        held = self._milli[-1] if self._milli else 0
-        for run in found:
-            held += run[2].held_milli
-            self._runs.append(run)
-            self._ranks.append((-run[0], -run[1]))
-            self._milli.append(held)
-            self._depth.append(depth)
+    def _add(self, run: Run, depth: int) -> None:
+        where, seq, job = run
+        milli = self._milli
+        milli.append(milli[-1] + job.held_milli if milli else job.held_milli)
+        self._runs.append(run)
+        self._ranks.append((-where, -seq))
+        self._depth.append(depth)
 
     def _key(self, run: Run) -> SortKey:
         return self._order(run[2], self._plan, self._predict)
