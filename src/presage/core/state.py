@@ -45,7 +45,8 @@ PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
     JobState.STOPPING,
     JobState.SUCCEEDED,
 )
-WENT_WELL = ev.Outcome.SUCCEEDED
+WENT_WELL, STOPPED = ev.Outcome.SUCCEEDED, ev.Outcome.STOPPED
+CANCEL, HALT = StopIntent.CANCEL, StopIntent.HALT
 _AS_THEY_ARE: Mapping[str, JobSpec] = MappingProxyType({})
 
 
@@ -152,15 +153,17 @@ class State:
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
         capacity, job, hold = self.capacity, self.jobs[job_id], self.reservations[job_id]
+        shares = False
         for worker in hold:
             i = capacity.index[worker.node]
             free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
                 return False
-            if any(free[d] < 0 or memory[d] < 0 for d in worker.devices):
-                return False
+            for d in worker.devices:
+                if free[d] < 0 or memory[d] < 0:
+                    return False
+            shares = shares or ask_of(job, worker.role).shared
         # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
-        shares = any(ask_of(job, worker.role).shared for worker in hold)
         return not (shares and self._being_left() & devices_of(hold))
 
     def _being_left(self) -> set[tuple[str, int]]:
@@ -309,11 +312,11 @@ class State:
         """A run did not end well; what it was told to stop for goes before why it ended."""
         intent = job.intent
         self._vacate(now, job)
-        if intent is StopIntent.CANCEL:
+        if intent is CANCEL:
             self._end(now, job, JobState.CANCELLED, stopped)
-        elif intent is StopIntent.HALT:
+        elif intent is HALT:
             self._move(now, job, JobState.HALTED, stopped)
-        elif outcome is ev.Outcome.STOPPED:
+        elif outcome is STOPPED:
             self._queue(now, job, reason)
         else:
             verdict = judge(job, outcome, reason)
@@ -394,23 +397,25 @@ class State:
     # -- decisions ------------------------------------------------------------------------------
 
     def _launch(self, now: float, e: ev.Launch) -> None:
-        job = self.jobs[e.job]
+        job_id, workers = e.job, e.workers
+        job = self.jobs[job_id]
+        reserved = False
         if job.state is PENDING:
             if self.reservations:
-                self._drop_reservation(e.job)
+                reserved = self._take_reservation(job_id, workers)
             job.attempt = e.attempt
-            job.allocation = e.workers
+            job.allocation = workers
             self._move(now, job, STARTING, None)
-            del self.pending[e.job]
-            self.active[e.job] = job
+            del self.pending[job_id]
+            self.active[job_id] = job
         else:
-            job.allocation += e.workers
+            job.allocation += workers
             self.changes.note(job)
-        self._hold(job, e.workers)
+        self._hold(job, workers, reserved)
         if missing(job):
-            self.incomplete[e.job] = job
+            self.incomplete[job_id] = job
         elif self.incomplete:
-            self.incomplete.pop(e.job, None)
+            self.incomplete.pop(job_id, None)
 
     def _stop(self, now: float, e: ev.Stop) -> None:
         job = self.jobs[e.job]
@@ -545,11 +550,13 @@ class State:
             job.gpu_s += elapsed * job.held_milli / WHOLE_GPU
         job.mark = now
 
-    def _hold(self, job: Job, workers: tuple[Worker, ...]) -> None:
+    def _hold(self, job: Job, workers: tuple[Worker, ...], reserved: bool = False) -> None:
+        """Workers get their room, unless it was taken for them before."""
         capacity, milli = self.capacity, 0
         for worker in workers:
             ask = ask_of(job, worker.role)
-            capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
+            if not reserved:
+                capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
             milli += ask.gpu_milli
         job.held_milli += milli
         queue = job.spec.queue
@@ -572,7 +579,16 @@ class State:
         self.reservations[job_id] = workers
         for worker in workers:
             ask = ask_of(job, worker.role)
-            capacity.take(capacity.index[worker.node], ask, worker.devices)
+            capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
+
+    def _take_reservation(self, job_id: str, workers: tuple[Worker, ...]) -> bool:
+        """Whether the room that is reserved for a job is that of these workers, who get it; any
+        other is given back."""
+        if self.reservations.get(job_id) == workers:
+            del self.reservations[job_id]
+            return True
+        self._drop_reservation(job_id)
+        return False
 
     def _drop_reservation(self, job_id: str) -> None:
         hold = self.reservations.pop(job_id, None)
