@@ -42,7 +42,11 @@ class Reader:
     def read(self, changes: Changes) -> list[Job] | None:
         """Jobs that changed since the last call, some of them more than once; None when all jobs
         have to be looked at."""
-        start = self._at - changes.dropped
-        known = changes is self._changes and start >= 0
+        found = self.peek(changes)
         self._changes, self._at = changes, changes.dropped + len(changes.jobs)
-        return changes.jobs[start:] if known else None
+        return found
+
+    def peek(self, changes: Changes) -> list[Job] | None:
+        """What `read` would say."""
+        start = self._at - changes.dropped
+        return changes.jobs[start:] if changes is self._changes and start >= 0 else None

@@ -58,15 +58,29 @@ class Runs:
                 self._place(job, plan, predict)
         return self.line
 
-    def next_change(self, plan: Plan, change: Callable[[Job, float], float | None]) -> float:
-        """The soonest of what `change` says of the runs; it is never before a run's `until`."""
-        due, looked, soonest = self._due, list[Run](), inf
+    def next_change(
+        self, plan: Plan, predict: Predictor, change: Callable[[Job, float], float | None]
+    ) -> float:
+        """The soonest of what `change` says of the runs; it is never before a run's `until`. Runs
+        that changed since the last look stay where they are until the next."""
+        changed = self._reader.peek(plan.state.changes)
+        if changed is None:
+            self.look(plan, predict)
+        fresh, active, now, soonest = set(changed or ()), plan.state.active, plan.now, inf
+        for job in fresh:
+            if job.allocation and active.get(job.spec.id) is job:
+                at = change(job, now)
+                if at is not None and at < soonest:
+                    soonest = at
+        due, known, looked = self._due, self._known, list[Run]()
         while due and due[0][0] < soonest:
             entry = heappop(due)
-            if entry[2] in self._known and self._known[entry[2]][1] == entry[0]:
+            job = entry[2]
+            if job in known and known[job][1] == entry[0]:
                 looked.append(entry)
-                at = change(entry[2], plan.now)
-                soonest = soonest if at is None else min(soonest, at)
+                at = None if job in fresh else change(job, now)
+                if at is not None and at < soonest:
+                    soonest = at
         for entry in looked:
             heappush(due, entry)
         return soonest
