@@ -42,9 +42,10 @@ class Reader:
     def read(self, changes: Changes) -> list[Job] | None:
         """Jobs that changed since the last call, some of them more than once; None when all jobs
         have to be looked at."""
-        found = self.peek(changes)
+        start = self._at - changes.dropped
+        known = changes is self._changes and start >= 0
         self._changes, self._at = changes, changes.dropped + len(changes.jobs)
-        return found
+        return changes.jobs[start:] if known else None
 
     def peek(self, changes: Changes) -> list[Job] | None:
         """What `read` would say."""

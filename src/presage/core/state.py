@@ -402,7 +402,7 @@ class State:
         reserved = False
         if job.state is PENDING:
             if self.reservations:
-                reserved = self._take_reservation(job_id, workers)
+                reserved = self._drop_reservation(job_id, workers)
             job.attempt = e.attempt
             job.allocation = workers
             self._move(now, job, STARTING, None)
@@ -458,9 +458,7 @@ class State:
         """What `undo` will need to take this decision back; call it before `apply`."""
         if isinstance(decision, ev.WakeAt):
             return self.wake_at
-        job = self.jobs[decision.job]
-        held = self.reservations.get(decision.job)
-        return held, _BEFORE(job)
+        return self.reservations.get(decision.job), _BEFORE(self.jobs[decision.job])
 
     def undo(self, decision: ev.Decision, memo: Any) -> None:
         """Take back the latest decision, given the memo made before it was applied."""
@@ -578,25 +576,20 @@ class State:
         capacity, job = self.capacity, self.jobs[job_id]
         self.reservations[job_id] = workers
         for worker in workers:
-            ask = ask_of(job, worker.role)
-            capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
+            i = capacity.index[worker.node]
+            capacity.shift(i, ask_of(job, worker.role), worker.devices, -1)
 
-    def _take_reservation(self, job_id: str, workers: tuple[Worker, ...]) -> bool:
-        """Whether the room that is reserved for a job is that of these workers, who get it; any
-        other is given back."""
-        if self.reservations.get(job_id) == workers:
-            del self.reservations[job_id]
-            return True
-        self._drop_reservation(job_id)
-        return False
-
-    def _drop_reservation(self, job_id: str) -> None:
+    def _drop_reservation(self, job_id: str, workers: tuple[Worker, ...] | None = None) -> bool:
+        """Give back the room that is reserved for a job; True if it is that of these workers, who
+        have it from now on."""
         hold = self.reservations.pop(job_id, None)
-        if hold is not None:
-            capacity, job = self.capacity, self.jobs[job_id]
-            for worker in hold:
-                ask = ask_of(job, worker.role)
-                capacity.give(capacity.index[worker.node], ask, worker.devices)
+        if hold is None or hold == workers:
+            return hold is not None
+        capacity, job = self.capacity, self.jobs[job_id]
+        for worker in hold:
+            ask = ask_of(job, worker.role)
+            capacity.give(capacity.index[worker.node], ask, worker.devices)
+        return False
 
 
 _EVERYTHING = attrgetter(*(field.name for field in fields(Job)))

@@ -139,8 +139,8 @@ class Ranked(Placing):
         last.begin(plan, predict)
         spare = state.capacity.open_milli - sum(state.usage.values())
         """What is left when the chosen and all running jobs that have not lost are served."""
-        most: float = inf
-        """What running jobs behind the present key hold at most: the more, the lower a key."""
+        limit: float = inf
+        """Whoever needs as much as one that was refused is refused, too."""
         chosen: list[_Entry] = []
         losers: list[Job] = []
         heads = [(lane[0][0], milli, 0, lane) for milli, lane in self._lanes.items()]
@@ -148,19 +148,17 @@ class Ranked(Placing):
         smallest = min(self._lanes) if heads else 0
         while heads:
             key, milli, at, lane = heads[0]
+            if milli >= limit:
+                heappop(heads)
+                continue
             if spare < 0 and (loser := last.loser(-spare)) >= 0 and not last.is_behind(loser, key):
                 losers.append(last.drop(loser))
                 spare += losers[-1].held_milli
                 continue
-            need = milli - spare
-            if 0 < need <= most and (held := last.behind(key, need)) < need:
-                most = held
-            if need > most:
-                if smallest - spare > most:
-                    break  # nobody needs less
-                # Whoever needs as much as one that was refused is refused, too.
-                heads = [head for head in heads if head[1] < milli]
-                heapify(heads)
+            if milli > spare and not last.hold(key, milli - spare):
+                if milli == smallest:
+                    break
+                limit = milli
                 continue
             entry = lane[at]
             if self._is_current(entry, state):
