@@ -153,7 +153,6 @@ class State:
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
         capacity, job, hold = self.capacity, self.jobs[job_id], self.reservations[job_id]
-        shares = False
         for worker in hold:
             i = capacity.index[worker.node]
             free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
@@ -162,8 +161,8 @@ class State:
             for d in worker.devices:
                 if free[d] < 0 or memory[d] < 0:
                     return False
-            shares = shares or ask_of(job, worker.role).shared
         # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
+        shares = [worker for worker in hold if ask_of(job, worker.role).shared]
         return not (shares and self._being_left() & devices_of(hold))
 
     def _being_left(self) -> set[tuple[str, int]]:
@@ -399,10 +398,8 @@ class State:
     def _launch(self, now: float, e: ev.Launch) -> None:
         job_id, workers = e.job, e.workers
         job = self.jobs[job_id]
-        reserved = False
+        reserved = bool(self.reservations) and self._drop_reservation(job_id, workers)
         if job.state is PENDING:
-            if self.reservations:
-                reserved = self._drop_reservation(job_id, workers)
             job.attempt = e.attempt
             job.allocation = workers
             self._move(now, job, STARTING, None)

@@ -276,9 +276,9 @@ def lend(plan: Plan, chip: Chip, sign: int) -> None:
     """Show the plan what workers hold as free (1), or no longer (-1)."""
     job, workers = chip
     capacity = plan.state.capacity
+    move = capacity.lend if sign > 0 else capacity.take
     for worker in workers:
-        ask = ask_of(job, worker.role)
-        capacity.shift(capacity.index[worker.node], ask, worker.devices, sign)
+        move(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
 
 
 def _rank(worker: Worker) -> tuple[int, int]:
