@@ -255,21 +255,32 @@ def _be(files: list[int], given: list[str]) -> NoReturn:
 
 def _import_all() -> None:
     """All that commands and servers import, sooner or later."""
-    for name in (
-        "httptools",
-        "psycopg",
-        "uvicorn.lifespan.on",
-        "uvicorn.loops.uvloop",
-        "uvicorn.protocols.http.httptools_impl",
-        "uvloop",
-        "presage.server.app",
-        "presage.web.pages",
-    ):
+    for name in _WANTED:
         import_module(name)
     import presage.cli
 
     for module in pkgutil.iter_modules(presage.cli.__path__, "presage.cli."):
         import_module(module.name)
+
+
+_WANTED = (
+    "alembic.command",
+    "httpcore",
+    "httptools",
+    "numpy.random",
+    "plotly.graph_objects",
+    "psycopg",
+    "rich.table",
+    "sklearn.ensemble",
+    "torch",
+    "typer.rich_utils",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "presage.server.app",
+    "presage.web.pages",
+)
 
 
 def _main(address: str) -> None:
