@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import pkgutil
 import selectors
 import signal
 import socket
@@ -31,7 +30,30 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from presage import cli
+
 __all__ = ["Forked", "Forker"]
+
+_WANTED = (
+    "alembic.command",
+    "httpcore",
+    "httptools",
+    "numpy.random",
+    "plotly.graph_objects",
+    "psycopg",
+    "rich.table",
+    "sklearn.ensemble",
+    "torch",
+    "typer.rich_utils",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "presage.server.app",
+    "presage.web.pages",
+    *(f"presage.cli.{file.stem}" for file in sorted(Path(cli.__file__).parent.glob("[a-z]*.py"))),
+)
+"""What commands and servers import, sooner or later."""
 
 _CALLER = """\
 #!{python} -IS
@@ -70,7 +92,8 @@ class Forked:
 
 
 class Forker:
-    """The process that forks: one for a test run, or one of its own with this environment."""
+    """The process that forks: one for a test run, or one of its own that has this environment
+    from its beginning, and has imported nothing."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
@@ -122,7 +145,7 @@ class Forker:
         worker's does already."""
         one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
         with subprocess.Popen(
-            [sys.executable, __file__, self.address[1:]],
+            [sys.executable, __file__, self.address[1:], *([] if env else _WANTED)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd=tempfile.gettempdir(),
@@ -253,37 +276,7 @@ def _be(files: list[int], given: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _import_all() -> None:
-    """All that commands and servers import, sooner or later."""
-    for name in _WANTED:
-        import_module(name)
-    import presage.cli
-
-    for module in pkgutil.iter_modules(presage.cli.__path__, "presage.cli."):
-        import_module(module.name)
-
-
-_WANTED = (
-    "alembic.command",
-    "httpcore",
-    "httptools",
-    "numpy.random",
-    "plotly.graph_objects",
-    "psycopg",
-    "rich.table",
-    "sklearn.ensemble",
-    "torch",
-    "typer.rich_utils",
-    "uvicorn.lifespan.on",
-    "uvicorn.loops.uvloop",
-    "uvicorn.protocols.http.httptools_impl",
-    "uvloop",
-    "presage.server.app",
-    "presage.web.pages",
-)
-
-
-def _main(address: str) -> None:
+def _main(address: str, *wanted: str) -> None:
     with socket.socket(socket.AF_UNIX) as door:
         try:
             door.bind(f"\0{address}")
@@ -293,11 +286,12 @@ def _main(address: str) -> None:
         os.dup2(2, 1)  # whoever waits for it can connect
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            _import_all()
+            for name in wanted:
+                import_module(name)
         gc.collect()
         gc.freeze()
         _Zygote(door).run()
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])
