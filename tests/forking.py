@@ -1,4 +1,4 @@
-"""`presage` commands that start in milliseconds: a process that has imported everything forks them.
+"""`presage` commands that start in milliseconds: forked by a process that has imported it all.
 
 Each command is a process of its own with the arguments, environment, directory and files that it
 was given; only its seconds of imports are saved. All workers of a test run share that process (a
@@ -260,7 +260,9 @@ def _be(files: list[int], given: list[str]) -> NoReturn:
         warnings.simplefilter("error")
     sys.argv = ["presage", *words[: int(count)]]
     os.environ.clear()
-    os.environ.update(word.split("=", 1) for word in words[int(count) :])
+    for word in words[int(count) :]:
+        name, _, text = word.partition("=")
+        os.environ[name] = text
     code = 1
     try:
         main()

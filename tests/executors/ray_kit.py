@@ -80,7 +80,7 @@ def _patience() -> Iterator[None]:
 
         def ask() -> list[Any]:
             with suppress(RuntimeError):  # it is not there yet
-                found.append(get(*args))
+                found.append(get(*args))  # type: ignore[no-untyped-call]
             return found
 
         return eventually(ask)[0]

@@ -86,9 +86,7 @@ class Zygote:
         self._numbers = count()
         self._forker = Forker(env)
 
-    def start(
-        self, *argv: str, env: Mapping[str, str] = {}, cwd: Path | None = None
-    ) -> Command:
+    def start(self, *argv: str, env: Mapping[str, str] = {}, cwd: Path | None = None) -> Command:
         """Start a command."""
         out = self._home / f"{next(self._numbers)}.out"
         err = out.with_suffix(".err")

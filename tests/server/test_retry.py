@@ -31,6 +31,11 @@ def begin(zygote: Zygote, url: str, *argv: str) -> Command:
     return zygote.start(*argv, env={**PATIENT, "PRESAGE_URL": url})
 
 
+def jobs(server: Server) -> list[str]:
+    """The ids of all jobs."""
+    return [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]]
+
+
 def test_submit_waits_for_a_server_that_was_killed(
     serve: Callable[..., Server], zygote: Zygote, manifest: Path
 ) -> None:
@@ -43,7 +48,9 @@ def test_submit_waits_for_a_server_that_was_killed(
     done = submit.done()
     assert done.code == 0, done.err
     assert submit.said().count("waiting") == 1
-    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [done.out.strip()]
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 def test_a_submission_whose_answer_was_lost_is_one_job(
@@ -59,7 +66,9 @@ def test_a_submission_whose_answer_was_lost_is_one_job(
         server.start()
         done = submit.done()
     assert done.code == 0, done.err
-    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [done.out.strip()]
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 @contextmanager
@@ -109,7 +118,9 @@ def test_submit_waits_for_a_server_that_does_not_decide_yet(
     first.kill()
     done = submit.done()
     assert done.code == 0, done.err
-    assert [job["id"] for job in second.http.get("/api/v1/jobs").json()["jobs"]] == [done.out.strip()]
+    assert [job["id"] for job in second.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 @pytest.mark.parametrize("argv", [["submit"], ["ps", "--json"], ["users", "add", "ann"]])
