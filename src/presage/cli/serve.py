@@ -219,6 +219,7 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
     uvicorn.Server(
         uvicorn.Config(
             Front(service),
+            lifespan="on",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=3,
