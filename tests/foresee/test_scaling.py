@@ -27,7 +27,7 @@ from presage.foresee.scaling import (
     own_scaling,
     parameters_of,
 )
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 from presage.learn.bundle import save_bundle
 from presage.model.errors import BundleError, UserError
 from presage.model.speed import SpeedBook, SpeedPoint
