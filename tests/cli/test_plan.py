@@ -17,8 +17,8 @@ from presage.foresee.answer import Prediction
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import OpGraph
-from presage.model.setup import Setup
 from presage.model.errors import UserError
+from presage.model.setup import Setup
 from tests.trainings import SHAPE, World
 
 
@@ -29,7 +29,10 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setenv("COLUMNS", "80")
     made = World()
 
-    def answer(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
+    def answer(
+        model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup, *, largest: bool
+    ) -> Prediction:
+        assert not largest  # it would take most of the time
         return made(batch, gpus, setup)
 
     monkeypatch.setattr(predict, "predict_model", answer)

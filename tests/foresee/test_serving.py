@@ -10,8 +10,8 @@ from presage.foresee.gpus import find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.serving import largest_concurrency, serve
-from presage.model.setup import Setup
 from presage.model.errors import ConfigError
+from presage.model.setup import Setup
 
 LLAMA = DecoderShape.from_config(find_architecture("llama-3.1-8b").config, "llama-3.1-8b")
 A100 = find("a100-80g")

@@ -8,9 +8,9 @@ import pytest
 
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
+from presage.model.errors import ConfigError
 from presage.model.optimizers import OPTIMIZER_TABLE, optimizer_memory
 from presage.model.setup import LoraAdapter, Parallelism, Setup
-from presage.model.errors import ConfigError
 
 LLAMA = DecoderShape.from_config(find_architecture("llama-3.1-8b").config, "llama-3.1-8b")
 

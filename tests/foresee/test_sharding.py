@@ -7,8 +7,8 @@ import pytest
 from presage.foresee.allocator import live_peak
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import ROLES, OpGraph
-from presage.model.setup import Setup
 from presage.foresee.sharding import communicator_bytes, guess_units, shard
+from presage.model.setup import Setup
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ _INTERRUPTED = 130
 _COMMANDS = {
     "predict": "predict:predict",
     "plan": "plan:plan",
+    "foresee": "foresee:foresee",
     "fit": "predict:fit",
     "graph": "graph:graph",
     "gpus": "gpus:gpus",

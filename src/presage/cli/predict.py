@@ -160,8 +160,8 @@ def _show(prediction: Prediction) -> None:
             f"{memory.p50:,.0f}",
             f"{memory.p10:,.0f}–{memory.p90:,.0f}",
             f"{on.gpu_util_pct.p50:.0f} %",
-            f"{step.p50:,.1f}",
-            f"{step.p10:,.1f}–{step.p90:,.1f}",
+            _number(step.p50),
+            f"{_number(step.p10)}–{_number(step.p90)}",
             f"{on.max_batch:,}",
         )
     console.print(grid)
@@ -195,12 +195,18 @@ def _asked(prediction: Prediction) -> str:
     return ", ".join(parts)
 
 
+def _number(value: float) -> str:
+    """With a decimal where it tells something."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+
+
 def _speed(on: OnGpu) -> str:
     """Throughput and money."""
     rate, unit = (on.tokens_per_s, "tokens") if on.tokens_per_s else (on.samples_per_s, "samples")
     parts = []
     if rate is not None:
-        parts.append(f"{rate.p50:,.5g} {unit}/s ({rate.p10:,.4g}–{rate.p90:,.4g})")
+        low, middle, high = (_number(value) for value in (rate.p10, rate.p50, rate.p90))
+        parts.append(f"{middle} {unit}/s ({low}–{high})")
     if on.cost is not None:
         parts.append(f"${on.cost.usd_per_hour:,.2f} an hour")
         parts.append(f"${on.cost.usd_per_million:,.3g} a million {on.cost.unit}")

@@ -195,17 +195,15 @@ def _value_bytes(setup: Setup) -> float:
 
 
 def _precision(setup: Setup) -> Precision:
-    if setup.precision in ("amp-bf16", "bf16"):
+    if setup.precision == "amp-bf16":
         return "bf16"
-    if setup.precision == "amp":
-        return "fp16"
-    return setup.precision
+    return "fp16" if setup.precision == "amp" else setup.precision
 
 
 def _products(
     shape: DecoderShape, setup: Setup, tokens: float
 ) -> dict[str, list[tuple[float, float]]]:
-    """Forward operations of one rank without its share of stages, with Σ 1/side of each product."""
+    """Forward operations of one rank without its share of stages, with Σ 1/side of each."""
     cut = setup.parallel
     d, tp = shape.width, cut.tensor
     dense: list[tuple[float, float]] = []

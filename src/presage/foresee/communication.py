@@ -133,6 +133,8 @@ class Exposure:
     """The share of gradients and gathered weights that never hides: the first and the last."""
     waiting: float = 0.02
     """The share of computing that eight replicas lose by waiting for the slowest."""
+    fixed_ms: float = 0.0
+    """What a step of several replicas adds whatever it sends."""
 
     def times(self, family: str) -> float:
         """How near links of a family come to what they should do."""
@@ -193,8 +195,8 @@ def links() -> list[str]:
 
 
 def fabric(gpu: Gpu, interconnect: str | None = None, machine: int | None = None) -> Fabric:
-    """What joins GPUs of this kind: as users say (`nvlink`, `pcie`, `ib400`, `nvlink+4xib100`), and
-    as usual where they do not. `machine` is how many GPUs a machine has, if that is known."""
+    """What joins GPUs of this kind: as users say (`nvlink`, `pcie`, `ib400`, `nvlink+4xib100`),
+    and as usual where they do not. `machine` is how many GPUs a machine has, if that is known."""
     usual = _usual(gpu)
     direct = any(fnmatch(gpu.name, pattern) for pattern in _file().direct)
     near = usual.pro if direct and usual.pro else usual.near
@@ -377,6 +379,8 @@ def communication(
         how,
         how.times(over.near.family),
     )
+    if setup.data_parallel > 1:
+        seen["waiting"] = seen["waiting"] + how.fixed_ms
     parts = {kind: float(value) for kind, value in seen.items() if value > 0}
     bubble = bubble_share(setup)
     return Communication(sum(parts.values()), bubble / (1 + bubble), parts)

@@ -27,7 +27,7 @@ from presage.model.errors import UserError
 from presage.model.setup import Parallelism, Setup
 from presage.page import duration_text
 
-__all__ = ["Ask", "plan_training"]
+__all__ = ["Ask", "pareto", "plan_training"]
 
 Ask = Callable[[int, Sequence[Gpu], Setup], Prediction]
 """An answer for a batch on some GPUs in a set-up: `predict_model` of one model."""
@@ -44,6 +44,8 @@ _LEVELS = (0.25, 0.5, 0.75, 0.9, 0.97)
 _AS_GOOD = 1.005
 """Of time or money: what is less of a difference is none."""
 _SECOND_BATCHES = (4, 256)
+_STATES = ("device and driver", "weights", "gradients", "optimizer")
+"""Parts of memory that do not grow with the batch."""
 _TOO_LARGE = "needs more memory than the GPU has"
 _BEATEN = "another is as fast, as cheap and as likely to fit"
 
@@ -66,7 +68,7 @@ def plan_training(
         raise UserError(f"there is no way to divide the work: {_listed(left_out)}")
     alone = replace(base, gpus=1, parallel=Parallelism(), checkpoint="none", accumulate=1)
     one = ask(1, gpus, alone)
-    larger = _second_batch(one, goal)
+    larger = _second_batch(one, gpus)
     more = ask(larger, gpus, alone)
     seeds = {gpu.name: Seed.of(one.gpus[gpu.name], more.gpus[gpu.name], larger) for gpu in gpus}
     search = _Search(ask, goal, ways, FirstEstimates(ways, seeds), left_out)
@@ -82,11 +84,15 @@ def plan_training(
     return plan
 
 
-def _second_batch(one: Prediction, goal: TrainingGoal) -> int:
-    """A batch that shows how memory and time grow: one that fits, where there is one."""
+def _second_batch(one: Prediction, gpus: Sequence[Gpu]) -> int:
+    """A batch that shows how memory and time grow: about half of what the smallest card holds."""
     least, most = _SECOND_BATCHES
-    fits = min(on.max_batch for on in one.gpus.values())
-    return max(least, min(most, fits, goal.global_batch))
+    card = min(gpus, key=lambda gpu: gpu.usable_mib)
+    on = one.gpus[card.name]
+    states = sum(on.breakdown.get(part, 0.0) for part in _STATES)
+    sample = max(1.0, on.memory_mib.p50 - states)
+    room = card.usable_mib - on.memory_mib.p50
+    return int(np.clip(room / sample / 2, least, most))
 
 
 class _Search:
@@ -239,21 +245,13 @@ def _option(way: Candidate, on: OnGpu, goal: TrainingGoal) -> PlanOption:
         micro_batch=way.batch,
         memory_mib=on.memory_mib,
         room_mib=float(way.gpu.usable_mib),
-        chance_fits=_chance(on, way.gpu),
+        chance_fits=on.chance_fits,
         step_ms=step,
         time_s=Quantiles.of(np.array(seconds), 1),
         usd=usd,
         per_s=round(per_step / max(step.p50, 1e-6) * 1000, 2),
         domain=on.domain,
     )
-
-
-def _chance(on: OnGpu, gpu: Gpu) -> float:
-    """As answered; where the quantiles say otherwise, by them."""
-    if on.fits or on.chance_fits < 1.0:
-        return on.chance_fits
-    at = np.log([on.memory_mib.p10, on.memory_mib.p50, on.memory_mib.p90])
-    return float(np.interp(np.log(gpu.usable_mib), at, (0.1, 0.5, 0.9), left=0.02))
 
 
 def _assumed(goal: TrainingGoal, gpus: Sequence[Gpu]) -> list[str]:

@@ -16,13 +16,13 @@ from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoder_graph import decoder_length
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
+from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
 from presage.foresee.memory import MemoryPhysics, largest_batch
 from presage.foresee.prices import cost_of, price_of, price_source
 from presage.foresee.steptime import Operators
 from presage.foresee.timing import StepForecast, step_time
-from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
+from presage.foresee.utilization import Features, profile_of
 from presage.learn import Floats
 from presage.model.errors import ConfigError, GraphError
 from presage.model.setup import Setup
@@ -33,8 +33,16 @@ _P90 = 1.2815515655446004
 """Standard deviations between the median and the 90 % quantile of a normal distribution."""
 
 
-def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
-    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs."""
+def predict_model(
+    model: NamedModel,
+    batch: int,
+    gpus: Sequence[Gpu],
+    setup: Setup,
+    *,
+    largest: bool = True,
+) -> Prediction:
+    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs. To look
+    for the largest batch that fits takes most of the time: without it, `max_batch` is 0."""
     assumed = []
     if model.decoder is not None and setup.seq is None:
         setup = replace(setup, seq=decoder_length(model.decoder, setup))
@@ -42,8 +50,9 @@ def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Set
     for gpu in gpus:
         _check_gpu(gpu, setup)
     graph = model.graph(setup)
-    answer = predict_graph(graph, batch, gpus, setup, model.decoder)
-    return replace(answer, assumptions=[*assumed, *setup.assumptions()])
+    answer = predict_graph(graph, batch, gpus, setup, model.decoder, largest=largest)
+    said = setup.assumptions(language=model.decoder is not None)
+    return replace(answer, assumptions=[*assumed, *said])
 
 
 def _check_gpu(gpu: Gpu, setup: Setup) -> None:
@@ -58,6 +67,8 @@ def predict_graph(
     gpus: Sequence[Gpu],
     setup: Setup | None = None,
     decoder: DecoderShape | None = None,
+    *,
+    largest: bool = True,
 ) -> Prediction:
     """Foresee a graph at a batch on some kinds of GPUs; a decoder's shape tells more of it."""
     if setup is None:
@@ -70,7 +81,7 @@ def predict_graph(
     answers = {}
     for gpu in gpus:
         time = step_time(graph, operators, batch, gpu, setup, decoder)
-        answers[gpu.name] = _on(physics, gpu, setup, time)
+        answers[gpu.name] = _on(physics, gpu, setup, time, largest)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
@@ -95,13 +106,14 @@ def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
     return {**graph.options, **kept}
 
 
-def _on(physics: MemoryPhysics, gpu: Gpu, setup: Setup, time: StepForecast) -> OnGpu:
+def _on(
+    physics: MemoryPhysics, gpu: Gpu, setup: Setup, time: StepForecast, largest: bool
+) -> OnGpu:
     graph, batch = physics.graph, int(physics.batch)
     estimator = estimators.memory().graph
     forecast = estimator.forecast(physics, gpu, setup)
-    job = Features.of([_workload(graph, batch, gpu)])
-    busy = estimators.utilization().predict_interval(job)[0]
-    most = largest_batch(estimator, graph, gpu, setup)
+    busy = estimators.utilization_of(Features.of([profile_of(graph, batch, gpu)]))[0]
+    most = largest_batch(estimator, graph, gpu, setup) if largest else 0
     samples = batch * setup.accumulate * setup.data_parallel
     tokens = _tokens(graph, setup)
     per_s = 1e3 * samples / time.step_ms[::-1]
@@ -167,28 +179,6 @@ def _reason(memory: Sequence[float] | Floats, room: float, most: int, batch: int
     return f"does not fit: {need}; {less} of the {batch:,} asked"
 
 
-def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
-    forward = np.flatnonzero(graph.phase == 0)
-    kinds = np.full(len(KINDS), int(LayerClass.OTHER))
-    for name in CONVOLUTIONS:
-        kinds[KINDS.index(name)] = LayerClass.CONV
-    for name in ("linear", "matmul", "attention", "recurrent"):
-        kinds[KINDS.index(name)] = LayerClass.LINEAR
-    kinds[KINDS.index("activation")] = LayerClass.ACTIVATION
-    image = bool(graph.inputs) and len(graph.inputs[0].shape) == 3
-    return TrainingProfile(
-        batch=batch,
-        input_elements=float(max(1, input_elements(graph.inputs))),
-        kinds=kinds[graph.kind[forward]].astype(np.intp),
-        macs=graph.macs[forward, 1],
-        activations=graph.written[forward, 1],
-        params=graph.weights[forward],
-        gpu=gpu,
-        pipeline=InputPipeline.IMAGES if image else InputPipeline.VECTORS,
-        half_precision=graph.options.get("precision") != "fp32",
-    )
-
-
 def _evidence(graph: OpGraph, setup: Setup, gpus: Sequence[Gpu]) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
@@ -223,6 +213,8 @@ def _alone(graph: OpGraph, batch: int, gpu: Gpu) -> JobAlone:
     moved = graph.at(graph.read, batch).sum() + graph.at(graph.written, batch).sum()
     return JobAlone(
         util_pct=answer.gpu_util_pct.p50,
+        util_low_pct=answer.gpu_util_pct.p10,
+        util_high_pct=answer.gpu_util_pct.p90,
         memory_mib=answer.memory_mib.p50,
         step_ms=answer.step_ms.p50,
         batch=batch,

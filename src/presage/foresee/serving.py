@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import Setup
 from presage.model.errors import ConfigError
+from presage.model.setup import Setup
 
 __all__ = ["ServingFigures", "largest_concurrency", "serve"]
 
@@ -137,7 +137,7 @@ def _touched(shape: DecoderShape, tokens: float) -> float:
     """Parameters that a step on so many tokens reads: experts that none of them chose are not."""
     if not shape.experts:
         return float(shape.params)
-    hit = 1 - (1 - shape.experts_per_token / shape.experts) ** tokens
+    hit = 1.0 - float((1 - shape.experts_per_token / shape.experts) ** tokens)
     idle = shape.experts * (1 - hit) * shape.mlp_params(shape.expert_inner)
     return shape.params - shape.expert_layers * idle
 

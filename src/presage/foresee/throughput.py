@@ -3,8 +3,8 @@
 A step is products at a learned share of a GPU's peak, passes over its memory, the launches of its
 host, and what other GPUs make it wait (`communication`). `_llm_work` turns a model and a set-up
 into operations and bytes; `step_seconds` prices them with efficiencies that `throughput_fitting`
-learned from published trainings, by architecture and precision, so that a GPU that nobody published
-inherits those of its generation. Nothing here reads measurements.
+learned from published trainings, by architecture and precision, so that a GPU that nobody
+published inherits those of its generation. Nothing here reads measurements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import hypot, log
+from math import exp, log
 from typing import Any, Self
 
 import numpy as np
@@ -22,18 +22,21 @@ from presage.foresee._llm_work import StepWork, way, work
 from presage.foresee.communication import KINDS, Exposure, exposed, shipped
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
+from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.bundle import under
+from presage.learn.conformal import Conformal
 from presage.model.errors import BundleError
-from presage.model.setup import Setup
 
 __all__ = [
     "EFFECTS",
     "PRIORS",
     "LlmStep",
     "Throughput",
+    "difficulty",
     "groups_of",
     "llm_step",
+    "priced",
     "step_seconds",
     "throughput",
 ]
@@ -80,12 +83,25 @@ PRIORS: dict[str, tuple[float, float]] = {
 
 EFFECTS: dict[str, float] = {
     "architecture": 0.2,
-    "attention of architecture": 0.25,
+    "attention of architecture": 0.12,
+    "attention of stack": 0.4,
     "gpu": 0.1,
     "way": 0.1,
     "stack": 0.1,
 }
 """Groups whose members differ in what nothing above explains, and by how much one expects."""
+
+_DOUBTS = {
+    "products": 0.08,
+    "attention": 0.2,
+    "memory": 0.2,
+    "bubble": 0.15,
+    "host": 0.5,
+    "optimizer": 0.5,
+    "offload": 1.0,
+}
+"""How far off the seconds of each part may be, in logarithms; 0.5 for all that is sent."""
+_SURE = 0.1
 
 _SHARES = ("gather", "tensor", "pipeline", "context", "experts")
 _MOST_HIDDEN = 0.95
@@ -133,13 +149,13 @@ def step_seconds(of: Mapping[str, Numbers], value: Mapping[str, Numbers]) -> dic
     micro = (busy**_SMOOTH + host**_SMOOTH) ** (1 / _SMOOTH)
     computing = micro * of["accumulate"]
     seen = _seen(of, value, computing, micro * 2 / 3)
-    updating = value["optimizer"] * of["optimizer_bytes"] / memory
     parts = {
         "products": (dense + experts + head) * of["accumulate"],
         "attention": attention * of["accumulate"],
         "memory": passing * of["accumulate"],
         "host": computing - busy * of["accumulate"],
-        "optimizer": updating + of["offloaded"] / (value["offload_gbs"] * 1e9),
+        "optimizer": value["optimizer"] * of["optimizer_bytes"] / memory,
+        "offload": of["offloaded"] / (value["offload_gbs"] * 1e9),
         "bubble": (computing + seen["tensor"] + seen["experts"]) * of["bubble"],
     }
     return parts | seen
@@ -175,11 +191,33 @@ def _seen(
     return exposed(near, far, computing, last_backward, of["replicas"], how, reach)
 
 
+def priced(
+    of: Mapping[str, Numbers], logs: Mapping[str, float], effects: Mapping[str, Numbers]
+) -> dict[str, Numbers]:
+    """Seconds by what takes them, from logarithms by the names of `PRIORS` and `EFFECTS`."""
+    value: dict[str, Numbers] = {name: exp(x) for name, x in logs.items()}
+    value |= {share: min(value[share], _MOST_HIDDEN) for share in _SHARES}
+    value["bits"] = value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
+    value["products"] = value["products"] * np.exp(effects["architecture"])
+    fit = effects["attention of architecture"] + effects["attention of stack"]
+    value["attention"] = value["attention"] * np.exp(fit)
+    whole = np.exp(effects["gpu"] + effects["way"] + effects["stack"])
+    return {kind: part * whole for kind, part in step_seconds(of, value).items()}
+
+
+def difficulty(parts: Mapping[str, Numbers]) -> Floats:
+    """How much wider than usual an interval should be, by what the steps consist of."""
+    whole = sum(parts.values())
+    doubt = sum((_DOUBTS.get(kind, 0.5) * part / whole) ** 2 for kind, part in parts.items())
+    return np.atleast_1d(np.sqrt(1 + doubt / _SURE**2))
+
+
 def groups_of(setup: Setup, gpu: Gpu, stack: str | None) -> dict[str, str]:
     """The member of each group of `EFFECTS` that a question is about."""
     return {
         "architecture": gpu.architecture,
         "attention of architecture": gpu.architecture,
+        "attention of stack": f"{stack} on {gpu.architecture}" if stack else "",
         "gpu": gpu.name,
         "way": way(setup),
         "stack": stack or "",
@@ -193,16 +231,15 @@ class Throughput:
         self,
         values: Mapping[str, float],
         effects: Mapping[tuple[str, str], float],
-        offsets: Mapping[str, tuple[float, float, float]],
+        spread: Mapping[str, Conformal],
         seen: Mapping[str, Sequence[str]] | None = None,
         ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.values = dict(values)
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
-        self.offsets = dict(offsets)
-        """By what was left out (model, gpu, stack): p10, p50, p90 of the logarithm of true over
-        foreseen seconds."""
+        self.spread = dict(spread)
+        """How far off seconds are, by what was left out: model, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
         """Pairs of architecture and precision that were measured."""
         self.ranges = dict(ranges or {})
@@ -212,34 +249,36 @@ class Throughput:
         self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]
     ) -> dict[str, Numbers]:
         """Seconds by what takes them, of as many steps as there are groups."""
-
-        def effect(kind: str) -> Floats:
-            return np.array([self.effects.get((kind, one[kind]), 0.0) for one in groups])
-
-        value: dict[str, Numbers] = {key: np.exp(x) for key, x in self.values.items()}
-        value |= {share: min(value[share], _MOST_HIDDEN) for share in _SHARES}
-        value["bits"] = (
-            value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
-        )
-        value["products"] = value["products"] * np.exp(effect("architecture"))
-        value["attention"] = value["attention"] * np.exp(effect("attention of architecture"))
-        whole = np.exp(effect("gpu") + effect("way") + effect("stack"))
-        return {kind: part * whole for kind, part in step_seconds(of, value).items()}
+        found = {
+            kind: np.array([self.effects.get((kind, one[kind]), 0.0) for one in groups])
+            for kind in EFFECTS
+        }
+        return priced(of, self.values, found)
 
     def seconds(self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]) -> Floats:
         """Seconds of steps."""
         return np.asarray(sum(self.parts(of, groups).values()), dtype=np.float64)
 
-    def interval(self, groups: Mapping[str, str], far: float = 0.0) -> Floats:
-        """p10, p50, p90 of true over foreseen seconds, wider the less of this was measured."""
-        low, middle, high = self.offsets["model"]
-        for kind in ("gpu", "stack"):
-            if (kind, groups[kind]) not in self.effects:
-                new = self.offsets[kind]
-                low = min(low, -hypot(min(low, 0.0), max(0.0, middle - new[0])) + middle)
-                high = max(high, hypot(max(high, 0.0), max(0.0, new[2] - middle)) + middle)
-        wide = 1 + far
-        return np.exp([middle + wide * (low - middle), middle, middle + wide * (high - middle)])
+    def interval(
+        self, parts: Mapping[str, Numbers], unseen: Sequence[str], wider: Numbers = 1.0
+    ) -> Floats:
+        """p10, p50, p90 of the seconds of steps with these parts: the widest of what is unseen."""
+        whole = np.atleast_1d(sum(parts.values()))
+        known = [self.spread[kind] for kind in unseen if kind in self.spread]
+        offsets = np.array(
+            [
+                min([0.0, *(one.low for one in known)]),
+                0.0,
+                max([0.0, *(one.high for one in known)]),
+            ]
+        )
+        scale = difficulty(parts) * wider
+        return np.asarray(whole[:, None] * np.exp(scale[:, None] * offsets))
+
+    def unseen(self, groups: Mapping[str, str]) -> list[str]:
+        """What nothing was measured of; a model always counts as new."""
+        new = [kind for kind in ("gpu", "stack") if (kind, groups[kind]) not in self.effects]
+        return ["model", *new]
 
     def to_arrays(self) -> Arrays:
         """What `from_arrays` takes."""
@@ -249,10 +288,13 @@ class Throughput:
             "effect.kinds": np.array(kinds, dtype=str),
             "effect.members": np.array(members, dtype=str),
             "effect.values": np.array(list(self.effects.values())),
-            "offsets": np.array([self.offsets[kind] for kind in ("model", "gpu", "stack")]),
             "seen": np.array(self.seen.get("precision", ()), dtype=str),
             "range.names": np.array(list(self.ranges), dtype=str),
             "range.values": np.array(list(self.ranges.values())).reshape(-1, 2),
+            "spread.names": np.array(list(self.spread), dtype=str),
+            "spread.offsets": np.array(
+                [(one.low, one.middle, one.high) for one in self.spread.values()]
+            ).reshape(-1, 3),
         }
 
     @classmethod
@@ -265,12 +307,6 @@ class Throughput:
                 (str(kind), str(member)): float(x)
                 for kind, member, x in zip(kinds, members, arrays["effect.values"], strict=True)
             }
-            offsets = {
-                kind: (float(low), float(middle), float(high))
-                for kind, (low, middle, high) in zip(
-                    ("model", "gpu", "stack"), arrays["offsets"], strict=True
-                )
-            }
             ranges = {
                 str(name): (float(low), float(high))
                 for name, (low, high) in zip(
@@ -278,9 +314,15 @@ class Throughput:
                 )
             }
             seen = {"precision": [str(pair) for pair in arrays["seen"]]}
+            spread = {
+                str(name): Conformal(float(low), float(middle), float(high), "log")
+                for name, (low, middle, high) in zip(
+                    arrays["spread.names"], arrays["spread.offsets"], strict=True
+                )
+            }
         except (KeyError, ValueError, TypeError) as wrong:
             raise BundleError(f"these arrays hold no throughput model: {wrong}") from None
-        return cls(values, effects, offsets, seen, ranges)
+        return cls(values, effects, spread, seen, ranges)
 
     def distance(self, shape: DecoderShape, setup: Setup, gpu: Gpu, tokens: float) -> _Distance:
         """How far a question is from what was measured, from 0 to 1, and why."""
@@ -326,23 +368,23 @@ def llm_step(
     stack: str | None = None,
     model: Throughput | None = None,
 ) -> LlmStep:
-    """A training step with micro-batches of `batch` samples for each replica. `machine` is the GPUs
-    of a machine where that is known, `stack` the software if it is one that was measured."""
+    """A training step with micro-batches of `batch` samples for each replica. `machine` is the
+    GPUs of a machine where that is known, `stack` the software if it is one that was measured."""
     model = model or throughput()
     of = work(shape, setup, batch, gpu, machine)
     groups = groups_of(setup, gpu, stack)
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    spread = model.interval(groups, distance.far)
-    low, middle, high = sum(parts.values()) * spread
+    found = model.interval(parts, model.unseen(groups), 1 + distance.far)
+    low, middle, high = map(float, found[0])
     speed = of.tokens / middle
     return LlmStep(
-        step_s=(float(low), float(middle), float(high)),
+        step_s=(low, middle, high),
         tokens_per_s=speed,
         tokens_per_s_per_gpu=speed / setup.gpus,
         mfu=of.flops / middle / setup.gpus / of.peak,
-        parts={kind: part * float(spread[1]) for kind, part in parts.items() if part > 0},
+        parts={kind: part for kind, part in parts.items() if part > 0},
         domain=distance.far,
         why=distance.why,
     )

@@ -13,103 +13,25 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.throughput import EFFECTS, PRIORS, StepWork, step_seconds
-from presage.learn import Floats
-from presage.model.errors import PresageError
 from presage.model.setup import LoraAdapter, Parallelism, Setup
+from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, difficulty, groups_of, priced
+from presage.learn import Floats
+from presage.learn.conformal import Conformal, grouped_folds
+from presage.learn.posterior import most_probable
+from presage.model.errors import PresageError
 
-__all__ = ["Measured", "published_rows"]
+__all__ = ["Measured", "Trainings", "fit_throughput", "learn", "published_rows", "without"]
 
 _SHARDING = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}
-_HYBRIDS: dict[str, dict[str, Any]] = {
-    # Attention and state-space layers in turn; written as layers of attention over a short window,
-    # which cost about the same. Sizes from the makers' reports, the last three from the operations
-    # a token that the makers print.
-    "nemotron-3-nano": dict(
-        layers=23,
-        width=2688,
-        heads=48,
-        kv_heads=4,
-        head_width=128,
-        inner=3712,
-        vocabulary=131072,
-        gated=False,
-        experts=128,
-        experts_per_token=6,
-        expert_inner=1856,
-        shared_inner=3712,
-        window=256,
-        windowed_layers=17,
-    ),
-    "nemotron-3-super": dict(
-        layers=44,
-        width=4096,
-        heads=64,
-        kv_heads=4,
-        head_width=128,
-        inner=8192,
-        vocabulary=131072,
-        gated=False,
-        experts=512,
-        experts_per_token=22,
-        expert_inner=700,
-        shared_inner=5376,
-        window=256,
-        windowed_layers=36,
-    ),
-    "nemotron-3-ultra": dict(
-        layers=54,
-        width=8192,
-        heads=128,
-        kv_heads=4,
-        head_width=128,
-        inner=16384,
-        vocabulary=131072,
-        gated=False,
-        experts=512,
-        experts_per_token=22,
-        expert_inner=1280,
-        shared_inner=10240,
-        window=256,
-        windowed_layers=42,
-    ),
-    "nemotron-3-5-lightning": dict(
-        layers=26,
-        width=3072,
-        heads=48,
-        kv_heads=4,
-        head_width=128,
-        inner=3712,
-        vocabulary=131072,
-        gated=False,
-        experts=128,
-        experts_per_token=6,
-        expert_inner=2304,
-        shared_inner=4608,
-        window=256,
-        windowed_layers=20,
-    ),
-    "deepseekv4-flash": dict(
-        layers=43,
-        width=4096,
-        heads=64,
-        kv_heads=1,
-        head_width=512,
-        inner=8192,
-        vocabulary=129280,
-        experts=256,
-        experts_per_token=6,
-        expert_inner=2048,
-        shared_inner=2048,
-        window=512,
-        windowed_layers=43,
-    ),
-}
+_HYBRIDS = ("nemotron-3", "deepseekv4")
+"""State-space layers, or attention that is compressed: no stack of layers that a shape can say."""
 _ALIASES = {
     "deepseekv3-(w/o-mtp)": "deepseek-v3",
     "deepseekv3-(w/-mtp)": "deepseek-v3",
@@ -140,7 +62,11 @@ def published_rows(table: pl.DataFrame) -> list[Measured]:
         & pl.col("tokens_per_s_per_gpu").is_not_null()
         & pl.col("micro_batch").is_not_null()
     )
-    return [_measured(row) for row in wanted.iter_rows(named=True)]
+    return [
+        _measured(row)
+        for row in wanted.iter_rows(named=True)
+        if not row["model"].startswith(_HYBRIDS)
+    ]
 
 
 def _measured(row: Mapping[str, Any]) -> Measured:
@@ -203,8 +129,6 @@ def _setup(row: Mapping[str, Any]) -> Setup:
 
 def _shape(row: Mapping[str, Any]) -> DecoderShape:
     name = _ALIASES.get(row["model"], row["model"])
-    if name in _HYBRIDS:
-        return DecoderShape(name=name, **_HYBRIDS[name])
     if row["layers"] is None or row["params_active"]:
         try:
             return DecoderShape.from_config(find_architecture(name).config, name)
@@ -253,133 +177,126 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
 
 # -- the fit ------------------------------------------------------------------------------------
 
-
-def columns(works: Sequence[StepWork]) -> dict[str, Any]:
-    """A table of work: an array for each field, by kind where there are several."""
-    table: dict[str, Any] = {}
-    for f in fields(StepWork):
-        values = np.array([getattr(w, f.name) for w in works], dtype=float)
-        table[f.name] = list(values.T) if values.ndim == 2 else values
-    return table
+NOISE = 0.07
+"""What the same training differs by from one publication to the next."""
+WAYS = ("model", "gpu", "stack")
+"""What predictions are made without, to learn how far they are off."""
 
 
-def levels(row: Measured) -> dict[str, str]:
-    """The groups that a row is of."""
-    kind = "experts" if row.shape.experts else "dense"
-    return {
-        "architecture": row.gpu.architecture,
-        "attention architecture": row.gpu.architecture,
-        "gpu": row.gpu.name,
-        "stack": row.source,
-        "model kind": kind,
-    }
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """Measured trainings, ready to be fitted."""
 
+    rows: tuple[Measured, ...]
+    columns: Mapping[str, Any]
+    groups: tuple[Mapping[str, str], ...]
+    seconds: Floats
 
-SHARES = ("gather", "tensor", "pipeline", "context", "experts")
-"""Values that are shares of a whole."""
+    @classmethod
+    def of(cls, rows: Sequence[Measured]) -> Trainings:
+        """With the work of each."""
+        works = [work(r.shape, r.setup, r.batch, r.gpu, r.machine) for r in rows]
+        columns: dict[str, Any] = {}
+        for field in fields(StepWork):
+            values = np.array([getattr(w, field.name) for w in works], dtype=float)
+            columns[field.name] = list(values.T) if values.ndim == 2 else values
+        speed = np.array([r.tokens_per_s_per_gpu * r.setup.gpus for r in rows])
+        groups = tuple(groups_of(r.setup, r.gpu, r.source) for r in rows)
+        return cls(tuple(rows), columns, groups, columns["tokens"] / speed)
 
-
-class ThroughputModel:
-    """Efficiencies and effects of groups."""
-
-    def __init__(
-        self,
-        effects: Mapping[str, float] = EFFECTS,
-        priors: Mapping[str, tuple[float, float]] = PRIORS,
-        noise: float = 0.1,
-        robust: float = 1.5,
-        balance: float = 0.5,
-    ) -> None:
-        self.spread = dict(effects)
-        self.priors = dict(priors)
-        self.noise, self.robust, self.balance = noise, robust, balance
-
-    def fit(
-        self,
-        table: Mapping[str, Any],
-        groups: Sequence[Mapping[str, str]],
-        seconds: Floats,
-        weights: Floats,
-    ) -> ThroughputModel:
-        self.names = [*self.priors]
-        self.members = {e: sorted({g[e] for g in groups}) for e in self.spread}
-        place = {}
-        start = [m for m, _ in self.priors.values()]
-        scale = [s for _, s in self.priors.values()]
-        for e, found in self.members.items():
-            for m in found:
-                place[e, m] = len(start)
-                start.append(0.0)
-                scale.append(self.spread[e])
-        self.place = place
-        mean, sd = np.array(start), np.array(scale)
-        index = {e: np.array([place[e, g[e]] for g in groups]) for e in self.spread}
-        y = np.log(seconds)
-        w = np.sqrt(weights) / self.noise
-
-        def residuals(x: Floats) -> Floats:
-            return (y - self._log(table, x, index)) * w
-
-        x = mean.copy()
-        damp = 1e-2
-        r = residuals(x)
-
-        def cost(r, x):
-            a = np.abs(r)
-            k = self.robust
-            return np.sum(np.where(a < k, r**2, 2 * k * a - k * k)) + np.sum(
-                ((x - mean) / sd) ** 2
-            )
-
-        best = cost(r, x)
-        for _ in range(40):
-            J = np.empty((len(y), len(x)))
-            for i in range(len(x)):
-                h = 1e-4
-                step = x.copy()
-                step[i] += h
-                J[:, i] = (residuals(step) - r) / h
-            irls = np.minimum(1.0, self.robust / np.maximum(np.abs(r), 1e-9))
-            A = (J * irls[:, None]).T @ J + np.diag(1 / sd**2)
-            g = (J * irls[:, None]).T @ r + (x - mean) / sd**2
-            for _ in range(8):
-                d = np.linalg.solve(A + damp * np.diag(np.diag(A)), -g)
-                trial = x + np.clip(d, -0.5, 0.5)
-                rt = residuals(trial)
-                c = cost(rt, trial)
-                if c < best:
-                    break
-                damp *= 4
-            else:
-                break
-            done = best - c < 1e-3
-            x, r, best, damp = trial, rt, c, max(damp / 6, 1e-6)
-            if done:
-                break
-        self.x = x
-        return self
-
-    def _log(self, table, x, index):
-        v = {n: np.exp(x[i]) for i, n in enumerate(self.names)}
-        for s in SHARES:
-            v[s] = np.minimum(v[s], 0.95)
-        get = lambda e: x[index[e]] if e in index else 0.0
-        arch = np.exp(get("architecture"))
-        bits = np.where(
-            table["eight"] > 0,
-            np.where(table["four"] > 0, v["products nvfp4"], v["products fp8"]),
-            1.0,
-        )
-        v["products half"] = v["products"] * arch
-        v["products"] = v["products"] * arch * bits
-        v["attention"] = v["attention"] * np.exp(get("attention architecture"))
-        total = sum(step_seconds(table, v).values())
-        return np.log(total) + get("gpu") + get("stack") + get("model kind")
-
-    def predict(self, table, groups):
-        x = np.append(self.x, 0.0)
-        index = {
-            e: np.array([self.place.get((e, g[e]), len(self.x)) for g in groups])
-            for e in self.spread
+    def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> Trainings:
+        columns = {
+            name: [each[chosen] for each in values] if isinstance(values, list) else values[chosen]
+            for name, values in self.columns.items()
         }
-        return np.exp(self._log(table, x, index))
+        picked = np.flatnonzero(chosen)
+        return Trainings(
+            tuple(self.rows[i] for i in picked),
+            columns,
+            tuple(self.groups[i] for i in picked),
+            self.seconds[chosen],
+        )
+
+    def labels(self, kind: str) -> npt.NDArray[np.str_]:
+        """The model, GPU or software of each."""
+        if kind == "model":
+            return np.array([row.model for row in self.rows])
+        return np.array([one[kind] for one in self.groups])
+
+    @property
+    def weights(self) -> Floats:
+        """Many publications of one model on one GPU by one source count less each."""
+        key = ["|".join((r.source, r.model, r.gpu.name)) for r in self.rows]
+        _, place, count = np.unique(key, return_inverse=True, return_counts=True)
+        return np.asarray(count[place] ** -0.5, dtype=np.float64)
+
+
+def fit_throughput(
+    trainings: Trainings, spread: Mapping[str, Conformal] | None = None
+) -> Throughput:
+    """The most probable efficiencies and effects of groups."""
+    names = list(PRIORS)
+    members = [
+        (kind, member)
+        for kind in EFFECTS
+        for member in sorted({one[kind] for one in trainings.groups})
+    ]
+    place = {member: len(names) + i for i, member in enumerate(members)}
+    which = {
+        kind: np.array([place[kind, one[kind]] for one in trainings.groups]) for kind in EFFECTS
+    }
+    expected = np.array([PRIORS[name][0] for name in names] + [0.0] * len(members))
+    surprise = np.array([PRIORS[name][1] for name in names] + [EFFECTS[k] for k, _ in members])
+    truth, certain = np.log(trainings.seconds), np.sqrt(trainings.weights) / NOISE
+
+    def residuals(x: Floats) -> Floats:
+        logs = dict(zip(names, x.tolist(), strict=False))
+        parts = priced(trainings.columns, logs, {kind: x[at] for kind, at in which.items()})
+        return np.asarray((truth - np.log(sum(parts.values()))) * certain)
+
+    found = most_probable(residuals, expected, surprise).tolist()
+    return Throughput(
+        dict(zip(names, found, strict=False)),
+        dict(zip(members, found[len(names) :], strict=True)),
+        spread or {},
+        *_measured_domain(trainings),
+    )
+
+
+def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, Any]]:
+    pairs = sorted({f"{r.gpu.architecture} {r.setup.precision}" for r in trainings.rows})
+    sizes = {
+        "parameters": [r.shape.params for r in trainings.rows],
+        "tokens": [r.batch * (r.setup.seq or r.shape.longest) for r in trainings.rows],
+        "GPUs": [r.setup.gpus for r in trainings.rows],
+    }
+    return {"precision": pairs}, {k: (float(min(v)), float(max(v))) for k, v in sizes.items()}
+
+
+def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> dict[str, Floats]:
+    """Seconds of each training, by what takes them, from a fit without its model, GPU or
+    software."""
+    labels = trainings.labels(kind)
+    place = grouped_folds(labels, min(folds, len(set(labels))), seed)
+    found: dict[str, Floats] = {}
+    for fold in np.unique(place):
+        out = place == fold
+        held = trainings[out]
+        parts = fit_throughput(trainings[~out]).parts(held.columns, held.groups)
+        for name, seconds in parts.items():
+            found.setdefault(name, np.empty(len(labels)))[out] = seconds
+    return found
+
+
+def learn(trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 12) -> Throughput:
+    """Fit, and learn from fits without each model, GPU and software how far they are off."""
+    spread = {}
+    for kind in kinds:
+        parts = without(trainings, kind, folds)
+        spread[kind] = Conformal.fit(
+            trainings.seconds,
+            np.sum(list(parts.values()), axis=0),
+            trainings.labels(kind),
+            difficulty(parts),
+        )
+    return fit_throughput(trainings, spread)

@@ -58,7 +58,7 @@ def plan_wish(
     from presage.foresee.plan import plan_training
 
     def ask(batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
-        return predict.predict_model(named, batch, gpus, setup)
+        return predict.predict_model(named, batch, gpus, setup, largest=False)
 
     return plan_training(
         ask,

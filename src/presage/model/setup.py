@@ -384,8 +384,9 @@ class Setup:
             return f"rank {self.lora.rank} is more than the width {shape.width} of {shape.name}"
         return None
 
-    def assumptions(self) -> tuple[str, ...]:
-        """In words, what is taken for granted when nothing else is said."""
+    def assumptions(self, *, language: bool = True) -> tuple[str, ...]:
+        """In words, what is taken for granted when nothing else is said; of attention and logits
+        only where it is a language model."""
         said = []
         if not self.inference:
             said.append(f"optimizer {self.optimizer}, {_STATE_WORDS[self._state()]}")
@@ -393,7 +394,8 @@ class Setup:
                 said.append("the optimizer's foreach form (PyTorch's default), not fused")
         if self.precision == "fp32":
             said.append("fp32 with PyTorch's defaults: TF32 for convolutions only")
-        said.append(f"attention: {_ATTENTION_WORDS[self.attention]}")
+        if language:
+            said.append(f"attention: {_ATTENTION_WORDS[self.attention]}")
         if self.lora is not None:
             kept = "fp32" if self.lora.precision == "fp32" else "the precision of the weights"
             said.append(f"adapters in {kept}, on {', '.join(self.lora.targets)}")
@@ -403,7 +405,7 @@ class Setup:
                 "4-bit weights in blocks of 64 without double quantisation; embeddings "
                 "and head not quantised"
             )
-        if self.loss == "full" and not self.inference:
+        if language and self.loss == "full" and not self.inference:
             said.append("logits of the whole batch in fp32 for the loss")
         if self.gpus > 1 and self.parallel.sharding == "none" and self.data_parallel > 1:
             said.append("replicas keep all weights, gradients and state (as ddp)")

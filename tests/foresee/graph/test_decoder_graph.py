@@ -36,7 +36,7 @@ def _llama(torch: Any, shape: DecoderShape, *, frozen: bool, adapter: int) -> An
     nn, f = torch.nn, torch.nn.functional
     d, h, kv, w = shape.width, shape.heads, shape.kv_heads, shape.head_width
 
-    class Norm(nn.Module):  # type: ignore[misc]
+    class Norm(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(d))
@@ -47,7 +47,7 @@ def _llama(torch: Any, shape: DecoderShape, *, frozen: bool, adapter: int) -> An
             variance = x.pow(2).mean(-1, keepdim=True)
             return self.weight * (x * torch.rsqrt(variance + 1e-6)).to(kind)
 
-    class Linear(nn.Module):  # type: ignore[misc]
+    class Linear(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self, wide: int, out: int, rank: int = 0) -> None:
             super().__init__()
             self.base = nn.Linear(wide, out, bias=False)
@@ -64,7 +64,7 @@ def _llama(torch: Any, shape: DecoderShape, *, frozen: bool, adapter: int) -> An
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 
-    class Layer(nn.Module):  # type: ignore[misc]
+    class Layer(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.one, self.two = Norm(), Norm()
@@ -85,7 +85,7 @@ def _llama(torch: Any, shape: DecoderShape, *, frozen: bool, adapter: int) -> An
             n = self.two(x)
             return x + self.down(f.silu(self.gate(n)) * self.up(n))
 
-    class Model(nn.Module):  # type: ignore[misc]
+    class Model(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(shape.vocabulary, d)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from presage.foresee.graph._tape import Parameter, Tape, Value
+from presage.foresee.graph._tape import Tape, TapeValue, TapeWeight
 from presage.foresee.graph.decoders import DecoderShape
 from presage.model.setup import Setup
 
-__all__ = ["Blocks", "Widths"]
+__all__ = ["DecoderBlocks", "ElementWidths"]
 
 _NF4 = 0.5 + 4 / 64
 """Bytes of a 4-bit weight: blocks of 64 with an fp32 constant (bitsandbytes without nesting)."""
@@ -23,7 +23,7 @@ _CHUNKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
+class ElementWidths:
     """Bytes of an element, by what it is for."""
 
     weight: float
@@ -33,7 +33,7 @@ class Widths:
     """Of the copies that autocast makes of fp32 weights; 0 for none."""
 
     @classmethod
-    def of(cls, setup: Setup, *, gathered: bool = False) -> Widths:
+    def of(cls, setup: Setup, *, gathered: bool = False) -> ElementWidths:
         """`gathered`: weights come from shards, already in the type of the products."""
         compute = 2.0 if setup.half or setup.autocast else 4.0
         weight = compute if setup.half or gathered else 4.0
@@ -43,14 +43,14 @@ class Widths:
 
 
 @dataclass(slots=True)
-class Blocks:
+class DecoderBlocks:
     """Builds blocks of one model under one set-up on a tape."""
 
     shape: DecoderShape
     setup: Setup
     seq: int
     tape: Tape
-    widths: Widths
+    widths: ElementWidths
     tied: bool = False
     """The head's matrix is the embedding's, on this very rank."""
     tokens: float = field(init=False)
@@ -68,7 +68,7 @@ class Blocks:
 
     # -- small operators
 
-    def linear(self, x: Value, inputs: float, outputs: float, target: str = "") -> Value:
+    def linear(self, x: TapeValue, inputs: float, outputs: float, target: str = "") -> TapeValue:
         """x · W, with the adapter of `target` beside it where there is one."""
         setup, t = self.setup, self.tape
         lora = setup.lora
@@ -77,7 +77,8 @@ class Blocks:
         given = x
         if x.width > self.widths.compute:  # autocast casts for every product anew
             x = self._half(x)
-        if setup.quant == "nf4" and not weight.trainable and weight.cast:
+        quantised = bool(weight.cast) and not weight.cached
+        if quantised:
             t.held.append(x)
         out = t.apply(
             "linear",
@@ -85,27 +86,27 @@ class Blocks:
             [x],
             self._rows(x, inputs) * outputs,
             self.widths.compute,
-            # the 4-bit product of bitsandbytes keeps its input, though nothing trains on it
-            saves=[x] if weight.trainable or setup.quant == "nf4" else [],
+            # quantised products of bitsandbytes keep their input, though nothing trains on it
+            saves=[x] if weight.trainable or quantised else [],
             parameter=weight,
             macs=self._rows(x, inputs) * inputs * outputs,
             last=outputs,
         )
         return self._adapter(given, out, inputs, outputs) if adapted else out
 
-    def _rows(self, x: Value, inputs: float) -> float:
+    def _rows(self, x: TapeValue, inputs: float) -> float:
         return x.count / inputs
 
-    def _weight(self, count: float, target: str) -> Parameter:
+    def _weight(self, count: float, target: str) -> TapeWeight:
         w, setup = self.widths, self.setup
         frozen = setup.lora is not None
         if setup.quant == "nf4" and target not in ("head", "router"):
-            return Parameter(count, _NF4, trainable=False, cast=w.compute)
+            return TapeWeight(count, _NF4, trainable=False, cast=w.compute)
         if setup.quant == "int8" and target not in ("head", "router"):
-            return Parameter(count, 1.0, trainable=False, cast=w.compute)
-        return Parameter(count, w.weight, not frozen, w.cast, cached=bool(w.cast))
+            return TapeWeight(count, 1.0, trainable=False, cast=w.compute)
+        return TapeWeight(count, w.weight, not frozen, w.cast, cached=bool(w.cast))
 
-    def _adapter(self, x: Value, base: Value, inputs: float, outputs: float) -> Value:
+    def _adapter(self, x: TapeValue, base: TapeValue, inputs: float, outputs: float) -> TapeValue:
         lora, t, w = self.setup.lora, self.tape, self.widths
         assert lora is not None
         wide = w.adapter
@@ -116,8 +117,8 @@ class Blocks:
             x = t.apply("cast", "copy", [x], x.count, compute)
         if lora.dropout:
             x = t.apply("dropout", "elementwise", [x], x.count, compute, extra=x.count)
-        a = t.add_parameter(Parameter(inputs * lora.rank, wide, True, cast, bool(cast)))
-        b = t.add_parameter(Parameter(outputs * lora.rank, wide, True, cast, bool(cast)))
+        a = t.add_parameter(TapeWeight(inputs * lora.rank, wide, True, cast, bool(cast)))
+        b = t.add_parameter(TapeWeight(outputs * lora.rank, wide, True, cast, bool(cast)))
         low = t.apply(
             "lora_a",
             "linear",
@@ -149,13 +150,13 @@ class Blocks:
     def bias(self, count: float) -> None:
         """Counted with its product: its gradient is a sum, its addition is part of the kernel."""
         frozen = self.setup.lora is not None
-        self.tape.add_parameter(Parameter(count, self.widths.weight, not frozen))
+        self.tape.add_parameter(TapeWeight(count, self.widths.weight, not frozen))
 
-    def norm(self, x: Value, wide: float) -> Value:
+    def norm(self, x: TapeValue, wide: float) -> TapeValue:
         """RMS norm in fp32 as transformers writes it, or one kernel."""
         t, w, frozen = self.tape, self.widths, self.setup.lora is not None
         own = wide * (1 if self.shape.rms_norm else 2)
-        scale = t.add_parameter(Parameter(own, w.weight, not frozen))
+        scale = t.add_parameter(TapeWeight(own, w.weight, not frozen))
         out_width = w.compute if not w.cast else 4.0
         if not self.shape.rms_norm or self.fused:
             # native layer norm under autocast runs and answers in fp32
@@ -180,17 +181,20 @@ class Blocks:
         mean = t.apply("mean", "reduce", [square], x.count / wide, 4.0)
         root = t.apply("rsqrt", "elementwise", [mean], x.count / wide, 4.0, save_out=True)
         normal = t.apply("mul", "elementwise", [high, root], x.count, 4.0, saves=[high, root])
-        if out_width < 4:
-            normal = t.apply("cast", "copy", [normal], x.count, out_width)
+        scaled = 4.0 if self.shape.wide_norm else out_width
+        if scaled < 4:
+            normal = t.apply("cast", "copy", [normal], x.count, scaled)
         normal.sources = (x,)
         saves = [normal] if scale.trainable else []
         out = t.apply(
-            "mul", "elementwise", [normal], x.count, out_width, saves=saves, parameter=scale
+            "mul", "elementwise", [normal], x.count, scaled, saves=saves, parameter=scale
         )
+        if scaled != out_width:
+            out = t.apply("cast", "copy", [out], x.count, out_width)
         out.sources = (x,) if self.light else ()
         return out
 
-    def _half(self, x: Value) -> Value:
+    def _half(self, x: TapeValue) -> TapeValue:
         """What autocast hands to a product."""
         out = self.tape.apply("cast", "copy", [x], x.count, self.widths.compute)
         out.sources = (x,)
@@ -201,7 +205,7 @@ class Blocks:
         """Ranks that share the tokens between blocks (sequence parallelism)."""
         return self.setup.parallel.tensor if self.setup.parallel.sequence else 1
 
-    def _gathered(self, x: Value) -> Value:
+    def _gathered(self, x: TapeValue) -> TapeValue:
         """All tokens for a product; only the own share is kept for the backward pass."""
         if self.split == 1:
             return x
@@ -209,18 +213,18 @@ class Blocks:
         out.sources, out.remade = (x,), True
         return out
 
-    def _scattered(self, x: Value) -> Value:
+    def _scattered(self, x: TapeValue) -> TapeValue:
         if self.split == 1:
             return x
         return self.tape.apply("reduce_scatter", "copy", [x], x.count / self.split, x.width)
 
-    def _dropped(self, x: Value) -> Value:
+    def _dropped(self, x: TapeValue) -> TapeValue:
         x = self._scattered(x)
         if not self.shape.dropout:
             return x
         return self.tape.apply("dropout", "elementwise", [x], x.count, x.width, extra=x.count)
 
-    def add(self, a: Value, b: Value) -> Value:
+    def add(self, a: TapeValue, b: TapeValue) -> TapeValue:
         """The residual stream goes on."""
         return self.tape.apply(
             "add", "elementwise", [a, b], a.count, max(a.width, b.width), shares=True
@@ -228,7 +232,7 @@ class Blocks:
 
     # -- attention
 
-    def attention(self, h: Value, window: int) -> Value:
+    def attention(self, h: TapeValue, window: int) -> TapeValue:
         """Projections, positions, attention itself, and the output projection."""
         s, tp = self.shape, self.setup.parallel.tensor
         heads = s.heads / tp
@@ -253,7 +257,7 @@ class Blocks:
             self.bias(s.width)
         return self._dropped(out)
 
-    def _latent(self, h: Value, heads: float) -> tuple[Value, Value, Value]:
+    def _latent(self, h: TapeValue, heads: float) -> tuple[TapeValue, TapeValue, TapeValue]:
         """Multi-head latent attention, with keys and values written out as in training."""
         s, t = self.shape, self.tape
         if s.query_rank:
@@ -271,7 +275,7 @@ class Blocks:
         v = t.apply("slice", "copy", [both], self.tokens * heads * s.value_size, both.width)
         return self._rotated(q), k, v
 
-    def _rotated(self, x: Value) -> Value:
+    def _rotated(self, x: TapeValue) -> TapeValue:
         """x · cos + rotated x · sin; the tables have no gradient, so x itself is not saved."""
         t = self.tape
         if self.fused:
@@ -281,10 +285,12 @@ class Blocks:
         second = t.apply("mul", "elementwise", [turned], x.count, x.width)
         return t.apply("add", "elementwise", [first, second], x.count, x.width, shares=True)
 
-    def _repeated(self, x: Value, times: float) -> Value:
+    def _repeated(self, x: TapeValue, times: float) -> TapeValue:
         return self.tape.apply("repeat", "copy", [x], x.count * times, x.width)
 
-    def _attend(self, q: Value, k: Value, v: Value, heads: float, window: int) -> Value:
+    def _attend(
+        self, q: TapeValue, k: TapeValue, v: TapeValue, heads: float, window: int
+    ) -> TapeValue:
         s, t = self.shape, self.tape
         out = self.tokens * heads * s.value_size
         reach = float(min(window or self.seq, self.seq))
@@ -308,7 +314,9 @@ class Blocks:
             last=s.value_size,
         )
 
-    def _scores(self, q: Value, k: Value, v: Value, pairs: float, out: float) -> Value:
+    def _scores(
+        self, q: TapeValue, k: TapeValue, v: TapeValue, pairs: float, out: float
+    ) -> TapeValue:
         """Eager attention: scores, softmax in fp32, dropout, and the weighted values."""
         s, t, half = self.shape, self.tape, self.widths.compute
         scores = t.apply(
@@ -343,7 +351,7 @@ class Blocks:
 
     # -- MLP
 
-    def mlp(self, h: Value, inner: float) -> Value:
+    def mlp(self, h: TapeValue, inner: float) -> TapeValue:
         """Dense: two or three matrices."""
         s = self.shape
         out = self._mlp(h, inner / self.setup.parallel.tensor)
@@ -351,7 +359,7 @@ class Blocks:
             self.bias((2 if s.gated else 1) * inner + s.width)
         return self._dropped(out)
 
-    def _mlp(self, h: Value, inner: float) -> Value:
+    def _mlp(self, h: TapeValue, inner: float) -> TapeValue:
         s, t = self.shape, self.tape
         if s.gated:
             gate = self.linear(h, s.width, inner, "gate")
@@ -364,7 +372,7 @@ class Blocks:
             middle = self._activated(self.linear(h, s.width, inner, "up"))
         return self.linear(middle, inner, s.width, "down")
 
-    def _activated(self, x: Value) -> Value:
+    def _activated(self, x: TapeValue) -> TapeValue:
         t, kind = self.tape, self.shape.activation
         if kind == "relu":
             return t.apply("relu", "activation", [x], x.count, x.width, save_out=True)
@@ -380,7 +388,7 @@ class Blocks:
         one = t.apply("add", "elementwise", [curve], x.count, x.width, shares=True)
         return t.apply("mul", "elementwise", [half, one], x.count, x.width, saves=[half, one])
 
-    def experts(self, h: Value) -> Value:
+    def experts(self, h: TapeValue) -> TapeValue:
         """Router, copies of the tokens for their experts, the experts, and the weighted sum."""
         s, t, p = self.shape, self.tape, self.setup.parallel
         scores = self.linear(h, s.width, s.experts, "router")
@@ -406,11 +414,11 @@ class Blocks:
 
     # -- whole blocks
 
-    def layer(self, x: Value, *, experts: bool, window: int) -> Value:
+    def layer(self, x: TapeValue, *, experts: bool, window: int) -> TapeValue:
         """One decoder layer."""
         s = self.shape
 
-        def feed(h: Value) -> Value:
+        def feed(h: TapeValue) -> TapeValue:
             return self.experts(h) if experts else self.mlp(h, s.inner)
 
         h = self._gathered(self.norm(x, s.width))
@@ -426,12 +434,12 @@ class Blocks:
             out = self.norm(out, s.width)
         return self.add(x, out)
 
-    def embedding(self) -> Value:
+    def embedding(self) -> TapeValue:
         """Tokens to vectors."""
         s, t, w = self.shape, self.tape, self.widths
         frozen = self.setup.lora is not None
         tp = self.setup.parallel.tensor
-        table = t.add_parameter(Parameter(s.embedding_params / tp, w.weight, not frozen))
+        table = t.add_parameter(TapeWeight(s.embedding_params / tp, w.weight, not frozen))
         table.merge = self.tied
         wide = w.weight  # autocast leaves an embedding as it is
         x = t.apply(
@@ -446,7 +454,7 @@ class Blocks:
         )
         return self._dropped(x)
 
-    def head(self, x: Value) -> Value:
+    def head(self, x: TapeValue) -> TapeValue:
         """Final norm, logits and the loss over them."""
         s, t, w = self.shape, self.tape, self.widths
         h = self._gathered(self.norm(x, s.width))
@@ -467,7 +475,7 @@ class Blocks:
         # the caller holds the logits while it runs backward
         return t.apply("nll_loss", "loss", [soft], self.tokens, 4.0, saves=[logits])
 
-    def _parallel_loss(self, logits: Value) -> Value:
+    def _parallel_loss(self, logits: TapeValue) -> TapeValue:
         """Megatron's: exponentials of fp32 logits, turned into the gradient in place."""
         t = self.tape
         wide = t.apply("cast", "copy", [logits], logits.count, 4.0)
@@ -482,7 +490,7 @@ class Blocks:
             in_place=True,
         )
 
-    def _logits(self, h: Value, words: float) -> Value:
+    def _logits(self, h: TapeValue, words: float) -> TapeValue:
         at = len(self.tape.parameters)
         logits = self.linear(h, self.shape.width, words, "head")
         self.tape.parameters[at].alias = self.tied
@@ -490,7 +498,7 @@ class Blocks:
             self.bias(words)
         return logits
 
-    def _chunked(self, h: Value, words: float) -> Value:
+    def _chunked(self, h: TapeValue, words: float) -> TapeValue:
         """Logits in pieces: kept in half precision, everything fp32 for one piece at a time."""
         t, w = self.tape, self.widths
         logits = self._logits(h, words)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from presage.foresee.graph.opgraph import KINDS, ROLES
 
-__all__ = ["END", "Parameter", "Tape", "Value"]
+__all__ = ["END", "Tape", "TapeValue", "TapeWeight"]
 
 END = 2
 """The segment of what outlives the step."""
@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class TapeValue:
     """One tensor."""
 
     count: float
@@ -36,7 +36,7 @@ class Value:
     role: int = -1
     lasts: bool = False
     """Stays after the step."""
-    sources: tuple[Value, ...] = ()
+    sources: tuple[TapeValue, ...] = ()
     """What it can be computed from again, where that is done instead of saving it."""
     remade: bool = False
     """It is always made from its sources again."""
@@ -44,7 +44,7 @@ class Value:
 
 
 @dataclass(slots=True, eq=False)
-class Parameter:
+class TapeWeight:
     """A weight of the block."""
 
     count: float
@@ -55,7 +55,7 @@ class Parameter:
     """Bytes of an element of the copy that products use; 0 if they use the weight itself."""
     cached: bool = False
     """The copy is made once and kept for the backward pass (autocast), not made anew."""
-    copy: Value | None = None
+    copy: TapeValue | None = None
     alias: bool = False
     """The storage of another weight: counted there, but for its gradient."""
     merge: bool = False
@@ -63,16 +63,16 @@ class Parameter:
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
+class _TapeStep:
     """An operator that has a gradient."""
 
     name: str
     kind: str
-    inputs: tuple[Value, ...]
-    out: Value
-    saves: tuple[Value, ...]
+    inputs: tuple[TapeValue, ...]
+    out: TapeValue
+    saves: tuple[TapeValue, ...]
     macs: float
-    parameter: Parameter | None = None
+    parameter: TapeWeight | None = None
     shares: bool = False
     split: bool = False
     back_macs: float = 2.0
@@ -80,16 +80,16 @@ class _Step:
 
 
 @dataclass(slots=True, eq=False)
-class _Region:
+class _TapeRegion:
     """Operators that are run again in the backward pass."""
 
-    run: Callable[[tuple[Value, ...]], Value]
-    inputs: tuple[Value, ...]
-    out: Value
+    run: Callable[[tuple[TapeValue, ...]], TapeValue]
+    inputs: tuple[TapeValue, ...]
+    out: TapeValue
 
 
 @dataclass(slots=True)
-class Row:
+class TapeRow:
     """One operator of a template."""
 
     name: str
@@ -111,33 +111,35 @@ class Tape:
     again: bool = False
     """Values with `sources` are computed again instead of saved."""
     accumulate: bool = False
-    gradient_width: Callable[[Parameter], float] = lambda parameter: parameter.width
+    gradient_width: Callable[[TapeWeight], float] = lambda parameter: parameter.width
     gradient_kept: bool = True
-    rows: tuple[list[Row], list[Row]] = field(default_factory=lambda: ([], []))
-    values: list[Value] = field(default_factory=list)
+    rows: tuple[list[TapeRow], list[TapeRow]] = field(default_factory=lambda: ([], []))
+    values: list[TapeValue] = field(default_factory=list)
     edges: list[tuple[Place, Place]] = field(default_factory=list)
-    parameters: list[Parameter] = field(default_factory=list)
+    parameters: list[TapeWeight] = field(default_factory=list)
     segment: int = 0
     learning: bool = True
-    steps: list[_Step | _Region] = field(default_factory=list)
-    grads: dict[int, Value] = field(default_factory=dict)
-    held: list[Value] = field(default_factory=list)
+    steps: list[_TapeStep | _TapeRegion] = field(default_factory=list)
+    grads: dict[int, TapeValue] = field(default_factory=dict)
+    held: list[TapeValue] = field(default_factory=list)
     """Inputs of quantised products."""
 
     # -- values
 
-    def given(self, count: float, width: float, *, segment: int = 0, grad: bool = True) -> Value:
+    def given(
+        self, count: float, width: float, *, segment: int = 0, grad: bool = True
+    ) -> TapeValue:
         """What the operator before this block wrote."""
         place = (segment, -1)
-        value = Value(count, width, grad, place, place, writer=place)
+        value = TapeValue(count, width, grad, place, place, writer=place)
         self.values.append(value)
         return value
 
-    def add_parameter(self, parameter: Parameter) -> Parameter:
+    def add_parameter(self, parameter: TapeWeight) -> TapeWeight:
         self.parameters.append(parameter)
         return parameter
 
-    def touch(self, *values: Value) -> None:
+    def touch(self, *values: TapeValue) -> None:
         """These are read now."""
         here = (self.segment, len(self.rows[self.segment]) - 1)
         for value in values:
@@ -147,23 +149,25 @@ class Tape:
         self,
         name: str,
         kind: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[TapeValue],
         outs: Sequence[tuple[float, float, int]],
         *,
         macs: float = 0.0,
         weights: float = 0.0,
         last: float = 0.0,
-    ) -> list[Value]:
+    ) -> list[TapeValue]:
         """One operator that writes tensors of (elements, bytes each, power of the batch)."""
         rows = self.rows[self.segment]
         here = (self.segment, len(rows))
-        made = [Value(n, w, False, here, here, power=p, writer=here) for n, w, p in outs]
+        made = [TapeValue(n, w, False, here, here, power=p, writer=here) for n, w, p in outs]
         self.values += made
         width = outs[0][1] if outs else (inputs[0].width if inputs else 4)
         read = sum(v.count for v in inputs if v.power)
         written = sum(n for n, _, p in outs if p)
         rows.append(
-            Row(name, KINDS.index(kind), self.segment, last, width, macs, read, written, weights)
+            TapeRow(
+                name, KINDS.index(kind), self.segment, last, width, macs, read, written, weights
+            )
         )
         self.touch(*inputs)
         for value in inputs:
@@ -177,21 +181,21 @@ class Tape:
         self,
         name: str,
         kind: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[TapeValue],
         count: float,
         width: float,
         *,
-        saves: Sequence[Value] = (),
+        saves: Sequence[TapeValue] = (),
         save_out: bool = False,
         extra: float = 0.0,
-        parameter: Parameter | None = None,
+        parameter: TapeWeight | None = None,
         macs: float = 0.0,
         back_macs: float = 2.0,
         shares: bool = False,
         split: bool = False,
         in_place: bool = False,
         last: float = 0.0,
-    ) -> Value:
+    ) -> TapeValue:
         """An operator with its gradient; `extra` bytes a sample are saved beside (a mask, say)."""
         reads = list(inputs)
         if parameter is not None:
@@ -212,13 +216,13 @@ class Tape:
             if save_out:
                 kept.append(out)
             if extra:
-                beside = Value(extra, 1.0, False, out.born, out.born)
+                beside = TapeValue(extra, 1.0, False, out.born, out.born)
                 self.values.append(beside)
                 kept.append(beside)
             if parameter is not None and parameter.cached and parameter.copy is not None:
                 kept.append(parameter.copy)
             self.steps.append(
-                _Step(
+                _TapeStep(
                     name,
                     kind,
                     tuple(inputs),
@@ -234,7 +238,7 @@ class Tape:
             )
         return out
 
-    def _copy(self, parameter: Parameter, reads: list[Value]) -> None:
+    def _copy(self, parameter: TapeWeight, reads: list[TapeValue]) -> None:
         """The copy of a weight that a product reads."""
         if not parameter.cast:
             return
@@ -244,8 +248,8 @@ class Tape:
         reads.append(parameter.copy)
 
     def region(
-        self, run: Callable[[tuple[Value, ...]], Value], inputs: tuple[Value, ...]
-    ) -> Value:
+        self, run: Callable[[tuple[TapeValue, ...]], TapeValue], inputs: tuple[TapeValue, ...]
+    ) -> TapeValue:
         """Operators whose results are not kept: they run again in the backward pass."""
         if not self.learning:
             return run(inputs)
@@ -253,12 +257,12 @@ class Tape:
         out = run(inputs)
         self.learning = True
         out.grad = True
-        self.steps.append(_Region(run, inputs, out))
+        self.steps.append(_TapeRegion(run, inputs, out))
         return out
 
     # -- backward
 
-    def backward(self, out: Value, gradient: Value | None) -> None:
+    def backward(self, out: TapeValue, gradient: TapeValue | None) -> None:
         """The backward pass from `out`; `gradient` is None where the block ends in the loss."""
         self.segment = 1
         if gradient is not None:
@@ -268,12 +272,12 @@ class Tape:
             self.grads[id(out)] = seed
         self._back(self.steps)
 
-    def _back(self, steps: list[_Step | _Region]) -> None:
+    def _back(self, steps: list[_TapeStep | _TapeRegion]) -> None:
         for step in reversed(steps):
             gradient = self.grads.pop(id(step.out), None)
             if gradient is None:
                 continue
-            if isinstance(step, _Region):
+            if isinstance(step, _TapeRegion):
                 self._rerun(step, gradient)
             elif step.shares:
                 self.touch(gradient)
@@ -283,7 +287,7 @@ class Tape:
             else:
                 self._derive(step, gradient)
 
-    def _rerun(self, region: _Region, gradient: Value) -> None:
+    def _rerun(self, region: _TapeRegion, gradient: TapeValue) -> None:
         before, self.steps = self.steps, []
         out = region.run(region.inputs)
         self.touch(*region.inputs, gradient)
@@ -291,9 +295,9 @@ class Tape:
         self.grads[id(out)] = gradient
         self._back(mine)
 
-    def _saved(self, step: _Step) -> list[Value]:
+    def _saved(self, step: _TapeStep) -> list[TapeValue]:
         """What the gradient reads of the forward pass; some of it is made again first."""
-        reads: list[Value] = []
+        reads: list[TapeValue] = []
         for value in step.saves:
             if (self.again or value.remade) and value.sources and value.born[0] == 0:
                 sources = self._grounded(value)
@@ -304,12 +308,12 @@ class Tape:
                 reads.append(value)
         return reads
 
-    def _grounded(self, value: Value) -> list[Value]:
+    def _grounded(self, value: TapeValue) -> list[TapeValue]:
         if not value.sources or not (self.again or value.remade):
             return [value]
         return [ground for source in value.sources for ground in self._grounded(source)]
 
-    def _derive(self, step: _Step, gradient: Value) -> None:
+    def _derive(self, step: _TapeStep, gradient: TapeValue) -> None:
         reads = [gradient, *self._saved(step)]
         parameter = step.parameter
         wanted = [v for v in step.inputs if v.grad]
@@ -351,7 +355,9 @@ class Tape:
         if parameter is not None and weighs:
             self._weigh(step, parameter, reads, each)
 
-    def _weigh(self, step: _Step, parameter: Parameter, reads: list[Value], macs: float) -> None:
+    def _weigh(
+        self, step: _TapeStep, parameter: TapeWeight, reads: list[TapeValue], macs: float
+    ) -> None:
         """The gradient of a weight: in the type of the product first, then as it is kept."""
         kept = self.gradient_width(parameter)
         width = parameter.cast or parameter.width
@@ -366,7 +372,7 @@ class Tape:
         made.role = ROLES.index("gradient")
         made.lasts = True
 
-    def _pass(self, value: Value, gradient: Value) -> None:
+    def _pass(self, value: TapeValue, gradient: TapeValue) -> None:
         """A gradient arrives; a second one is added to the first."""
         first = self.grads.get(id(value))
         if first is not None and first is not gradient:

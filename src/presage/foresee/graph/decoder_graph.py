@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.graph._decoder_blocks import Blocks, Widths
-from presage.foresee.graph._tape import Parameter, Tape, Value
+from presage.foresee.graph._decoder_blocks import DecoderBlocks, ElementWidths
+from presage.foresee.graph._tape import Tape, TapeValue, TapeWeight
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS, ROLES, Floats, InputSpec, Ints, OpGraph, Tensors
 from presage.foresee.sharding import ShardUnit, shard
@@ -46,11 +46,11 @@ def busiest_graph(shape: DecoderShape, setup: Setup, batch: float = 1.0) -> OpGr
 def decoder_graph(shape: DecoderShape, setup: Setup, *, stage: int = 0) -> OpGraph:
     """One micro-batch forward and backward, and the update, on a rank of a pipeline stage."""
     setup.check_for(shape)
-    return _Assembly(shape, setup, stage).graph()
+    return _DecoderAssembly(shape, setup, stage).graph()
 
 
 @dataclass(slots=True)
-class _Template:
+class _BlockTemplate:
     """A block on a tape, as arrays."""
 
     tape: Tape
@@ -60,7 +60,7 @@ class _Template:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptBytes:
     """Bytes that a trained parameter takes beside its weight."""
 
     gradient: float
@@ -73,29 +73,31 @@ class _Kept:
     """Bytes of one value of the optimizer's state."""
 
 
-class _Assembly:
+class _DecoderAssembly:
     def __init__(self, shape: DecoderShape, setup: Setup, stage: int) -> None:
         self.shape, self.setup, self.stage = shape, setup, stage
         p = setup.parallel
         self.first, self.last = stage == 0, stage == p.pipeline - 1
         self.seq = decoder_length(shape, setup)
         gathered = setup.autocast and p.sharding in ("fsdp", "zero3")
-        self.widths = Widths.of(setup, gathered=gathered)
+        self.widths = ElementWidths.of(setup, gathered=gathered)
         self.stored = 4.0 if setup.autocast else self.widths.weight
         self.tied = shape.tied and self.first and self.last
         self.kept = self._kept()
-        self.templates: list[_Template] = []
+        self.templates: list[_BlockTemplate] = []
 
-    def _kept(self) -> _Kept:
+    def _kept(self) -> _KeptBytes:
         setup = self.setup
         several = setup.accumulate > 1 or setup.parallel.pipeline > 1
         if setup.master_weights:
             split = setup.parallel.tensor > 1 or setup.parallel.pipeline > 1
             if split and setup.precision != "fp16":  # Megatron adds up in fp32, and steps on that
-                return _Kept(4.0, True, 0.0, 4.0, 4.0)
-            return _Kept(2.0, True, 4.0, 4.0, 4.0)  # DeepSpeed steps on an fp32 copy of its part
+                return _KeptBytes(4.0, True, 0.0, 4.0, 4.0)
+            return _KeptBytes(
+                2.0, True, 4.0, 4.0, 4.0
+            )  # DeepSpeed steps on an fp32 copy of its part
         width = 4.0 if setup.autocast else self.widths.weight
-        return _Kept(width, several, 0.0, 0.0, width)
+        return _KeptBytes(width, several, 0.0, 0.0, width)
 
     # -- blocks
 
@@ -108,11 +110,13 @@ class _Assembly:
             learning=not setup.inference,
         )
 
-    def _block(self, times: int, build: Callable[[Blocks, Value], Value], kind: str) -> None:
+    def _block(
+        self, times: int, build: Callable[[DecoderBlocks, TapeValue], TapeValue], kind: str
+    ) -> None:
         if times < 1:
             return
         setup, t = self.setup, self._tape()
-        blocks = Blocks(self.shape, setup, self.seq, t, self.widths, self.tied)
+        blocks = DecoderBlocks(self.shape, setup, self.seq, t, self.widths, self.tied)
         wide = self.stored if setup.autocast else self.widths.compute
         count = blocks.tokens * self.shape.width / blocks.split
         if kind == "embedding":
@@ -130,15 +134,18 @@ class _Assembly:
             t.backward(out, dy)
             if dy is not None:
                 t.touch(dy)
-        self.templates.append(_Template(t, times, len(t.rows[0]), len(t.rows[1])))
+        self.templates.append(_BlockTemplate(t, times, len(t.rows[0]), len(t.rows[1])))
 
     def _checkpointed(
-        self, blocks: Blocks, x: Value, build: Callable[[Blocks, Value], Value]
-    ) -> Value:
+        self,
+        blocks: DecoderBlocks,
+        x: TapeValue,
+        build: Callable[[DecoderBlocks, TapeValue], TapeValue],
+    ) -> TapeValue:
         t = blocks.tape
-        known: list[Parameter] = []
+        known: list[TapeWeight] = []
 
-        def run(inputs: tuple[Value, ...]) -> Value:
+        def run(inputs: tuple[TapeValue, ...]) -> TapeValue:
             if not known:
                 out = build(blocks, inputs[0])
                 known.extend(t.parameters)
@@ -189,7 +196,7 @@ class _Assembly:
         updates = memory.passes
         total = count + updates
         rows, names, shapes, dtypes = self._rows(updates)
-        store = _Store(total)
+        store = _TensorStore(total)
         for template, (starts, backs) in zip(self.templates, places, strict=True):
             self._lives(store, template, starts, backs)
         weights = self._lasting(store)
@@ -285,7 +292,9 @@ class _Assembly:
             return "float8_e4m3fn"
         return "float16" if self.setup.precision in ("fp16", "amp") else "bfloat16"
 
-    def _lives(self, store: _Store, template: _Template, starts: Ints, backs: Ints) -> None:
+    def _lives(
+        self, store: _TensorStore, template: _BlockTemplate, starts: Ints, backs: Ints
+    ) -> None:
         """The values of a template, once for every repetition."""
         values = [v for v in template.tape.values if v.count > 0]
         if not values:
@@ -312,7 +321,7 @@ class _Assembly:
             np.repeat(role, times),
         )
 
-    def _lasting(self, store: _Store) -> tuple[float, float]:
+    def _lasting(self, store: _TensorStore) -> tuple[float, float]:
         """Weights, and gradients that stay between micro-batches; (all, trained) elements."""
         all_, trained = 0.0, 0.0
         kept = self.kept
@@ -333,7 +342,7 @@ class _Assembly:
         store.lasting(rotary if self.shape.rotary else 0.0, 1, "buffer")
         return all_, trained
 
-    def _update(self, store: _Store, count: int, memory: Any) -> None:
+    def _update(self, store: _TensorStore, count: int, memory: Any) -> None:
         """State and temporaries of the optimizer."""
         setup, kept = self.setup, self.kept
         if setup.inference:
@@ -358,7 +367,7 @@ class _Assembly:
                             store.during(count, p.count * value, template.times)
         store.during(count, largest * 4 * memory.largest_values, 1)
 
-    def _in_flight(self, store: _Store, forward: int) -> None:
+    def _in_flight(self, store: _TensorStore, forward: int) -> None:
         """What other micro-batches of the pipeline keep while this one is at work (1F1B)."""
         setup = self.setup
         stages = setup.parallel.pipeline
@@ -373,12 +382,12 @@ class _Assembly:
         if deep > 1 and saved > 0:
             store.add_one(-1, store.end, saved * (deep - 1), 1, "saved")
 
-    def _held_inputs(self, store: _Store, forward: int) -> None:
-        """bitsandbytes keeps the inputs of 4-bit products on the graph itself, where a backward
+    def _held_inputs(self, store: _TensorStore, forward: int) -> None:
+        """bitsandbytes keeps the inputs of its products on the graph itself, where a backward
         pass does not free them; a loop that holds its last loss or logits while the next forward
         pass runs has them twice."""
         setup = self.setup
-        if setup.quant != "nf4" or setup.checkpoint == "full" or setup.inference:
+        if setup.quant == "none" or setup.checkpoint == "full" or setup.inference:
             return
         for template in self.templates:
             inputs = {id(v): v for v in template.tape.held}.values()
@@ -449,12 +458,12 @@ class _Assembly:
         return tuple(notes)
 
 
-def _operators(templates: Sequence[_Template]) -> int:
+def _operators(templates: Sequence[_BlockTemplate]) -> int:
     """Operators forward and backward."""
     return sum((t.forward + t.backward) * t.times for t in templates)
 
 
-class _Store:
+class _TensorStore:
     """Tensors as they are collected."""
 
     def __init__(self, end: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
-from presage.foresee.graph.decoders import DECODER_TYPES, DecoderShape
+from presage.foresee.graph.decoder_configs import DECODER_TYPES, shape_from_config
 from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
@@ -102,7 +102,7 @@ def _config_of(target: str) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def _decoder(name: str, config: Mapping[str, Any]) -> NamedModel:
-    shape = DecoderShape.from_config(config, name)
+    shape = shape_from_config(config, name)
 
     def build(setup: Setup) -> OpGraph:
         return busiest_graph(shape, setup)
@@ -223,7 +223,7 @@ def find_data_model(target: str, *, timeout_s: float = _TIMEOUT_S) -> NamedModel
     config = _config_of(target)
     if config is None or config[1].get("model_type") not in DECODER_TYPES:
         return NamedModel(target, build)
-    return NamedModel(config[0], build, DecoderShape.from_config(config[1], config[0]))
+    return NamedModel(config[0], build, shape_from_config(config[1], config[0]))
 
 
 # -- in the child process

@@ -1,7 +1,8 @@
 """Graphs of the zoo that were traced beforehand, so that using them needs no PyTorch.
 
 `python -m presage.foresee.graph.precomputed` traces the zoo again and writes the archive; do it
-after a change to the zoo or to the tracer. Training is kept with the optimizer `sgd`, and
+after a change to the tracer, and with the names of entries that are new or changed after a change
+to the zoo: the others stay as they are. Training is kept with the optimizer `sgd`, and
 `with_optimizer` changes that without a trace.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -130,24 +131,37 @@ def _trained_bytes(graph: OpGraph) -> Floats:
     return sizes
 
 
-def write(path: Path, entries: Iterable[zoo.ZooEntry]) -> None:
-    """Trace entries in every variant and write the archive; needs PyTorch."""
+def write(
+    path: Path, entries: Iterable[zoo.ZooEntry], kept: Mapping[str, bytes] | None = None
+) -> None:
+    """Trace entries in every variant and write the archive; members that are `kept` are not traced
+    again. Needs PyTorch."""
     from presage.foresee.graph.torch_trace import trace
 
+    known = kept or {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for entry in entries:
             for name, (precision, inference) in _VARIANTS.items():
-                graph = trace(
-                    entry.build,
-                    entry.inputs,
-                    name=entry.name,
-                    precision=precision,
-                    inference=inference,
-                )
-                data = _unpacked(graph.to_bytes())
+                data = known.get(f"{entry.name}/{name}")
+                if data is None:
+                    graph = trace(
+                        entry.build,
+                        entry.inputs,
+                        name=entry.name,
+                        precision=precision,
+                        inference=inference,
+                    )
+                    data = _unpacked(graph.to_bytes())
+                    print(f"{entry.name} traced for {name}", file=sys.stderr, flush=True)
                 member = zipfile.ZipInfo(f"{entry.name}/{name}")
                 archive.writestr(member, data, zipfile.ZIP_LZMA)
-            print(f"{entry.name} traced", file=sys.stderr, flush=True)
+
+
+def _members(path: Path, without: Collection[str]) -> dict[str, bytes]:
+    """The archive as it is, but for some entries."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.partition("/")[0] not in without]
+        return {name: archive.read(name) for name in names}
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -161,4 +175,6 @@ def _unpacked(data: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).with_name(_ARCHIVE), [zoo.find(name) for name in zoo.names()])
+    _path = Path(__file__).with_name(_ARCHIVE)
+    _kept = _members(_path, sys.argv[1:]) if sys.argv[1:] else None
+    write(_path, [zoo.find(name) for name in zoo.names()], _kept)
