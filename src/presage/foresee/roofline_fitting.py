@@ -30,7 +30,16 @@ from presage.learn import Floats
 from presage.learn.evaluate import grouped_folds
 from presage.learn.groups import GroupConformal
 
-__all__ = ["WAYS", "Observation", "fit_roofline", "fit_steps", "foreseen", "label", "left_out"]
+__all__ = [
+    "WAYS",
+    "Observation",
+    "cluster",
+    "fit_roofline",
+    "fit_steps",
+    "foreseen",
+    "label",
+    "left_out",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -267,6 +276,12 @@ def label(row: Observation, way: str) -> str:
     return row.gpu.name if way == "gpu" else row.family if way == "family" else row.source
 
 
+def cluster(row: Observation, way: str) -> str:
+    """What errs alike where that way is left out. Sources are too few to tell how the next one
+    will err: each of their families is taken for one of its own."""
+    return f"{row.source} {row.family}" if way == "source" else label(row, way)
+
+
 def foreseen(roofline: Roofline, row: Observation) -> tuple[float, StepParts]:
     """Milliseconds that the measurement of a row should show, and the parts of its step."""
     each = roofline.kernels(row.work, row.gpu, row.setup.layout) * row.work.count
@@ -306,7 +321,7 @@ def fit_steps(
     with its group left out, by way."""
     roofline = fit_roofline([*rows, *helpers])
     found = {way: left_out(rows, helpers, way, roofline) for way in WAYS}
-    labels = {way: np.array([label(row, way) for row in rows]) for way in WAYS}
+    labels = {way: np.array([cluster(row, way) for row in rows]) for way in WAYS}
     truth = np.array([row.ms for row in rows])
     scaled = {
         way: truth * np.exp(np.log(guess / truth) / scale) for way, (guess, scale) in found.items()
