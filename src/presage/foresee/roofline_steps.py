@@ -37,7 +37,7 @@ __all__ = ["Distance", "RooflineSteps", "StepParts", "difficulty", "shipped_step
 
 _BY_HOST = 0.5
 """How much wider an interval is where only the host counts."""
-_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.8
+_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.3
 """Generations whose libraries are not made for training, and how much wider intervals are."""
 _SECOND_FORWARD = {"none": 0.0, "selective": 0.1, "full": 1.0}
 """Share of the forward pass that is computed again for the backward one. Selective checkpointing
@@ -112,13 +112,13 @@ class RooflineSteps:
         return StepParts(float((each * work.count).sum()), host)
 
     def quantiles(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Floats:
-        """p10, p50, p90 in milliseconds."""
+        """p10, p50, p90 in milliseconds; the middle is the roofline's own."""
         parts = self.parts(ops, batch, gpu, setup)
         distance = self.distance(ops, batch, gpu, setup)
         scale = difficulty(parts, gpu) * distance.wider
         guess = np.array([parts.step_ms])
-        found: Floats = self.intervals.interval(guess, np.array([scale]), distance.unseen)[0]
-        return found
+        low, _, high = self.intervals.interval(guess, np.array([scale]), distance.unseen)[0]
+        return np.array([min(low, guess[0]), guess[0], max(high, guess[0])])
 
     def distance(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Distance:
         """From what the roofline was fitted on."""
