@@ -10,7 +10,7 @@ import pytest
 from presage.foresee import estimators
 from presage.foresee._jobsteps import JobUtilization
 from presage.foresee._realjobs import read_lucid_jobs, read_miso_jobs
-from presage.foresee.gpus import find
+from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import load_graph
 from presage.foresee.utilization import Features, InputPipeline, TrainingProfile, profile_of
 from presage.learn import Floats
@@ -20,15 +20,11 @@ from presage.model.errors import UserError
 A100 = find("a100")
 
 
-def job(batch: float = 32, gmacs: float = 4.0, layers: int = 50, **more: object) -> Features:
-    given = {"gpu": A100, "pipeline": InputPipeline.IMAGES, **more}
-    return Features.of(
-        [
-            TrainingProfile.from_totals(
-                batch, 150_528, gmacs * 1e9, 1e7, 2.5e7, (layers, 1, layers, layers), **given
-            )  # type: ignore[arg-type]
-        ]
-    )
+def job(batch: float = 32, gmacs: float = 4.0, layers: int = 50, gpu: Gpu = A100) -> Features:
+    counts = (layers, 1, layers, layers)
+    images = InputPipeline.IMAGES
+    one = TrainingProfile.from_totals(batch, 150_528, gmacs * 1e9, 1e7, 2.5e7, counts, gpu, images)
+    return Features.of([one])
 
 
 def drawn(n: int) -> tuple[Features, Floats, list[str]]:
@@ -55,9 +51,8 @@ def test_kernels_that_fill_the_step_keep_the_gpu_busy_and_launches_do_not() -> N
 
 def test_a_fused_recurrent_layer_is_busy_and_a_loop_over_its_steps_is_not() -> None:
     known = estimators.job_utilization()
-    given = {"gpu": A100, "pipeline": InputPipeline.VECTORS}
-    fused = TrainingProfile.from_totals(8, 100, 1e9, 1e6, 2e7, (0, 6, 2, 4), serial=2000, **given)  # type: ignore[arg-type]
-    looped = TrainingProfile.from_totals(8, 100, 1e9, 1e6, 2e7, (0, 2000, 800, 1200), **given)  # type: ignore[arg-type]
+    fused = TrainingProfile.from_totals(8, 100, 1e9, 1e6, 2e7, (0, 6, 2, 4), A100, serial=2000)
+    looped = TrainingProfile.from_totals(8, 100, 1e9, 1e6, 2e7, (0, 2000, 800, 1200), A100)
     assert known.predict(Features.of([fused]))[0] > known.predict(Features.of([looped]))[0] + 20
 
 
@@ -69,7 +64,7 @@ def test_the_interval_says_that_a_job_may_be_starved() -> None:
     fed = known.unstarved(hungry)[0]
     assert fed[1] >= middle
     assert fed[0] > low
-    assert known.starved(hungry)[0] > 0.2 > known.starved(heavy)[0]
+    assert known.starved(hungry)[0] > 0.1 > known.starved(heavy)[0]
     width = np.diff(known.predict_interval(heavy)[0, [0, 2]])[0]
     assert width < high - low
 
