@@ -32,7 +32,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     table = pl.read_parquet(shared("profiles/published_llm_training.parquet"))
     trainings = Trainings.of(published_rows(table))
-    for kind in ("model", "gpu", "stack"):
+    for kind in ("model", "size", "gpu", "stack"):
         lines += _tokens(trainings, kind, show=not arguments.json)
     table = pl.read_parquet(shared("profiles/published_training.parquet"))
     for kind in ("model", "gpu", "source"):
@@ -51,12 +51,13 @@ def _tokens(trainings: Trainings, kind: str, *, show: bool) -> list[dict[str, An
     found = np.empty((len(labels), 3))
     for fold in np.unique(place):
         out = place == fold
-        model, _ = learn(trainings[~out], (kind,), INNER_FOLDS)
+        unseen = "size" if kind == "model" else kind  # as shipped: any model may be of a new size
+        model, _ = learn(trainings[~out], (unseen,), INNER_FOLDS)
         held = trainings[out]
-        found[out] = model.interval(model.parts(held.columns, held.groups), [kind])
+        found[out] = model.interval(model.parts(held.columns, held.groups), [unseen])
     split = f"{'source' if kind == 'stack' else kind}-out"
     lines = [_line(split, "all", trainings.seconds, found)]
-    members = labels if kind != "model" else trainings.labels("stack")
+    members = labels if kind in ("gpu", "stack") else trainings.labels("stack")
     for member in sorted(set(members)):
         here = members == member
         lines.append(_line(split, str(member), trainings.seconds[here], found[here]))

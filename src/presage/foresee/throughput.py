@@ -249,7 +249,7 @@ class Throughput:
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
         self.spread = dict(spread)
-        """How far off seconds are, by what was left out: model, gpu, stack."""
+        """How far off seconds are, by what was left out: size, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
         """Pairs of architecture and precision that were measured."""
         self.ranges = dict(ranges or {})
@@ -286,9 +286,9 @@ class Throughput:
         return np.asarray(whole[:, None] * np.exp(scale[:, None] * offsets))
 
     def unseen(self, groups: Mapping[str, str]) -> list[str]:
-        """What nothing was measured of; a model always counts as new."""
+        """What nothing was measured of; a model's size always counts as new."""
         new = [kind for kind in ("gpu", "stack") if (kind, groups[kind]) not in self.effects]
-        return ["model", *new]
+        return ["size", *new]
 
     def to_arrays(self) -> Arrays:
         """What `from_arrays` takes."""

@@ -187,7 +187,7 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
 
 NOISE = 0.07
 """What the same training differs by from one publication to the next."""
-WAYS = ("model", "gpu", "stack")
+WAYS = ("size", "gpu", "stack")
 """What predictions are made without, to learn how far they are off."""
 
 
@@ -226,9 +226,11 @@ class Trainings:
         )
 
     def labels(self, kind: str) -> npt.NDArray[np.str_]:
-        """The model, GPU or software of each."""
+        """The model, its size (to a factor of two), GPU or software of each."""
         if kind == "model":
             return np.array([row.model for row in self.rows])
+        if kind == "size":
+            return np.array([str(round(np.log2(r.shape.active_params))) for r in self.rows])
         return np.array([one[kind] for one in self.groups])
 
     @property
