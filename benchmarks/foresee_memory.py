@@ -17,7 +17,8 @@ from benchmarks._baselines import Constant, Named
 from benchmarks._data import shared
 from presage.foresee.fitting import memory_data
 from presage.foresee.known import graph_memory_rows
-from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator, table_features
+from presage.foresee.memory import MemoryEstimator
+from presage.foresee.memory_table import TableMemoryEstimator, table_features
 from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 
 FOLDS = 10

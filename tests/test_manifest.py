@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,36 @@ def test_a_model_is_a_name_or_says_more() -> None:
     assert (long.model.batch, long.model.steps) == (8, 100)
     assert to_spec(long, "j", "me").model == "zoo:bert"
     assert Manifest.from_json(long.to_json()) == long
+
+
+def test_a_model_says_how_it_is_run() -> None:
+    asked = parse(
+        "name: a\ncommand: x\nmodel: {target: 'hf:meta-llama/Llama-3.1-8B', seq: 4096, "
+        "batch: 1, lora: 'r=16:all', quant: nf4, precision: bf16, optimizer: adamw, "
+        "checkpoint: full, parallel: fsdp}\n"
+    )
+    assert asked.model is not None
+    setup = asked.model.setup(8)
+    assert (setup.seq, setup.quant, setup.checkpoint, setup.gpus) == (4096, "nf4", "full", 8)
+    assert setup.parallel.sharding == "fsdp"
+    assert setup.lora is not None
+    assert setup.lora.rank == 16
+    assert parse(json.dumps(asked.to_json())) == asked
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("quant: nf4", "add --lora"),
+        ("parallel: 'tp=x'", "whole number"),
+        ("optimizer: adamv", "did you mean"),
+        ("precision: fp7", "fp32"),
+        ("attention: flash", "--precision bf16"),
+    ],
+)
+def test_a_model_that_cannot_be_run_so_is_refused_with_the_fix(said: str, fix: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(fix)):
+        parse(f"name: a\ncommand: x\nmodel: {{ref: 'hf:gpt2', {said}}}\n")
 
 
 def test_auto_becomes_a_number_from_what_is_foreseen() -> None:

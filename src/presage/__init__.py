@@ -32,11 +32,13 @@ __all__ = [
     "Rules",
     "SimResult",
     "Trace",
+    "TrainingPlan",
     "Worker",
     "compare",
     "make_trace",
     "phases",
     "pipeline",
+    "plan",
     "predict",
     "read_trace",
     "rightsize",
@@ -49,12 +51,14 @@ TYPE_CHECKING = (
 )
 if TYPE_CHECKING:
     from presage._api.foresight import predict
+    from presage._api.planning import plan
     from presage._api.simulation import compare, make_trace, pipeline, simulate
     from presage._api.telemetry import phases, rightsize
     from presage.client import Client, JobHandle, submit
     from presage.core.plan import Plan
     from presage.core.ports import Policy, Predictor
     from presage.foresee.answer import Prediction
+    from presage.foresee.planned import TrainingPlan
     from presage.model.cluster import Device, Node, Worker
     from presage.model.errors import PresageError
     from presage.model.job import Reason, ReasonCode
@@ -67,12 +71,14 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "_api.foresight": ["predict"],
+        "_api.planning": ["plan"],
         "_api.simulation": ["compare", "make_trace", "pipeline", "simulate"],
         "_api.telemetry": ["phases", "rightsize"],
         "client": ["Client", "JobHandle", "submit"],
         "core.plan": ["Plan"],
         "core.ports": ["Policy", "Predictor"],
         "foresee.answer": ["Prediction"],
+        "foresee.planned": ["TrainingPlan"],
         "model.cluster": ["Device", "Node", "Worker"],
         "model.errors": ["PresageError"],
         "model.job": ["Reason", "ReasonCode"],

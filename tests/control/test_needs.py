@@ -122,3 +122,29 @@ def test_own_runs_answer_for_cpus_and_for_auto(tmp_path: Path) -> None:
     needs = estimator.needs(spec, asked.model, None)
     assert needs.memory_mib == pytest.approx(300, rel=0.05)
     assert found.version == "memory 1, step_time 1, utilization 0"
+
+
+def test_a_workload_keeps_its_name_when_there_is_more_to_say_of_models() -> None:
+    asked = manifest("model: {ref: zoo:resnet18, batch: 16, steps: 10, optimizer: adam}")
+    assert asked.model is not None
+    said = '{"ref":"zoo:resnet18","batch":16,"optimizer":"adam","precision":"fp32"}'
+    assert asked.model.described() == said
+    longer = manifest("model: {ref: zoo:resnet18, batch: 16, checkpoint: full}")
+    spec = to_spec(asked, "j", "me")
+    assert workload(spec, asked.model) != workload(spec, longer.model)
+
+
+def test_a_language_model_is_foreseen_on_all_gpus_of_its_job(estimator: NeedsEstimator) -> None:
+    text = (
+        "workers: {workers}\nresources: {{gpus: 2}}\n"
+        "model: {{target: hf:gpt2, batch: 4, seq: 512, precision: bf16, optimizer: adamw, "
+        "parallel: {parallel}}}"
+    )
+    several = []
+    for workers, parallel in ((4, "fsdp"), (1, "none")):
+        asked = manifest(text.format(workers=workers, parallel=parallel))
+        answer = estimator.of(to_spec(asked, "j", "me"), asked.model, None)
+        assert answer is not None
+        assert answer.memory_mib is not None
+        several.append(answer.memory_mib.p50)
+    assert several[0] < several[1], "weights and state are divided among eight"

@@ -189,3 +189,30 @@ def test_runs_that_no_version_has_seen_are_counted() -> None:
     for run in runs(24)[20:]:
         champions.add("memory", run)
     assert champions.unlearned("memory") == 3  # the version was fitted when the first was over
+
+
+def _memory_runs(floor_mib: float, factor: float) -> list[OwnRun]:
+    return [
+        OwnRun(f"w{k % 6}", "gpu", float(k), floor_mib + factor * size, size)
+        for k, size in enumerate(np.geomspace(500, 30_000, 24).tolist())
+    ]
+
+
+def test_the_floor_of_a_machine_is_learned_as_an_amount() -> None:
+    model = OwnRuns.fit(_memory_runs(900.0, 1.0), "MiB")
+    new = model.predict("never ran", "gpu", 700.0)
+    assert new is not None
+    assert new.p50 == pytest.approx(1600, rel=0.05)
+    as_factor = OwnRuns.fit(_memory_runs(0.0, 1.3), "MiB").predict("never ran", "gpu", 700.0)
+    assert as_factor is not None
+    assert as_factor.p50 == pytest.approx(910, rel=0.05)
+
+
+def test_a_model_of_an_earlier_release_is_read() -> None:
+    body = OwnRuns.fit(runs(20), "ms").to_json()
+    for factor in body["factors"].values():
+        del factor["weights"][4:]
+        factor.pop("floor", None)
+    answer = OwnRuns.from_json(body).predict("w0", "gpu", 10.0, dict.fromkeys(SIZES, 20.0))
+    assert answer is not None
+    assert answer.p50 > 0

@@ -18,6 +18,7 @@ from presage.foresee.interference import (
     MemoryLimit,
     Pairs,
     fit_shipped,
+    over_capacity,
     read_gavel,
     read_lucid,
 )
@@ -27,7 +28,7 @@ from presage.model.errors import UserError
 
 GPU = find("rtx3090")
 LIGHT = JobAlone(util_pct=12, mem_util_pct=1, memory_mib=2000, step_ms=5)
-HEAVY = JobAlone(util_pct=98, mem_util_pct=70, memory_mib=9000, step_ms=200)
+HEAVY = JobAlone(util_pct=98, mem_util_pct=70, memory_mib=9000, step_ms=100)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_features_of_a_pair() -> None:
     assert told["own utilization"] == pytest.approx(0.12)
     assert told["other's utilization"] == pytest.approx(0.98)
     assert told["summed utilization"] == pytest.approx(1.10)
-    assert told["difference in step time"] == pytest.approx(np.log(5 / 200))
+    assert told["difference in step time"] == pytest.approx(np.log(5 / 100))
     assert told["time sharing"] == pytest.approx(1 / (1 + 0.12 * 0.98))
     assert np.isnan(told["own batch"])
 
@@ -77,20 +78,47 @@ def test_several_others_add_up(fitted: InterferenceEstimator) -> None:
     assert two.p50 <= mixed.p50 <= one.p50
 
 
-def test_on_a_gpu_where_no_pair_was_measured_jobs_take_turns(
+def test_on_a_gpu_where_no_pair_was_measured_only_what_exceeds_it_costs(
     fitted: InterferenceEstimator,
 ) -> None:
     new = find("h100")
     one = fitted.speed(HEAVY, [LIGHT], new)
-    assert one.source == "taking turns"
-    assert (one.p10, one.p90) == (0.5, 1.0)
-    assert one.p50 == pytest.approx(1 / (1 + 0.72 * 0.98 * 0.12))
+    assert one.source == "over capacity"
+    assert one.p50 == pytest.approx(1 / (1 + 0.65 * 0.10))
+    assert one.p10 < one.p50 < one.p90
     two = fitted.speed(HEAVY, [LIGHT, HEAVY], new)
-    assert two.p50 == pytest.approx(1 / (1 + 0.72 * 0.98 * 1.10))
-    assert fitted.speed(JobAlone(), [HEAVY], new).p50 < one.p50  # always busy, for all we know
+    assert two.p50 == pytest.approx(1 / (1 + 0.65 * 1.08))
+    assert fitted.speed(LIGHT, [LIGHT], new).p50 == 1.0
     kept = InterferenceEstimator.from_arrays(fitted.to_arrays())
     assert kept.speed(HEAVY, [LIGHT], new) == one
     assert kept.speed(HEAVY, [LIGHT], GPU).source == "interference"
+
+
+def test_pairs_of_unknown_jobs_get_the_constant_and_all_that_may_be() -> None:
+    low, middle, high = over_capacity(JobAlone(), [JobAlone()])
+    assert middle == pytest.approx(0.9, abs=0.02)
+    assert low < 0.72
+    assert high >= 1.0
+
+
+def test_foreseen_utilization_widens_what_measured_utilization_narrows() -> None:
+    measured = over_capacity(JobAlone(util_pct=90), [JobAlone(util_pct=80)])
+    foreseen = over_capacity(
+        JobAlone(util_pct=90, util_low_pct=30, util_high_pct=97),
+        [JobAlone(util_pct=80, util_low_pct=20, util_high_pct=95)],
+    )
+    assert foreseen[2] - foreseen[0] > 1.5 * (measured[2] - measured[0])
+
+
+def test_jobs_far_from_those_measured_are_left_to_capacity(
+    fitted: InterferenceEstimator,
+) -> None:
+    far = JobAlone(util_pct=98, mem_util_pct=70, memory_mib=9000, step_ms=90_000)
+    assert fitted.speed(far, [far], GPU).p50 == pytest.approx(
+        over_capacity(far, [far])[1], abs=0.02
+    )
+    near, bound = fitted.speed(HEAVY, [HEAVY], GPU).p50, over_capacity(HEAVY, [HEAVY])[1]
+    assert near != pytest.approx(bound, abs=1e-4)
 
 
 def test_what_is_not_known_widens_the_estimate(fitted: InterferenceEstimator) -> None:

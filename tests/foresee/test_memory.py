@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +13,44 @@ from sklearn.base import clone
 
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.fitting import memory_data
+from presage.foresee.floors import Floor, floor_mib
+from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
-from presage.foresee.graph.opgraph import OpGraph
+from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.known import graph_memory_rows
 from presage.foresee.memory import (
     GRAPH_FEATURES,
-    TABLE_FEATURES,
     MemoryEstimator,
-    TableMemoryEstimator,
+    MemoryPhysics,
     largest_batch,
     memory_features,
-    table_features,
 )
+from presage.foresee.memory_table import TABLE_FEATURES, TableMemoryEstimator, table_features
 from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 from presage.model.errors import NotFitted, UserError
+from presage.model.setup import Setup
 
 Floats = npt.NDArray[np.float64]
 FLOOR = 600.0
 QUICK = {"iterations": 120, "folds": 3}  # enough for what is made up here
 
 
+A100 = find("a100-40g")
+SETUP = Setup(optimizer="adam")
+
+
 def measured(count: int, seed: int = 0) -> tuple[Floats, Floats]:
-    """Features of made-up jobs and what they took: a floor, and somewhat more than is reserved."""
+    """Features of made-up jobs and what they took: a floor, and somewhat more than is reserved
+    with the state of Adam."""
     random = np.random.default_rng(seed)
     reserved = 10 ** random.uniform(1.5, 4.3, count)
     rows = reserved[:, None] * random.uniform(0.1, 0.6, (count, len(GRAPH_FEATURES)))
     rows[:, 0] = reserved
     rows[:, 1] = reserved * random.uniform(0.8, 1.0, count)
+    rows[:, 3] = reserved * random.uniform(0.0, 0.05, count)
     rows[:, -1] = 2.0 ** random.integers(0, 9, count)
-    return rows, (FLOOR + 1.1 * reserved) * np.exp(random.normal(0, 0.02, count))
+    held = reserved + 2 * rows[:, 3]
+    return rows, (FLOOR + 1.1 * held) * np.exp(random.normal(0, 0.02, count))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +90,7 @@ def test_the_floor_is_found(estimator: MemoryEstimator) -> None:
 
 def test_a_floor_is_never_negative() -> None:
     rows, _ = measured(60)
-    assert MemoryEstimator(**QUICK).fit(rows, 2 * rows[:, 0] - 30).floor_ == 0
+    assert MemoryEstimator(**QUICK).fit(rows, 2 * (rows[:, 0] + 2 * rows[:, 3]) - 30).floor_ == 0
 
 
 def test_new_jobs_are_foreseen(estimator: MemoryEstimator) -> None:
@@ -98,19 +108,85 @@ def test_never_less_than_the_tensors_need(estimator: MemoryEstimator) -> None:
     assert (estimator.predict_interval(rows) >= rows[:, 1:2]).all()
 
 
-def test_parts_add_up_to_the_median(estimator: MemoryEstimator, graph: OpGraph) -> None:
+@pytest.mark.parametrize("setup", [SETUP, Setup(cudnn_benchmark=True), Setup(gpus=8)])
+def test_parts_add_up_to_the_median(
+    estimator: MemoryEstimator, graph: OpGraph, setup: Setup
+) -> None:
     for batch in (1, 16, 128):
-        parts = estimator.explain(graph, batch)
-        median = estimator.predict(memory_features(graph, batch)[None, :])[0]
+        parts = estimator.parts(graph, batch, A100, setup)
+        median = estimator.quantiles(graph, batch, A100, setup)[1]
         assert sum(parts.values()) == pytest.approx(median)
-        assert parts["device and driver"] == estimator.floor_
+        assert min(parts.values()) >= 0
         assert parts["weights"] == pytest.approx(graph.params * 4 / MIB, rel=0.01)
         assert parts["optimizer"] == pytest.approx(2 * graph.params * 4 / MIB, rel=0.01)
-    assert parts["activations"] > 100 * estimator.explain(graph, 1)["activations"]
+        assert ("communication" in parts) == (setup.gpus > 1)
+    assert parts["activations"] > 100 * estimator.parts(graph, 1, A100, setup)["activations"]
+
+
+def test_a_negative_term_is_taken_from_what_was_traced(graph: OpGraph) -> None:
+    rows, truth = measured(150)
+    modest = MemoryEstimator(**QUICK).fit(rows, np.maximum(truth * 0.6, rows[:, 1]))
+    parts = modest.parts(graph, 128, A100, SETUP)
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(modest.quantiles(graph, 128, A100, SETUP)[1])
+
+
+def test_the_floor_is_that_of_the_gpu_or_of_own_runs(
+    estimator: MemoryEstimator, graph: OpGraph
+) -> None:
+    physics = MemoryPhysics.of(graph, 8)
+    small, large = find("t4"), find("h100-80g")
+    medians = [estimator.forecast(physics, gpu, SETUP).shows[1] for gpu in (small, large)]
+    expected = floor_mib(large).p50 - floor_mib(small).p50
+    assert medians[1] - medians[0] == pytest.approx(expected, abs=1)
+    own = estimator.forecast(physics, A100, SETUP, Floor(900.0, 950.0, 1000.0))
+    table = estimator.forecast(physics, A100, SETUP)
+    assert own.parts["device and driver"] == 950.0
+    assert np.ptp(own.shows) < np.ptp(table.shows)
+
+
+def test_what_is_unlike_the_data_is_physics_alone_and_wide(
+    estimator: MemoryEstimator, graph: OpGraph
+) -> None:
+    """A language model of many parameters gets no learned share of them."""
+    text = replace(graph, inputs=(InputSpec((512,), "int64", 1000),), params=70_000_000_000)
+    near, far = (estimator.forecast(MemoryPhysics.of(g, 8), A100, SETUP) for g in (graph, text))
+    assert near.distance == 0
+    assert far.distance > 0.5
+    assert far.parts["workspace and rest"] == 0
+    physics = MemoryPhysics.of(text, 8)
+    assert far.shows[1] == pytest.approx(floor_mib(A100).p50 + physics.reserved)
+    width = [np.log(each.shows[2] / each.shows[0]) for each in (near, far)]
+    assert width[1] > width[0]
+    assert "more parameters" in far.words
+    assert "like the measured" in near.words
+
+
+def test_distance_grows_with_every_difference(estimator: MemoryEstimator, graph: OpGraph) -> None:
+    setups = [Setup(), Setup(compile=True), Setup(compile=True, gpus=8)]
+    found = [estimator.domain(graph, 16, A100, setup)[0] for setup in setups]
+    assert found == sorted(found)
+    assert len(set(found)) == 3
+    assert estimator.domain(graph, 16, find("mi300x"), Setup())[0] > 0
+    assert estimator.domain(graph, 4096, A100, Setup())[0] > 0
+
+
+def test_workspaces_are_tried_only_where_asked(graph: OpGraph) -> None:
+    fitted = MemoryEstimator(**QUICK).fit(*tried(400))
+    physics = MemoryPhysics.of(graph, 4)
+    quiet = fitted.forecast(physics, A100, Setup())
+    tries = fitted.forecast(physics, A100, Setup(cudnn_benchmark=True))
+    assert np.array_equal(quiet.shows, quiet.needs)
+    assert tries.shows[1] >= tries.needs[1]
+    small = replace(A100, usable_mib=int(tries.needs[1] * 1.05))
+    full = fitted.forecast(physics, small, Setup(cudnn_benchmark=True))
+    assert full.shows[1] < small.usable_mib  # a median is never the whole card for it
+    idle = fitted.forecast(physics, A100, Setup(cudnn_benchmark=True, inference=True))
+    assert np.array_equal(idle.shows, idle.needs)
 
 
 def test_what_mattered_has_names(estimator: MemoryEstimator, graph: OpGraph) -> None:
-    found = estimator.mattered(memory_features(graph, 256))
+    found = estimator.mattered(MemoryPhysics.of(graph, 256))
     names = {*GRAPH_FEATURES, "log size", "log weights", "spare"}
     assert set(found) <= names
     assert len(found) <= 5
@@ -121,7 +197,8 @@ def test_arrays_bring_it_back(estimator: MemoryEstimator, graph: OpGraph) -> Non
     again = MemoryEstimator.from_arrays(estimator.to_arrays())
     rows, _ = measured(50, seed=3)
     assert np.array_equal(again.predict_interval(rows), estimator.predict_interval(rows))
-    assert again.explain(graph, 8) == estimator.explain(graph, 8)
+    parts = [each.parts(graph, 8, A100, SETUP) for each in (again, estimator)]
+    assert parts[0] == parts[1]
 
 
 TRIED, TRIED_SUM = GRAPH_FEATURES.index("tried"), GRAPH_FEATURES.index("tried_sum")
@@ -132,10 +209,11 @@ def tried(count: int, seed: int = 0) -> tuple[Floats, Floats]:
     show it."""
     random = np.random.default_rng([seed, 1])  # not the numbers of `measured`
     rows, truth = measured(count, seed)
-    rows[:, TRIED] = 4 * (FLOOR + rows[:, 0]) - FLOOR
+    held = rows[:, 0] + 2 * rows[:, 3]
+    rows[:, TRIED] = 4 * (FLOOR + held) - FLOOR - 2 * rows[:, 3]
     rows[:, TRIED_SUM] = random.uniform(0, 1e5, count)
     seen = (rows[:, TRIED_SUM] > 8e4) & (random.random(count) < 0.5)
-    return rows, np.where(seen, FLOOR + rows[:, TRIED], truth)
+    return rows, np.where(seen, 4 * (FLOOR + held), truth)
 
 
 def test_tried_workspaces_count_by_how_often_they_are_seen() -> None:
@@ -196,16 +274,19 @@ def test_scikit_learn_can_clone_it(
 # -- the largest batch
 
 
+def with_room(room: float) -> Gpu:
+    return replace(A100, usable_mib=int(room))
+
+
 def test_the_largest_batch(estimator: MemoryEstimator, graph: OpGraph) -> None:
-    rooms = [0, 500, 1_000, 2_000, 8_000, 24_000, 80_000]
-    found = [largest_batch(estimator, graph, room) for room in rooms]
+    rooms = [0, 500, 2_000, 8_000, 24_000, 80_000]
+    found = [largest_batch(estimator, graph, with_room(room), SETUP) for room in rooms]
     assert found == sorted(found)
     assert found[:2] == [0, 0]  # less than the floor
     assert found[-1] > found[3] > 0
-    for room, batch in zip(rooms[4:], found[4:], strict=True):
+    for room, batch in zip(rooms[3:], found[3:], strict=True):
         here, beyond = (
-            estimator.predict_interval(memory_features(graph, b)[None, :])[0, 2]
-            for b in (batch, 1 + batch * 1.02)
+            estimator.needs(graph, b, with_room(room), SETUP)[2] for b in (batch, 1 + batch * 1.02)
         )
         assert here <= room < beyond
 
@@ -213,8 +294,8 @@ def test_the_largest_batch(estimator: MemoryEstimator, graph: OpGraph) -> None:
 def test_the_largest_batch_stops_where_it_is_told(
     estimator: MemoryEstimator, graph: OpGraph
 ) -> None:
-    assert largest_batch(estimator, graph, 1e9, most=100) == 100
-    assert largest_batch(estimator, graph, 1e9, most=1) == 1
+    assert largest_batch(estimator, graph, with_room(1e9), SETUP, most=100) == 100
+    assert largest_batch(estimator, graph, with_room(1e9), SETUP, most=1) == 1
 
 
 # -- from a table

@@ -25,7 +25,7 @@ def rows(seed: int, count: int, spread: float) -> tuple[Floats, npt.NDArray[np.i
 @pytest.mark.parametrize("count", [8, 15, 40])
 def test_holds_four_fifths_of_unseen_groups(count: int) -> None:
     held, pooled = [], []
-    for seed in range(60):
+    for seed in range(25):
         truth, group = rows(seed, count, 0.4)
         unseen, _ = rows(1000 + seed, 30, 0.4)
         fitted = GroupConformal.fit(truth, np.ones(truth.size), {"gpu": group})

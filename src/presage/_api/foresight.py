@@ -15,9 +15,12 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.load import load_graph
+from presage.foresee.graph.load import find_model, on_one_rank, trace_options
+from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.foresee.loader import time_loader
 from presage.model.errors import PresageError, UserError
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
 if TYPE_CHECKING:
     from presage.foresee.answer import OnGpu, Prediction
@@ -35,29 +38,74 @@ def predict(
     optimizer: str = "sgd",
     precision: str = "fp32",
     inference: bool = False,
+    seq: int | None = None,
+    accumulate: int = 1,
+    gpus: int = 1,
+    parallel: str | Parallelism | None = None,
+    lora: str | LoraAdapter | None = None,
+    quant: str | None = None,
+    checkpoint: str | None = None,
+    loss: str | None = None,
+    attention: str | None = None,
+    layout: str | None = None,
+    compile: bool = False,
+    cudnn_benchmark: bool = False,
+    offload: str | None = None,
+    interconnect: str | None = None,
+    kv_len: int | None = None,
+    concurrency: int = 1,
+    loader: str | None = None,
     device: str | Sequence[str] | None = None,
 ) -> Prediction:
-    """Foresee GPU memory, utilization and step time of a model on one GPU or several.
+    """Foresee GPU memory, utilization, time and cost of a model on one kind of GPU or several.
 
-    The model is `zoo:resnet50`, `file.py:function`, `package.module:function`, `model.onnx`, a
-    Hugging Face `config.json`, a PyTorch module, or a function without arguments that builds one;
-    the last two need `inputs`, one sample without the batch: `"3x224x224"`, or `"128:int64"` for
-    token numbers. What the same job was seen to use before takes the place of what is foreseen,
-    and the evidence says so. `device` is an older name of `gpu`.
+    The model is `zoo:resnet50`, `hf:meta-llama/Llama-3.1-8B`, `file.py:function`,
+    `package.module:function`, `model.onnx`, a Hugging Face `config.json`, a PyTorch module, or a
+    function without arguments that builds one; the last two need `inputs`, one sample without the
+    batch: `"3x224x224"`, or `"128:int64"` for token numbers. `batch` is what one GPU takes in one
+    go; `gpus` of a kind work together as `parallel` says. What the same job was seen to use before
+    takes the place of what is foreseen, and the evidence says so. `loader` names a function of the
+    user's that makes the input pipeline, which is timed here. `device` is an older name of `gpu`.
 
         presage.predict("zoo:resnet50", batch=64, gpu="a100-40g").memory_mib.p90
+        presage.predict("hf:meta-llama/Llama-3.1-8B", batch=1, seq=4096, precision="bf16",
+                        lora="r=16:all", quant="nf4", optimizer="adamw", gpu="rtx4090").fits
     """
+    setup = Setup.make(
+        optimizer=optimizer,
+        precision=precision,
+        inference=inference,
+        seq=seq,
+        accumulate=accumulate,
+        gpus=gpus,
+        parallel=parallel,
+        lora=lora,
+        quant=quant,
+        checkpoint=checkpoint,
+        loss=loss,
+        attention=attention,
+        layout=layout,
+        compile=compile,
+        cudnn_benchmark=cudnn_benchmark,
+        offload=offload,
+        interconnect=interconnect,
+        kv_len=kv_len,
+        concurrency=concurrency,
+    )
     wanted = gpu if device is None else device
-    gpus = list(dict.fromkeys(find(name) for name in _listed(wanted)))
-    if not gpus:
+    kinds = list(dict.fromkeys(find(name) for name in _listed(wanted)))
+    if not kinds:
         raise UserError("no GPU is named; `presage gpus` lists them")
     if not isinstance(batch, int) or batch < 1:
         raise UserError(f"a batch has 1 sample or more, not {batch!r}")
-    options = {"optimizer": optimizer, "precision": precision, "inference": inference}
-    graph = _graph(model, inputs, options)
-    from presage.foresee.predict import predict_graph
+    named = _named(model, inputs)
+    timing = None if loader is None else time_loader(loader)
+    from presage.foresee.predict import predict_model
 
-    return _with_history(predict_graph(graph, batch, gpus), graph, gpus)
+    foreseen = predict_model(named, batch, kinds, setup, loader=timing)
+    if named.decoder is not None and setup.inference:
+        return foreseen
+    return _with_history(foreseen, named.graph(setup), kinds)
 
 
 def get_ready() -> None:
@@ -74,22 +122,29 @@ def _warm_up() -> None:
             of()
 
 
-def _graph(model: Any, inputs: str | Sequence[InputSpec] | None, options: Any) -> OpGraph:
-    if isinstance(model, OpGraph):
+def _named(model: Any, inputs: str | Sequence[InputSpec] | None) -> NamedModel:
+    if isinstance(model, NamedModel):
         return model
+    if isinstance(model, OpGraph):
+        return NamedModel(model.name, lambda setup: model)
     if isinstance(model, str | PathLike):
         if inputs is not None and not isinstance(inputs, str):
             raise UserError("write the inputs of a model that is named as text: 3x224x224")
         target = fspath(model)
-        if not target.startswith("zoo:"):
+        if not target.startswith(("zoo:", "hf:")):
             get_ready()
-        return load_graph(target, inputs=inputs, **options)
+        return find_model(target, inputs=inputs)
     if inputs is None:
         raise UserError("a module needs its inputs, one sample without the batch: '3x224x224'")
-    from presage.foresee.graph.torch_trace import trace
-
     specs = InputSpec.parse(inputs) if isinstance(inputs, str) else tuple(inputs)
-    return trace(model, specs, name=type(model).__name__, **options)
+
+    def build(setup: Setup) -> OpGraph:
+        from presage.foresee.graph.torch_trace import trace
+
+        name = type(model).__name__
+        return on_one_rank(lambda: trace(model, specs, name=name, **trace_options(setup)), setup)
+
+    return NamedModel(type(model).__name__, build)
 
 
 def _listed(names: str | Sequence[str]) -> Sequence[str]:
@@ -124,7 +179,7 @@ def _gpu_of(profile: Profile, gpus: Sequence[Gpu]) -> Gpu | None:
 
 def _as_seen(on: OnGpu, profile: Profile, gpu: Gpu, batch: int) -> OnGpu:
     from presage.foresee.answer import Quantiles
-    from presage.foresee.predict import verdict
+    from presage.foresee.verdicts import verdict
 
     if (busy := profile.gpu_util_pct) is not None:
         on = replace(on, gpu_util_pct=Quantiles(busy.p50, busy.p50, busy.p95))

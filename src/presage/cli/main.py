@@ -26,6 +26,8 @@ _INTERRUPTED = 130
 # parts of `presage serve`.
 _COMMANDS = {
     "predict": "predict:predict",
+    "plan": "plan:plan",
+    "foresee": "foresee:foresee",
     "fit": "predict:fit",
     "graph": "graph:graph",
     "gpus": "gpus:gpus",

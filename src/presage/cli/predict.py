@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from presage._api import foresight
+from presage.cli import _setup_options as options
 from presage.cli._output import check_file, print_json, say
 from presage.foresee.gpus import find
 from presage.foresee.graph.load import load_graph
@@ -24,7 +25,7 @@ from presage.model.errors import UserError
 if TYPE_CHECKING:
     import polars as pl
 
-    from presage.foresee.answer import Prediction
+    from presage.foresee.answer import OnGpu, Prediction
 
 __all__ = ["fit", "predict"]
 
@@ -33,7 +34,8 @@ _DEVICES = "a100-40g,rtx3090"
 Target = Annotated[
     str | None,
     typer.Argument(
-        help="zoo:resnet50, file.py:function, package.module:function, model.onnx or config.json."
+        help="zoo:resnet50, hf:meta-llama/Llama-3.1-8B, file.py:function, package.module:function,"
+        " model.onnx or config.json."
     ),
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Samples in a step.")]
@@ -42,8 +44,6 @@ Inputs = Annotated[
     typer.Option("--input", help="One sample without the batch: 3x224x224, or 128:int64."),
 ]
 Devices = Annotated[str, typer.Option(help="GPUs with commas between; `presage gpus` lists them.")]
-Optimizer = Annotated[str, typer.Option(help="none, sgd, momentum, adam or adamw.")]
-Precision = Annotated[str, typer.Option(help="fp32, amp, bf16 or fp16.")]
 Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 TablePath = Annotated[
@@ -60,21 +60,44 @@ Pair = Annotated[
 ]
 
 
+Loader = Annotated[
+    str | None,
+    typer.Option(help="file.py:make_loader: time your input pipeline on this machine's CPU."),
+]
+
+
 def predict(
     target: Target = None,
     batch: Batch = 32,
     input: Inputs = None,
     device: Devices = _DEVICES,
-    optimizer: Optimizer = "sgd",
-    precision: Precision = "fp32",
+    optimizer: options.Optimizer = "sgd",
+    precision: options.Precision = "fp32",
     inference: Inference = False,
+    seq: options.Seq = None,
+    accumulate: options.Accumulate = 1,
+    gpus: options.Gpus = 1,
+    parallel: options.Parallel = None,
+    lora: options.Lora = None,
+    quant: options.Quant = None,
+    checkpoint: options.Checkpoint = None,
+    loss: options.Loss = None,
+    attention: options.AttentionKind = None,
+    layout: options.LayoutKind = None,
+    compile: options.Compile = False,
+    cudnn_benchmark: options.CudnnBenchmark = False,
+    offload: options.OffloadKind = None,
+    interconnect: options.Interconnect = None,
+    kv_len: options.KvLen = None,
+    concurrency: options.Concurrency = 1,
+    loader: Loader = None,
     json: AsJson = False,
     table: TablePath = None,
     what: What = None,
     out: Out = None,
     pair: Pair = None,
 ) -> None:
-    """Foresee GPU memory, utilization and step time of a model before it runs."""
+    """Foresee GPU memory, utilization, time and cost of a model before it runs."""
     asked = [
         name for name, value in (("TARGET", target), ("--table", table), ("--pair", pair)) if value
     ]
@@ -83,20 +106,37 @@ def predict(
     if table is not None:
         _table(table, what, out)
         return
-    gpus = [name.strip() for name in device.split(",") if name.strip()]
-    if not gpus:
+    names = [name.strip() for name in device.split(",") if name.strip()]
+    if not names:
         raise UserError("--device names no GPU; `presage gpus` lists them")
     if pair is not None:
-        _pair(pair, batch, gpus, json, inputs=input, optimizer=optimizer, precision=precision)
+        _pair(pair, batch, names, json, inputs=input, optimizer=optimizer, precision=precision)
         return
     prediction = foresight.predict(
         target,
         input,
         batch=batch,
-        gpu=gpus,
+        gpu=names,
         optimizer=optimizer,
         precision=precision,
         inference=inference,
+        seq=seq,
+        accumulate=accumulate,
+        gpus=gpus,
+        parallel=parallel,
+        lora=lora,
+        quant=quant,
+        checkpoint=checkpoint,
+        loss=loss,
+        attention=attention,
+        layout=layout,
+        compile=compile,
+        cudnn_benchmark=cudnn_benchmark,
+        offload=offload,
+        interconnect=interconnect,
+        kv_len=kv_len,
+        concurrency=concurrency,
+        loader=loader,
     )
     if json:
         print_json(prediction.to_dict())
@@ -106,11 +146,9 @@ def predict(
 
 def _show(prediction: Prediction) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    options = prediction.options
-    kind = "inference" if options["inference"] else f"training with {options['optimizer']}"
     console.print(
-        f"{prediction.name}, batch {prediction.batch:,}, {kind}, {options['precision']}: "
-        f"{short(prediction.macs)} MACs, {short(prediction.params)} parameters"
+        f"{_asked(prediction)}: {short(prediction.macs)} MACs, "
+        f"{short(prediction.params)} parameters"
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", "max batch"):
@@ -122,18 +160,62 @@ def _show(prediction: Prediction) -> None:
             f"{memory.p50:,.0f}",
             f"{memory.p10:,.0f}–{memory.p90:,.0f}",
             f"{on.gpu_util_pct.p50:.0f} %",
-            f"{step.p50:,.1f}",
-            f"{step.p10:,.1f}–{step.p90:,.1f}",
+            _number(step.p50),
+            f"{_number(step.p10)}–{_number(step.p90)}",
             f"{on.max_batch:,}",
         )
     console.print(grid)
     for name, on in prediction.gpus.items():
         console.print(f"{name}: {on.reason}")
+        console.print(f"  {_speed(on)}")
     parts = next(iter(prediction.gpus.values())).breakdown
     listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if abs(size) >= 0.5)
     console.print(f"memory in MiB: {listed}")
+    for name, on in prediction.gpus.items():
+        say(f"  {name}: {on.domain.distance:.0%} from what was measured: {on.domain.words}")
+    if prediction.assumptions:
+        say(f"  assumed: {'; '.join(prediction.assumptions)}")
     for line in prediction.evidence:
         say(f"  {line}")
+
+
+def _asked(prediction: Prediction) -> str:
+    """What was asked, in one line."""
+    said = prediction.options
+    if "kv_len" in said:
+        served = f"serving {said['concurrency']:,} sequences of {said['kv_len']:,} tokens"
+        return f"{prediction.name}, {served}, {said['precision']}"
+    batch = f"batch {prediction.batch:,}"
+    if said.get("accumulate", 1) > 1:
+        batch += f" × {said['accumulate']}"
+    parts = [prediction.name, batch]
+    if said.get("seq"):
+        parts.append(f"{said['seq']:,} tokens")
+    parts.append("inference" if said["inference"] else f"training with {said['optimizer']}")
+    parts.append(str(said["precision"]))
+    if said.get("gpus", 1) > 1:
+        parts.append(f"{said['gpus']} GPUs ({said.get('parallel', 'ddp')})")
+    return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    """With a decimal where it tells something."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+
+
+def _speed(on: OnGpu) -> str:
+    """Throughput and money."""
+    rate, unit = (on.tokens_per_s, "tokens") if on.tokens_per_s else (on.samples_per_s, "samples")
+    parts = []
+    if rate is not None:
+        low, middle, high = (_number(value) for value in (rate.p10, rate.p50, rate.p90))
+        parts.append(f"{middle} {unit}/s ({low}–{high})")
+    if on.cost is not None:
+        parts.append(f"${on.cost.usd_per_hour:,.2f} an hour")
+        parts.append(f"${on.cost.usd_per_million:,.3g} a million {on.cost.unit}")
+    else:
+        parts.append("no price is known for it")
+    return "; ".join(parts)
 
 
 def _pair(

@@ -42,6 +42,9 @@ class JobAlone:
     """Step times on three GPUs: how they differ tells how much of a step is the GPU's."""
     p100_ms: float = UNKNOWN
     v100_ms: float = UNKNOWN
+    util_low_pct: float = UNKNOWN
+    """Where utilization is foreseen and not measured: one in ten such jobs is below this."""
+    util_high_pct: float = UNKNOWN
 
     def __post_init__(self) -> None:
         for field in fields(self):

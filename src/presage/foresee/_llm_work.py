@@ -12,8 +12,8 @@ from math import sqrt
 from presage.foresee.communication import KINDS, RankLoad, bubble_share, fabric, traffic
 from presage.foresee.gpus import Gpu, Precision
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.optimizers import optimizer_memory
-from presage.foresee.setup import Setup
+from presage.model.optimizers import optimizer_memory
+from presage.model.setup import Setup
 
 __all__ = ["StepWork", "way", "work"]
 

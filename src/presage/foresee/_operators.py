@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.graph.opgraph import KINDS, OpGraph
+from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph
 from presage.learn import Floats
 
 __all__ = ["CLASSES", "Operators"]
@@ -52,17 +52,22 @@ class Operators:
     read: Floats
     written: Floats
     channels: Floats
-    """Of the output: the second dimension of an image, else the last one."""
+    """Of the output: the second dimension of an image, a volume or what a convolution makes, else
+    the last one."""
     side: Floats
-    """Width of the output if it is an image, else 0."""
+    """Width of the output if it is an image or a volume, else 0."""
     params: float
 
     @classmethod
     def of(cls, graph: OpGraph) -> Operators:
         """Those of a graph; casts are left out, since the precision is asked for elsewhere."""
         kept = np.array([name != "_to_copy" for name in graph.operators], bool)
-        channels = [abs(s[1]) if len(s) == 4 else abs(s[-1]) if s else 1 for s in graph.shapes]
-        side = [abs(s[-1]) if len(s) == 4 else 0 for s in graph.shapes]
+        convolves = np.isin(graph.kind, [KINDS.index(kind) for kind in CONVOLUTIONS])
+        channels = [
+            abs(s[1]) if len(s) > 3 or (conv and len(s) == 3) else abs(s[-1]) if s else 1
+            for s, conv in zip(graph.shapes, convolves, strict=True)
+        ]
+        side = [abs(s[-1]) if len(s) > 3 else 0 for s in graph.shapes]
         rows = np.c_[
             graph.kind, graph.phase, graph.macs, graph.read, graph.written, channels, side
         ]

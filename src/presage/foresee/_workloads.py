@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from presage.foresee.gpus import Gpu, find
+from presage.foresee.gpus import Gpu, Precision, find
+from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.learn import Floats
 from presage.model.errors import UserError
 
@@ -29,6 +30,7 @@ __all__ = [
     "families_of",
     "features_of",
     "names_of",
+    "profile_of",
     "usable_rows",
     "utilization_of",
 ]
@@ -79,6 +81,16 @@ class TrainingProfile:
     gpu: Gpu
     pipeline: InputPipeline = InputPipeline.VECTORS
     half_precision: bool = False
+    tf32: bool = False
+    """Matrix products and convolutions in FP32 use the faster units, as frameworks may."""
+    serial: float = 0.0
+    """Steps of recurrent layers that one launch starts, over all such layers."""
+
+    @property
+    def matrix_tflops(self) -> float:
+        """The peak of the GPU for this job's matrix products."""
+        faster: Precision = "tf32" if self.tf32 else "fp32"
+        return self.gpu.tflops("fp16" if self.half_precision else faster)
 
     @classmethod
     def from_totals(
@@ -92,6 +104,8 @@ class TrainingProfile:
         gpu: Gpu,
         pipeline: InputPipeline = InputPipeline.VECTORS,
         half_precision: bool = False,
+        tf32: bool = False,
+        serial: float = 0.0,
     ) -> TrainingProfile:
         """From sums over the network, spread evenly; `counts` are layers of each `LayerClass`."""
         kinds = np.repeat(np.arange(4), np.maximum(counts, 0))
@@ -114,6 +128,8 @@ class TrainingProfile:
             gpu,
             pipeline,
             half_precision,
+            tf32,
+            serial,
         )
 
 
@@ -122,7 +138,8 @@ class Features:
     """Many workloads as arrays; indexing chooses rows, as with a NumPy array."""
 
     rows: Floats
-    """Per row: batch, input elements, pipeline, half precision, peak FLOP/s, bandwidth."""
+    """Per row: batch, input elements, pipeline, half precision, peak FLOP/s, bandwidth, peak
+    FLOP/s of matrix products, steps of recurrent layers."""
     layers: Floats
     """Per layer of any row: kind, MACs, elements in, elements out, parameters."""
     owner: npt.NDArray[np.intp]
@@ -142,6 +159,8 @@ class Features:
                     job.half_precision,
                     job.gpu.fp32_tflops * 1e12,
                     job.gpu.bandwidth_gbs * 1e9,
+                    job.matrix_tflops * 1e12,
+                    job.serial,
                 ]
             )
             before = np.concatenate([[job.input_elements], job.activations[:-1]])
@@ -150,7 +169,7 @@ class Features:
             )
             owner.append(np.full(job.kinds.size, n))
         return cls(
-            np.array(rows, dtype=np.float64).reshape(-1, 6),
+            np.array(rows, dtype=np.float64).reshape(-1, 8),
             np.concatenate([np.empty((0, 5)), *layers]).astype(np.float64),
             np.concatenate([np.empty(0), *owner]).astype(np.intp),
         )
@@ -179,6 +198,38 @@ class Features:
     def total(self, values: npt.NDArray[Any]) -> Floats:
         """The sum over the layers of each row."""
         return np.bincount(self.owner, values, len(self)).astype(np.float64)
+
+
+def profile_of(graph: OpGraph, batch: float, gpu: Gpu) -> TrainingProfile:
+    """The training of a graph, as its operators say."""
+    forward = np.flatnonzero(graph.phase == 0)
+    shape = graph.inputs[0].shape if graph.inputs else ()
+    recurrent = int(np.sum(graph.kind[forward] == KINDS.index("recurrent")))
+    kinds, macs = _CLASSES[graph.kind[forward]], graph.macs[forward, 1]
+    precision = graph.options.get("precision", "fp32")
+    # In FP32, PyTorch lets convolutions have TF32 and matrix products not.
+    convolves = macs[kinds == LayerClass.CONV].sum() > 0.5 * macs.sum()
+    return TrainingProfile(
+        batch=batch,
+        input_elements=float(max(1, input_elements(graph.inputs))),
+        kinds=kinds,
+        macs=macs,
+        activations=graph.written[forward, 1],
+        params=graph.weights[forward],
+        gpu=gpu,
+        pipeline=InputPipeline.IMAGES if len(shape) == 3 else InputPipeline.VECTORS,
+        half_precision=precision not in ("fp32", "tf32"),
+        tf32=gpu.tf32_tflops is not None and bool(convolves or precision == "tf32"),
+        serial=float(recurrent * (shape[0] if shape else 1)),
+    )
+
+
+_CLASSES = np.full(len(KINDS), int(LayerClass.OTHER), np.intp)
+for _kind in CONVOLUTIONS:
+    _CLASSES[KINDS.index(_kind)] = LayerClass.CONV
+for _kind in ("linear", "matmul", "attention", "recurrent"):
+    _CLASSES[KINDS.index(_kind)] = LayerClass.LINEAR
+_CLASSES[KINDS.index("activation")] = LayerClass.ACTIVATION
 
 
 def _check(n: int, job: TrainingProfile) -> None:

@@ -213,8 +213,11 @@ def _alone(job: Job) -> JobAlone:
     known = job.estimates
     if known is None:
         return JobAlone()
+    busy = known.utilization
     return JobAlone(
-        util_pct=100 * known.utilization.p50 if known.utilization else _UNKNOWN,
+        util_pct=100 * busy.p50 if busy else _UNKNOWN,
+        util_low_pct=100 * busy.p10 if busy else _UNKNOWN,
+        util_high_pct=100 * busy.p90 if busy else _UNKNOWN,
         memory_mib=known.memory_mib.p50 if known.memory_mib else _UNKNOWN,
         step_ms=1e3 * known.step_s.p50 if known.step_s else _UNKNOWN,
     )

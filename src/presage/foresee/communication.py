@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.edge import read_yaml
 from presage.foresee.gpus import Gpu
-from presage.foresee.setup import Setup
 from presage.learn.bundle import load_bundle
 from presage.model.errors import ConfigError
+from presage.model.setup import Setup
 
 __all__ = [
     "KINDS",

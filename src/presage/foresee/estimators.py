@@ -18,17 +18,20 @@ from presage.learn.bundle import load_bundle, under
 
 if TYPE_CHECKING:
     from presage.foresee.interference import InterferenceEstimator, MemoryLimit
-    from presage.foresee.utilization import UtilizationEstimator
+    from presage.foresee.utilization import Features, JobUtilization, UtilizationEstimator
+    from presage.learn import Floats
 
 __all__ = [
     "Memory",
     "StepTime",
     "interference",
+    "job_utilization",
     "memory",
     "own_models",
     "sharing_limit",
     "step_time",
     "utilization",
+    "utilization_of",
     "version",
 ]
 
@@ -57,7 +60,8 @@ class Memory:
     """Both memory estimators."""
 
     def __init__(self) -> None:
-        from presage.foresee.memory import MemoryEstimator, TableMemoryEstimator
+        from presage.foresee.memory import MemoryEstimator
+        from presage.foresee.memory_table import TableMemoryEstimator
 
         arrays, self.card = _bundle("memory")
         self.graph = MemoryEstimator.from_arrays(under("graph", arrays))
@@ -97,6 +101,24 @@ def utilization() -> UtilizationEstimator:
     from presage.foresee.utilization import UtilizationEstimator
 
     return UtilizationEstimator.from_arrays(_bundle("utilization")[0])
+
+
+@cache
+def job_utilization() -> JobUtilization:
+    """The utilization of real jobs."""
+    from presage.foresee.utilization import JobUtilization
+
+    jobs = under("jobs", _bundle("utilization")[0])
+    return JobUtilization.from_arrays(
+        jobs or under("jobs", load_bundle(_SHIPPED / "utilization.npz")[0])
+    )
+
+
+def utilization_of(jobs: Features) -> Floats:
+    """p10, p50 and p90 of the utilization of jobs in percent: by a user's own estimator where
+    there is one, else by that of real jobs."""
+    own = not under("jobs", _bundle("utilization")[0])
+    return (utilization() if own else job_utilization()).predict_interval(jobs)
 
 
 @cache

@@ -1,9 +1,11 @@
 """How fast jobs run that share a GPU, and whether they fit, from what is known of each alone.
 
-Speed is normalised: throughput beside others ÷ throughput alone. Extra trees foresee it from the
-loads of the job and of those beside it. What is not known of a job may be left out; the estimate
-gets wider. On a GPU where no pair was measured trees know nothing: there, jobs take turns. Whether
-jobs fit together is a matter of memory and is foreseen apart.
+Speed is normalised: throughput beside others ÷ throughput alone. Jobs lose time when together they
+want more of the GPU than there is (`over_capacity`); how much they want may itself only be
+foreseen. Where pairs like these were measured, extra trees tell more, from the loads of the job
+and of those beside it; the further the jobs are from those measured, the less they are asked. What
+is not known of a job may be left out; the estimate gets wider. Whether jobs fit together is a
+matter of memory and is foreseen apart.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ __all__ = [
     "MemoryLimit",
     "Pairs",
     "fit_shipped",
+    "over_capacity",
     "read_gavel",
     "read_lucid",
     "taking_turns",
@@ -50,9 +53,25 @@ _FASTEST = 1.5
 
 _FITTING = "fitting the interference estimator"
 _BANDWIDTH = FEATURES.index("GPU bandwidth")
-_COST_ON_A_GPU = 0.72
-"""What a busy neighbour costs on a V100, the latest GPU of Gavel's (`benchmarks/_turns.py`). A GPU
-counts as busy when any kernel runs, which leaves something for others."""
+_COST_ON_A_GPU = 0.65
+"""Steps alone that are lost for each GPU that jobs want beyond the one there is: fitted to Gavel's
+pairs on the V100, the latest of its GPUs, with utilization as it is foreseen from graphs. On the
+P100 it is 0.92 and on the K80 1.15. A GPU counts as busy when any kernel runs, which leaves
+something for others."""
+_COSTS = 0.5
+"""Spread of the logarithm of that, from GPU to GPU."""
+_SCATTER = 0.08
+"""Of the logarithm of a measured speed. Speeds above 1 can be nothing else and scatter about so
+much in published pairs."""
+_NEAR = 1.0
+"""Distance in the logarithms of step, batch, parameters and work at which measured pairs are asked
+for a third of the answer."""
+_LIKENESS = [
+    FEATURES.index(f"own {name}") for name in ("step time", "batch", "parameters", "work")
+]
+_NEGLIGIBLE = 0.02
+_NORMAL = (-1.2816, -0.5244, 0.0, 0.5244, 1.2816)
+"""The middles of five equally likely parts of a normal distribution."""
 
 
 def taking_turns(own: float, others: Sequence[float], cost: float = 1.0) -> Floats:
@@ -65,6 +84,32 @@ def taking_turns(own: float, others: Sequence[float], cost: float = 1.0) -> Floa
     beside = sum(others)
     times = max(1.0 + cost * own * beside, cost * (own + beside))
     return np.array([1.0, times, max(times, 1.0 + len(others))])
+
+
+def over_capacity(
+    own: JobAlone, others: Sequence[JobAlone], cost: float = _COST_ON_A_GPU
+) -> Floats:
+    """The normalised speed of a job beside others, p10, p50 and p90: 1 ÷ (1 + cost × what they
+    want beyond the whole GPU), for all that utilizations, cost and scatter may be."""
+    wanted = np.zeros(1)
+    for job in (own, *others):
+        wanted = (wanted[:, None] + _wants(job)).reshape(-1)
+    beyond = np.maximum(wanted - 1, 0)[:, None, None]
+    costs = cost * np.exp(_COSTS * np.array(_NORMAL))[:, None]
+    speeds = np.exp(_SCATTER * np.array(_NORMAL)) / (1 + costs * beyond)
+    low, _, high = np.quantile(speeds, (0.1, 0.5, 0.9))
+    # The middle is that of what may be wanted, at the usual cost; scatter has no part in it.
+    middle = float(np.median(1 / (1 + cost * beyond)))
+    return np.array([min(low, middle), middle, max(high, middle)])
+
+
+def _wants(job: JobAlone) -> Floats:
+    """Likely shares of the time in which a job keeps the GPU busy. With those of two jobs that
+    nobody knows, the middle of their speed is near 0.9, the constant that is hard to beat."""
+    if np.isnan(job.util_pct):
+        return np.array([0.2, 0.6, 1.0])
+    told = [job.util_low_pct, job.util_pct, job.util_high_pct]
+    return np.array([min(1.0, value / 100) for value in told if not np.isnan(value)])
 
 
 class InterferenceEstimator(Estimator):
@@ -94,7 +139,7 @@ class InterferenceEstimator(Estimator):
             if sides.shape != (len(rows), 2):
                 raise UserError("groups has two columns: the model of the own and other job")
         self.known_ = ~np.all(np.isnan(rows), axis=0)
-        self.gpus_ = np.unique(rows[:, _BANDWIDTH])
+        self.jobs_ = np.unique(rows[:, [*_LIKENESS, _BANDWIDTH]], axis=0)
         held_out = np.empty(speed.size)
         fold_of = self._folds(sides)
         for fold in range(fold_of.max() + 1):
@@ -130,16 +175,31 @@ class InterferenceEstimator(Estimator):
         if not others:
             return Estimate.exact(1.0, "relative speed", "alone")
         self._check_fitted("trees_")
-        if not np.any(np.isclose(self.gpus_, row(own, others[0], gpu)[_BANDWIDTH])):
-            times = taking_turns(_busy(own), [_busy(other) for other in others], _COST_ON_A_GPU)
-            low, middle, high = (float(value) for value in 1 / times[::-1])
-            return Estimate(low, middle, high, "relative speed", "taking turns")
+        physics = over_capacity(own, others)
+        near = min(self._nearness(job, gpu) for job in (own, *others))
+        if near < _NEGLIGIBLE:
+            low, middle, high = (float(value) for value in physics)
+            return Estimate(low, middle, high, "relative speed", "over capacity")
         pairs = self.predict_interval(np.stack([row(own, other, gpu) for other in others]))
         if len(others) > 1:
             added = 1 / np.clip(pairs, 0.01, 1.0) - 1
             pairs = 1 / (1 + added.sum(axis=0, keepdims=True))
-        low, middle, high = (float(value) for value in pairs[0])
+        low, middle, high = (float(value) for value in near * pairs[0] + (1 - near) * physics)
         return Estimate(low, middle, high, "relative speed", "interference")
+
+    def _nearness(self, job: JobAlone, gpu: Gpu) -> float:
+        """1 for a job like one that was measured in pairs on this GPU, and less the further it is
+        from all; 0 on a GPU where no pair was, and for a job of which nothing is known."""
+        mine = row(job, job, gpu)
+        there = self.jobs_[np.isclose(self.jobs_[:, -1], mine[_BANDWIDTH])][:, :-1]
+        if not len(there):
+            return 0.0
+        apart = np.abs(there - mine[_LIKENESS])
+        known = ~np.isnan(apart)
+        if not known.any():
+            return 0.0
+        far = np.sqrt(np.sum(np.where(known, apart, 0.0) ** 2, axis=1)).min()
+        return float(np.exp(-max(0.0, far / _NEAR - 1)))
 
     def speeds(self, jobs: Sequence[JobAlone], gpu: Gpu) -> Floats:
         """The speed of each job (row) beside each (column), the middle of what is foreseen."""
@@ -164,7 +224,7 @@ class InterferenceEstimator(Estimator):
         return {
             "known": self.known_,
             "middle": self.middle_,
-            "gpus": self.gpus_,
+            "jobs": self.jobs_,
             **prefixed("trees", self.trees_.to_arrays()),
             **prefixed("conformal", self.conformal_.to_arrays()),
         }
@@ -176,7 +236,7 @@ class InterferenceEstimator(Estimator):
         try:
             fitted.known_ = np.asarray(arrays["known"], np.bool_)
             fitted.middle_ = np.asarray(arrays["middle"], np.float64)
-            fitted.gpus_ = np.asarray(arrays["gpus"], np.float64)
+            fitted.jobs_ = np.asarray(arrays["jobs"], np.float64)
         except (KeyError, TypeError, ValueError) as wrong:
             raise UserError(f"the bundle holds no interference estimator: {wrong}") from None
         fitted.trees_ = TreeEnsemble.from_arrays(under("trees", arrays))
@@ -185,6 +245,7 @@ class InterferenceEstimator(Estimator):
             fitted.known_.shape != (len(FEATURES),)
             or fitted.middle_.shape != (int(fitted.known_.sum()),)
             or fitted.trees_.n_features != len(FEATURES)
+            or fitted.jobs_.shape[1:] != (len(_LIKENESS) + 1,)
         ):
             raise UserError("the bundle holds no interference estimator of this version")
         return fitted
@@ -210,11 +271,6 @@ class InterferenceEstimator(Estimator):
     def _difficulty(self, rows: Floats) -> Floats:
         """1 where all is known that the training set knew, 3 where nothing is."""
         return np.asarray(1 + 2 * np.mean(np.isnan(rows[:, self.known_]), axis=1))
-
-
-def _busy(job: JobAlone) -> float:
-    """The part of the time that it keeps the GPU busy; all of it if nobody knows."""
-    return 1.0 if np.isnan(job.util_pct) else min(1.0, job.util_pct / 100)
 
 
 def _rows(X: npt.ArrayLike) -> Floats:
@@ -271,7 +327,7 @@ def fit_shipped(
     errors["f1_cannot_share_in_sample"] = round(f1(pairs.cannot, limit.predict(pairs.limits)), 4)
     card = {
         "name": "interference",
-        "version": "2",
+        "version": "3",
         "date": date,
         "data": "Gavel (stanford-futuredata/gavel): pairs on K80, P100 and V100",
         "licence": "MIT",

@@ -19,7 +19,7 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.steptime import Operators, step_features
 from presage.learn import Floats
 
-__all__ = ["KnownModels", "graph_memory_rows", "graph_step_rows", "known_models"]
+__all__ = ["KnownModels", "graph_memory_rows", "graph_step_rows", "known_models", "scaled_batches"]
 
 _FILE = Path(__file__).with_name("known_models.npz")
 
@@ -128,7 +128,7 @@ def graph_step_rows(table: pl.DataFrame) -> tuple[pl.DataFrame, Floats]:
     places = known_models().places(table["model"].to_list())
     known = table.filter(pl.Series(places >= 0))
     places = places[places >= 0]
-    batch = _scaled_batch(known, places)
+    batch = scaled_batches(known, places)
     devices = known["device"].to_list() if "device" in known.columns else ["rtx3090"] * len(places)
     gpus = {name: find(name) for name in set(devices)}
     kinds = known["dtype"].to_list() if "dtype" in known.columns else ["amp"] * len(places)
@@ -137,7 +137,7 @@ def graph_step_rows(table: pl.DataFrame) -> tuple[pl.DataFrame, Floats]:
     return known, np.c_[rows.reshape(len(places), -1), np.broadcast_to(nhwc, len(places))]
 
 
-def _scaled_batch(table: pl.DataFrame, places: npt.NDArray[np.int64]) -> Floats:
+def scaled_batches(table: pl.DataFrame, places: npt.NDArray[np.int64]) -> Floats:
     """Batch sizes, scaled by pixels where an image is not of the size that is known: a
     convolution does the same work on twice the pixels as on twice the images."""
     batch: Floats = table["batch_size"].cast(pl.Float64).to_numpy().copy()

@@ -2,9 +2,11 @@
 
 Runs that were alone on their device are compared with what was foreseen of them (or, where nothing
 can be foreseen, with the size of the work). A ridge regression in logarithms learns the factor by
-device from the size of the work; workloads that ran before carry their own factor on top, believed
-the more, the more often they ran. Intervals come from runs left out: for workloads seen before by
-leaving out the run, for new ones by leaving out the workload.
+device from the size of the work and from how many GPUs work together, so it is also the efficiency
+and the communication of this cluster; of memory, what is the same for all runs on a device (the
+floor of its driver) is learned first, as an amount. Workloads that ran before carry their own
+factor on top, believed the more, the more often they ran. Intervals come from runs left out: for
+workloads seen before by leaving out the run, for new ones by leaving out the workload.
 
 The model is a handful of numbers, kept as JSON. NumPy alone.
 """
@@ -25,15 +27,23 @@ from presage.model.estimate import Estimate
 
 __all__ = ["SIZES", "OwnRun", "OwnRuns"]
 
-SIZES = ("step_gflop", "params_m", "activations_m", "batch")
-"""What is known of the size of a workload; 0 stands for not known."""
+SIZES = ("step_gflop", "params_m", "activations_m", "batch", "gpus")
+"""What is known of the size of a workload; 0 stands for not known. Later ones are added at the
+end: a model of an earlier release has no weights for them."""
 
+_FIRST_SIZES = 4
 _RIDGE = 1.0
 _BELIEF = 0.5
 """Runs after which a workload's own factor is believed as much as that of all."""
+_LEAST = 0.05
+"""The share of what was foreseen that is left at least when a floor is taken off."""
 _DOUBT = log(2.0)
 """Half the width of an interval, in logarithms, when nothing is known of it."""
 _LEAST_RESIDUALS = 5
+_HAS_FLOOR = "MiB"
+"""The unit of which a constant part is learned."""
+_LEAST_FOR_FLOOR = 3
+"""Workloads from which on a constant part can be told from a factor."""
 _LEVELS = (0.1, 0.9)
 
 
@@ -57,6 +67,8 @@ class _Factor:
 
     intercept: float
     weights: tuple[float, ...]
+    floor: float = 0.0
+    """What is added to everything that was foreseen, in its unit."""
     effects: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Workload -> its own factor, in logarithms."""
     seen: tuple[float, float] = (-_DOUBT, _DOUBT)
@@ -79,7 +91,13 @@ class OwnRuns:
         for run in runs:
             if run.actual > 0:
                 by_kind.setdefault(_kind(run), []).append(run)
-        return cls(unit, {kind: _fitted(mine) for kind, mine in by_kind.items()})
+        return cls(
+            unit,
+            {
+                kind: _fitted(mine, _floor(mine) if unit == _HAS_FLOOR else 0.0)
+                for kind, mine in by_kind.items()
+            },
+        )
 
     def predict(
         self,
@@ -93,7 +111,8 @@ class OwnRuns:
         factor = self.factors.get(_kind(run))
         if factor is None:
             return None if not foreseen else _around(foreseen, -_DOUBT, _DOUBT, self.unit, 0)
-        middle = _base(run) + factor.intercept + float(_row(run) @ np.array(factor.weights))
+        middle = _base(run, factor.floor) + factor.intercept
+        middle += float(_row(run)[: len(factor.weights)] @ np.array(factor.weights))
         effect = factor.effects.get(signature)
         low, high = factor.seen if effect is not None else factor.new
         return _around(exp(middle + (effect or 0.0)), low, high, self.unit, factor.runs)
@@ -109,7 +128,7 @@ class OwnRuns:
         try:
             runs: OwnRuns = decode(cls, data)
             for factor in runs.factors.values():
-                if len(factor.weights) != len(SIZES):
+                if not _FIRST_SIZES <= len(factor.weights) <= len(SIZES):
                     raise ValueError("its weights are of another version")
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"this is no model of own runs: {error}") from None
@@ -128,8 +147,27 @@ def _kind(run: OwnRun) -> str:
     return run.device if run.foreseen else f"{run.device}, not foreseen"
 
 
-def _base(run: OwnRun) -> float:
-    return log(run.foreseen) if run.foreseen else 0.0
+def _base(run: OwnRun, floor: float = 0.0) -> float:
+    return log(max(run.foreseen + floor, _LEAST * run.foreseen)) if run.foreseen else 0.0
+
+
+def _floor(runs: Sequence[OwnRun]) -> float:
+    """The constant part of what was foreseen wrongly, if it explains workloads left out better
+    than a factor does; else 0."""
+    told = [(run.signature, run.foreseen, run.actual) for run in runs if run.foreseen]
+    names = np.array([name for name, _, _ in told])
+    if len(np.unique(names)) < _LEAST_FOR_FLOOR:
+        return 0.0
+    said, seen = np.array([row[1:] for row in told], np.float64).T
+    added, times = np.empty(len(told)), np.empty(len(told))
+    for name in np.unique(names):
+        mine, rest = names == name, names != name
+        moved = said[mine] + float(np.median(seen[rest] - said[rest]))
+        added[mine] = np.log(seen[mine] / np.maximum(moved, _LEAST * said[mine]))
+        times[mine] = np.log(seen[mine] / said[mine])
+        times[mine] -= float(np.median(np.log(seen[rest] / said[rest])))
+    better = np.abs(added).mean() < np.abs(times).mean()
+    return float(np.median(seen - said)) if better else 0.0
 
 
 def _row(run: OwnRun) -> Floats:
@@ -137,10 +175,10 @@ def _row(run: OwnRun) -> Floats:
     return np.log1p(sizes, out=sizes)
 
 
-def _fitted(runs: Sequence[OwnRun]) -> _Factor:
+def _fitted(runs: Sequence[OwnRun], floor: float) -> _Factor:
     names = np.array([run.signature for run in runs])
     rows = np.stack([_row(run) for run in runs])
-    target = np.array([log(run.actual) - _base(run) for run in runs])
+    target = np.array([log(run.actual) - _base(run, floor) for run in runs])
     intercept, weights = _ridge(rows, target)
     rest = target - intercept - rows @ weights
     effects = {str(name): _effect(rest[names == name]) for name in np.unique(names)}
@@ -157,6 +195,7 @@ def _fitted(runs: Sequence[OwnRun]) -> _Factor:
     return _Factor(
         intercept,
         tuple(weights.tolist()),
+        floor,
         effects,
         _interval(again),
         _interval(new),

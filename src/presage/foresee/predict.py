@@ -1,189 +1,215 @@
-"""From a graph, a batch and GPUs to one answer: memory, utilization, step time, and why."""
+"""From a model, how it is run, a batch and GPUs to one answer: memory, utilization, time, money,
+and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from presage.foresee import estimators
-from presage.foresee.allocator import live_peak
-from presage.foresee.answer import OnGpu, Prediction, Quantiles, Sharing
+from presage.foresee.answer import Domain, OnGpu, Prediction, Quantiles, Sharing
+from presage.foresee.decoder_memory import decoder_forecast, largest_decoder_batch
 from presage.foresee.gpus import Gpu
+from presage.foresee.graph.decoder_graph import decoder_length
+from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
+from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
-from presage.foresee.memory import largest_batch, memory_features
-from presage.foresee.setup import Setup
-from presage.foresee.steptime import LATEST, Operators, step_features
-from presage.foresee.utilization import Features, InputPipeline, LayerClass, TrainingProfile
+from presage.foresee.loader import LoaderTiming, fed
+from presage.foresee.memory import MemoryForecast, MemoryPhysics, largest_batch
+from presage.foresee.prices import cost_of, price_of, price_source
+from presage.foresee.served import predict_serving
+from presage.foresee.steptime import Operators
+from presage.foresee.timing import StepForecast, step_time
+from presage.foresee.utilization import Features, profile_of
+from presage.foresee.verdicts import chance_below, verdict
 from presage.learn import Floats
-from presage.model.errors import GraphError
+from presage.model.errors import ConfigError, GraphError
+from presage.model.setup import Setup
 
-__all__ = ["predict_graph", "predict_model", "share", "verdict"]
-
-_MEASURED_GPU = "rtx3090"
-_MEASURED_PRECISION = "amp"
-_FULL_MS = 300.0
-"""Roofline of a step that fills a GPU, as all measured steps did: by which factor it is off is
-asked at the batch that does, and taken over to a smaller one."""
-_WIDER = 1.6
-"""How much wider a step time's interval is, in logarithms, for a GPU or a precision that no
-measured training step had."""
+__all__ = ["predict_graph", "predict_model", "share"]
 
 
-def predict_model(model: NamedModel, batch: int, gpus: Sequence[Gpu], setup: Setup) -> Prediction:
-    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs."""
-    return predict_graph(model.graph(setup), batch, gpus)
+def predict_model(
+    model: NamedModel,
+    batch: int,
+    gpus: Sequence[Gpu],
+    setup: Setup,
+    *,
+    largest: bool = True,
+    loader: LoaderTiming | None = None,
+) -> Prediction:
+    """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs. To look
+    for the largest batch that fits takes most of the time: without it, `max_batch` is 0. `loader`
+    is what each GPU is fed by, if it was timed."""
+    assumed = []
+    if model.decoder is not None and setup.seq is None:
+        setup = replace(setup, seq=decoder_length(model.decoder, setup))
+        assumed.append(f"{setup.seq:,} tokens a sample")
+    for gpu in gpus:
+        _check_gpu(gpu, setup)
+    if model.decoder is not None and setup.inference:
+        answer = predict_serving(model.decoder, gpus, setup)
+    else:
+        answer = predict_graph(
+            *(model.graph(setup), batch, gpus, setup, model.decoder),
+            largest=largest,
+            loader=loader,
+        )
+    said = setup.assumptions(language=model.decoder is not None)
+    return replace(answer, assumptions=[*assumed, *said])
 
 
-def predict_graph(graph: OpGraph, batch: int, gpus: Sequence[Gpu]) -> Prediction:
-    """Foresee a graph at a batch on some GPUs."""
+def _check_gpu(gpu: Gpu, setup: Setup) -> None:
+    """Refuse what a kind of GPU cannot do at all."""
+    if setup.precision == "fp8" and not gpu.fp8_tflops:
+        raise ConfigError(f"{gpu.name} does not compute in fp8: use --precision bf16 or amp")
+
+
+def predict_graph(
+    graph: OpGraph,
+    batch: int,
+    gpus: Sequence[Gpu],
+    setup: Setup | None = None,
+    decoder: DecoderShape | None = None,
+    *,
+    largest: bool = True,
+    loader: LoaderTiming | None = None,
+) -> Prediction:
+    """Foresee a graph at a batch on some kinds of GPUs; a decoder's shape tells more of it."""
+    if setup is None:
+        said = ("optimizer", "precision", "inference")
+        setup = Setup.make(**{name: graph.options.get(name) for name in said})
     if not len(graph):
         raise GraphError("the model computes nothing")
-    row = memory_features(graph, batch)
-    by_role = live_peak(graph, batch).by_role
-    estimator = estimators.memory().graph
-    needs = estimator.needs(row[None, :])[0]
-    shows = (
-        needs if graph.options.get("inference") else estimator.predict_interval(row[None, :])[0]
-    )
-    breakdown = {name: round(size, 1) for name, size in estimator.parts(row, by_role).items()}
+    physics = MemoryPhysics.of(graph, batch)
     operators = Operators.of(graph)
     answers = {}
     for gpu in gpus:
-        step, mattered = _step(graph, operators, batch, gpu)
-        memory = np.maximum(needs, np.minimum(shows, gpu.usable_mib))
-        answers[gpu.name] = _on(graph, batch, gpu, memory, breakdown, step, mattered)
+        time = step_time(graph, operators, batch, gpu, setup, decoder)
+        step, busy = _fed(physics, gpu, setup, time, loader)
+        timed = replace(time, step_ms=step)
+        answers[gpu.name] = _on(physics, decoder, gpu, setup, timed, busy, largest)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
         batch=batch,
         macs=macs,
         flops=2 * macs,
-        params=graph.params,
+        params=decoder.params if decoder else graph.params,
         activations=graph.activations(),
-        options=dict(graph.options),
+        options=_options(graph, setup),
         gpus=answers,
-        evidence=_evidence(graph, gpus),
+        evidence=_evidence(graph, gpus, loader),
     )
+
+
+def _fed(
+    physics: MemoryPhysics,
+    gpu: Gpu,
+    setup: Setup,
+    time: StepForecast,
+    loader: LoaderTiming | None,
+) -> tuple[Floats, Floats]:
+    """Milliseconds of a step and percent of utilization behind what feeds it."""
+    job = Features.of([profile_of(physics.graph, physics.batch, gpu)])
+    if loader is None:
+        return time.step_ms, estimators.utilization_of(job)[0]
+    alone = estimators.job_utilization().unstarved(job)[0]
+    behind = fed(list(time.step_ms), list(alone), loader, physics.batch * setup.accumulate)
+    return np.array(behind.step_ms), np.array(behind.util_pct)
+
+
+def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
+    """How it is run, as plain values; what is left at its default is left out."""
+    said = {f.name: getattr(setup, f.name) for f in fields(setup)}
+    plain = {f.name: f.default for f in fields(setup)}
+    always = ("optimizer", "precision", "inference")
+    kept = {name: value for name, value in said.items() if name in always or value != plain[name]}
+    kept |= {name: str(kept[name]) for name in ("parallel", "lora") if name in kept}
+    return {**graph.options, **kept}
 
 
 def _on(
-    graph: OpGraph,
-    batch: int,
+    physics: MemoryPhysics,
+    decoder: DecoderShape | None,
     gpu: Gpu,
-    memory: Floats,
-    breakdown: dict[str, float],
-    step: Floats,
-    mattered: dict[str, float],
+    setup: Setup,
+    time: StepForecast,
+    busy: Floats,
+    largest: bool,
 ) -> OnGpu:
-    job = Features.of([_workload(graph, batch, gpu)])
-    busy = estimators.utilization().predict_interval(job)[0]
-    most = largest_batch(estimators.memory().graph, graph, float(gpu.usable_mib))
+    graph, batch = physics.graph, int(physics.batch)
+    forecast, most = _memory(physics, decoder, gpu, setup, largest)
+    samples = batch * setup.accumulate * setup.data_parallel
+    tokens = _tokens(graph, setup)
+    per_s = 1e3 * samples / time.step_ms[::-1]
+    counted = per_s * (tokens or 1)
     return OnGpu(
-        memory_mib=Quantiles.of(memory),
-        breakdown=breakdown,
+        memory_mib=Quantiles.of(forecast.shows),
+        breakdown={name: round(size, 1) for name, size in forecast.parts.items()},
         gpu_util_pct=Quantiles.of(np.clip(busy, 0, 100)),
-        step_ms=Quantiles.of(step, 3),
+        step_ms=Quantiles.of(time.step_ms, 3),
         max_batch=most,
-        **verdict(memory, gpu, most, batch),
-        mattered={name: round(value, 3) for name, value in mattered.items()},
+        **verdict(forecast.shows, gpu, most, batch),
+        mattered={name: round(value, 3) for name, value in time.mattered.items()},
+        chance_fits=round(chance_below(forecast.needs, float(gpu.usable_mib)), 3),
+        samples_per_s=Quantiles.of(per_s, 2),
+        tokens_per_s=Quantiles.of(counted) if tokens else None,
+        domain=_joined(Domain(forecast.distance, forecast.words), time.domain),
+        cost=cost_of(gpu, setup.gpus, float(counted[1]), "tokens" if tokens else "samples"),
     )
 
 
-def verdict(memory: Sequence[float] | Floats, gpu: Gpu, most: int, batch: int) -> dict[str, Any]:
-    """Whether quantiles of memory fit: the fields `fits`, `headroom_mib` and `reason`."""
-    room = float(gpu.usable_mib)
-    return {
-        "fits": bool(memory[2] <= room),
-        "headroom_mib": round(room - float(memory[2]), 1),
-        "reason": _reason(memory, room, most, batch),
-    }
+def _memory(
+    physics: MemoryPhysics, decoder: DecoderShape | None, gpu: Gpu, setup: Setup, largest: bool
+) -> tuple[MemoryForecast, int]:
+    """Memory on one GPU, and the largest batch that fits if it is asked for."""
+    graph, most = physics.graph, 0
+    if decoder is not None:
+        forecast = decoder_forecast(physics, decoder, gpu, setup)
+        if largest:
+            most = largest_decoder_batch(graph, decoder, gpu, setup)
+        return forecast, most
+    estimator = estimators.memory().graph
+    if largest:
+        most = largest_batch(estimator, graph, gpu, setup)
+    return estimator.forecast(physics, gpu, setup), most
 
 
-def _reason(memory: Sequence[float] | Floats, room: float, most: int, batch: int) -> str:
-    need = f"{memory[2] / 1024:.1f} of {room / 1024:.1f} GiB at the 90 % quantile"
-    if memory[2] <= room:
-        return f"fits: {need}; batch up to {most:,}"
-    if memory[0] <= room:
-        return f"may not fit: {need}, {memory[1] / 1024:.1f} at the median; batch {most:,} is safe"
-    less = f"batch {most:,} would" if most else "not even one sample would"
-    return f"does not fit: {need}; {less} of the {batch:,} asked"
+def _tokens(graph: OpGraph, setup: Setup) -> int:
+    """Tokens of a sample; 0 for a model that does not read them."""
+    if setup.seq:
+        return setup.seq
+    first = graph.inputs[0] if graph.inputs else None
+    return first.shape[0] if first and first.dtype.startswith("int") and first.shape else 0
 
 
-def _step(
-    graph: OpGraph, operators: Operators, batch: int, gpu: Gpu
-) -> tuple[Floats, dict[str, float]]:
-    precision = str(graph.options.get("precision", "fp32"))
-    if graph.options.get("inference"):
-        return _inference(graph, batch, gpu, precision), {}
-    model = estimators.step_time().graph
-    row = np.append(step_features(operators, batch, gpu, precision), 0.0)
-    base = row[0]
-    if base < _FULL_MS:
-        row = np.append(step_features(operators, batch * _FULL_MS / base, gpu, precision), 0.0)
-    step = model.predict_interval(row[None, :])[0] * (base / row[0])
-    wider = 1.0
-    wider *= _WIDER if gpu.name != _MEASURED_GPU else 1.0
-    wider *= _WIDER if precision != _MEASURED_PRECISION else 1.0
-    return step[1] * (step / step[1]) ** wider, model.explain(row)
-
-
-def _inference(graph: OpGraph, batch: int, gpu: Gpu, precision: str) -> Floats:
-    peak = gpu.tflops("fp32" if precision == "fp32" else "fp16") * 1e12
-    size = float(graph.inputs[0].shape[-1]) if graph.inputs else 224.0
-    row = [
-        graph.forward_macs() / 1e9,
-        max(graph.activations(), 1.0) / 1e6,
-        max(graph.params, 1) / 1e6,
-        size,
-        batch,
-        peak,
-        gpu.bandwidth_gbs * 1e9,
-        0.0,
-        0.0,
-        float(precision == "bf16"),
-        float(precision != "amp"),
-        LATEST,
-    ]
-    step: Floats = estimators.step_time().infer.predict_interval(np.array([row]))[0]
-    return step
-
-
-def _workload(graph: OpGraph, batch: int, gpu: Gpu) -> TrainingProfile:
-    forward = np.flatnonzero(graph.phase == 0)
-    kinds = np.full(len(KINDS), int(LayerClass.OTHER))
-    for name in CONVOLUTIONS:
-        kinds[KINDS.index(name)] = LayerClass.CONV
-    for name in ("linear", "matmul", "attention", "recurrent"):
-        kinds[KINDS.index(name)] = LayerClass.LINEAR
-    kinds[KINDS.index("activation")] = LayerClass.ACTIVATION
-    image = bool(graph.inputs) and len(graph.inputs[0].shape) == 3
-    return TrainingProfile(
-        batch=batch,
-        input_elements=float(max(1, input_elements(graph.inputs))),
-        kinds=kinds[graph.kind[forward]].astype(np.intp),
-        macs=graph.macs[forward, 1],
-        activations=graph.written[forward, 1],
-        params=graph.weights[forward],
-        gpu=gpu,
-        pipeline=InputPipeline.IMAGES if image else InputPipeline.VECTORS,
-        half_precision=graph.options.get("precision") != "fp32",
+def _joined(memory: Domain, time: Domain) -> Domain:
+    """The farther of both, with the words of each."""
+    words = "; ".join(
+        f"{what}: {one.words}" for what, one in (("memory", memory), ("time", time)) if one.words
     )
+    return Domain(round(max(memory.distance, time.distance), 2), words)
 
 
-def _evidence(graph: OpGraph, gpus: Sequence[Gpu]) -> list[str]:
+def _evidence(graph: OpGraph, gpus: Sequence[Gpu], loader: LoaderTiming | None) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
-        f"{estimators.version('memory')}: measured on an A100; other GPUs get the same floor",
-        f"{estimators.version('step_time')}: training measured on an RTX 3090 with amp, inference "
-        "on four GPUs; others follow their specifications, with a wider interval",
-        f"{estimators.version('utilization')}: measured on an A100, other GPUs by specification",
+        *(estimators.version(name) for name in ("memory", "step_time", "utilization")),
     ]
-    if graph.options.get("inference"):
-        lines.append("memory and utilization of inference rest on measured training runs")
+    if loader is None:
+        lines.append("utilization allows for jobs that wait for their samples: --loader tells")
+    else:
+        lines.append(
+            f"its loader hands out {loader.p50:,.0f} samples/s on this machine "
+            f"({loader.batches} batches timed)"
+        )
+    if any(price_of(gpu) is not None for gpu in gpus):
+        lines.append(price_source())
     return lines + list(graph.notes)
 
 
@@ -211,6 +237,8 @@ def _alone(graph: OpGraph, batch: int, gpu: Gpu) -> JobAlone:
     moved = graph.at(graph.read, batch).sum() + graph.at(graph.written, batch).sum()
     return JobAlone(
         util_pct=answer.gpu_util_pct.p50,
+        util_low_pct=answer.gpu_util_pct.p10,
+        util_high_pct=answer.gpu_util_pct.p90,
         memory_mib=answer.memory_mib.p50,
         step_ms=answer.step_ms.p50,
         batch=batch,

@@ -6,12 +6,14 @@ Unknown keys are refused and everything is bounded. Amounts are kept in one form
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,7 +25,18 @@ from pydantic import (
 from presage.edge import check, misplaced
 from presage.manifest import quantities
 from presage.manifest.quantities import MOST_WORKERS, shown, worker_span
-from presage.model.errors import ManifestError
+from presage.model.errors import ConfigError, ManifestError
+from presage.model.setup import (
+    Attention,
+    Checkpointing,
+    Layout,
+    LossMemory,
+    Offload,
+    Parallelism,
+    Quantization,
+    Setup,
+    TrainingPrecision,
+)
 
 __all__ = ["Manifest", "RoleManifest", "WorkerResources"]
 
@@ -213,16 +226,54 @@ def _reference(value: object) -> object:
 
 
 class ModelReference(_ManifestPart):
-    """What a job trains, to foresee what it needs: zoo:resnet50, or a file of its folder that is
-    data (model.onnx, config.json)."""
+    """What a job trains, to foresee what it needs: zoo:resnet50, hf:meta-llama/Llama-3.1-8B, or a
+    file of its folder that is data (model.onnx, config.json), and how it is run."""
 
-    ref: Annotated[Text, Field(min_length=1, max_length=1024)]
+    ref: Annotated[
+        Text,
+        Field(min_length=1, max_length=1024, validation_alias=AliasChoices("ref", "target")),
+    ]
     batch: Annotated[int, Field(ge=1, le=1 << 20)] = 32
-    """Of one worker."""
+    """Of one GPU, in one go."""
     steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """How many training steps it will do in all."""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    precision: Literal["fp32", "amp", "bf16"] = "fp32"
+    optimizer: Annotated[Text, Field(min_length=1, max_length=40)] = "sgd"
+    precision: TrainingPrecision = "fp32"
+    seq: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    accumulate: Annotated[int, Field(ge=1, le=1 << 20)] = 1
+    parallel: Annotated[Text, Field(max_length=100)] | None = None
+    lora: Annotated[Text, Field(max_length=100)] | None = None
+    quant: Quantization = "none"
+    checkpoint: Checkpointing = "none"
+    loss: LossMemory = "full"
+    attention: Attention = "sdpa"
+    layout: Layout = "nchw"
+    compile: bool = False
+    cudnn_benchmark: bool = False
+    offload: Offload = "none"
+    interconnect: Annotated[Text, Field(max_length=40)] | None = None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        try:
+            parallel = Parallelism.parse(self.parallel or "")
+            ranks = parallel.tensor * parallel.pipeline * parallel.context
+            self.setup(ranks if parallel.sharding == "none" else 2 * ranks)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def setup(self, gpus: int = 1) -> Setup:
+        """How it is run on so many GPUs."""
+        said = self.model_dump(exclude={"ref", "batch", "steps"})
+        return Setup.make(gpus=gpus, **said)
+
+    def described(self) -> str:
+        """All that changes what it needs, as text: what is left out stays left out, so that a
+        workload keeps its name when there is more to say."""
+        first = self.model_dump(include={"ref", "batch", "optimizer", "precision"})
+        rest = self.model_dump(exclude={*first, "steps"}, exclude_defaults=True)
+        return json.dumps(first | rest, separators=(",", ":"), ensure_ascii=False)
 
 
 class ElasticStep(_ManifestPart):

@@ -32,10 +32,11 @@ def installed() -> bool:
 
 
 class Dashboard:
-    """The pages below `/ui` of an application that has the API, and `/` leads there."""
+    """The pages below `/ui` of an application that has the API, and `/` leads there; `pages` is
+    the module that has them."""
 
-    def __init__(self, api: FastAPI) -> None:
-        self._api = api
+    def __init__(self, api: FastAPI, pages: str = "presage.web.pages") -> None:
+        self._api, self._pages = api, pages
         self._open = AsyncExitStack()
         self._loading: asyncio.Task[ASGIApp] | None = None
         api.add_api_route("/", _home, methods=["GET"], include_in_schema=False)
@@ -54,7 +55,7 @@ class Dashboard:
 
     async def _load(self) -> ASGIApp:
         try:
-            pages = await asyncio.to_thread(import_module, "presage.web.pages")
+            pages = await asyncio.to_thread(import_module, self._pages)
             opened: ASGIApp = await self._open.enter_async_context(pages.opened(self._api))
             return opened
         except Exception:  # the API serves without it

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-__all__ = ["ClusterMapElement", "JobTable", "LogView", "ManifestForm", "map_changes"]
+__all__ = [
+    "ClusterMapElement",
+    "CopyBox",
+    "ForeseeForm",
+    "JobTable",
+    "LogView",
+    "ManifestForm",
+    "MemoryBars",
+    "map_changes",
+]
 
 
 class ClusterMapElement(ui.element, component="components/cluster_map.js"):
@@ -101,3 +110,55 @@ class ManifestForm(ui.element, component="components/manifest_form.js"):
             await submitted(str(event.args))
 
         self.on("manifest", take)
+
+
+Handler = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class ForeseeForm(ui.element, component="components/foresee_form.js"):
+    """What is to be foreseen; its state is in the address of the page."""
+
+    def __init__(
+        self,
+        initial: dict[str, Any],
+        usual: dict[str, Any],
+        asked: Handler,
+        planned: Handler,
+    ) -> None:
+        super().__init__()
+        self.props["initial"], self.props["usual"] = initial, usual
+        self.props["names"], self.props["gpus"] = [], []
+        self.props["planning"] = False
+        for event, handler in (("question", asked), ("plan", planned)):
+            self.on(event, _with_state(handler))
+
+    def offer(self, names: dict[str, list[str]]) -> None:
+        """Models and GPUs to choose from."""
+        self.props["names"], self.props["gpus"] = names["models"], names["gpus"]
+
+    def plans(self, busy: bool) -> None:
+        """Show whether a plan is being made."""
+        self.props["planning"] = busy
+
+
+def _with_state(handler: Handler) -> Callable[[GenericEventArguments], Awaitable[None]]:
+    async def take(event: GenericEventArguments) -> None:
+        await handler(event.args if isinstance(event.args, dict) else {})
+
+    return take
+
+
+class MemoryBars(ui.element, component="components/memory_bars.js"):
+    """Memory of GPUs as stacked bars against their cards."""
+
+    def __init__(self, gpus: list[dict[str, Any]], legend: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.props["gpus"], self.props["legend"] = gpus, legend
+
+
+class CopyBox(ui.element, component="components/copy_box.js"):
+    """A text with a button that copies it."""
+
+    def __init__(self, text: str, label: str) -> None:
+        super().__init__()
+        self.props["text"], self.props["label"] = text, label

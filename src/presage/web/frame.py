@@ -16,7 +16,7 @@ from presage.model.errors import ApiError
 from presage.page import render
 from presage.web.backend import COOKIE, HOME, Asker, Backend
 
-__all__ = ["FAVICON", "Tag", "Tiles", "Visit", "begin", "go", "notice"]
+__all__ = ["FAVICON", "Tag", "Tiles", "Visit", "begin", "go", "notice", "show_links"]
 
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" '
@@ -31,8 +31,10 @@ _LINKS = (
     ("/queue", "Jobs"),
     ("/utilization", "Utilization"),
     ("/policies", "Policies"),
+    ("/foresee", "Foresee"),
     ("/submit", "Submit"),
 )
+_shown = list(_LINKS)
 _STYLE = files("presage.web").joinpath("style.css").read_text(encoding="utf-8")
 _SCRIPT = files("presage.web").joinpath("frame.js").read_text(encoding="utf-8")
 ui.add_head_html(f"<style>{_STYLE}</style><script>{_SCRIPT}</script>", shared=True)
@@ -54,7 +56,7 @@ class Visit(Asker):
         if theme in ("light", "dark"):
             ui.dark_mode(theme == "dark")
         # Plain HTML outside of the application, so that it is there before any script has run.
-        shown = {"me": self.me, "home": HOME, "links": _LINKS, "here": here}
+        shown = {"me": self.me, "home": HOME, "links": _shown, "here": here}
         ui.add_body_html(render("header.html", **shown, theme=theme or "auto"))
         with ui.element("div").classes("content").props("id=content tabindex=-1"):
             Tag("h1", title)
@@ -84,6 +86,11 @@ class Visit(Asker):
     def _say(self, text: str) -> None:
         if self._banner is not None:
             self._banner.say(text)
+
+
+def show_links(*paths: str) -> None:
+    """Lead to these pages only."""
+    _shown[:] = [link for link in _LINKS if link[0] in paths]
 
 
 def go(address: str) -> None:

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-from fastapi import FastAPI
-from fastapi.middleware.gzip import GZipMiddleware
-from nicegui import app as pages
-from nicegui import ui
-from starlette.types import ASGIApp
-
-from presage.web import cluster, job, policies, queue, sign_in, submit, utilization
-from presage.web.backend import HOME, Backend
-from presage.web.frame import FAVICON
+from presage.web import (
+    cluster,
+    foresee,
+    job,
+    policies,
+    queue,
+    sign_in,
+    submit,
+    utilization,
+)
+from presage.web.opening import opened, pages
 
 __all__ = ["opened"]
 
-PAGES = (cluster, queue, job, submit, utilization, policies, sign_in)
+PAGES = (cluster, queue, job, submit, utilization, policies, foresee, sign_in)
 """Modules that register pages when they are imported."""
 
-
-@asynccontextmanager
-async def opened(api: FastAPI) -> AsyncIterator[ASGIApp]:
-    """The pages, which ask the API of an application, for as long as the block."""
-    pages.state.backend = Backend(api)
-    sign_in.install(pages)
-    host = FastAPI()  # only its lifespan is of use: `presage.web.Dashboard` mounts the pages
-    ui.run_with(
-        host,
-        mount_path=HOME,
-        title="Presage",
-        favicon=FAVICON,
-        language="en-US",
-        dark=None,
-        tailwind=False,
-        binding_refresh_interval=None,
-        message_history_length=100,
-        show_welcome_message=False,
-        gzip_middleware_factory=lambda inner: GZipMiddleware(inner, compresslevel=4),
-    )
-    async with host.router.lifespan_context(host):
-        yield pages
+sign_in.install(pages)

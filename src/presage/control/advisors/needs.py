@@ -31,6 +31,7 @@ from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
+from presage.model.setup import Setup
 from presage.model.workload import same_needs
 
 __all__ = ["Alone", "NeedsEstimator", "predictor", "workload"]
@@ -52,6 +53,7 @@ _READ_S = 60.0
 _AFTER_OOM = 1.5
 """A workload that ran out of memory is foreseen to need this much more than it had."""
 _DATA = (".onnx", ".json")
+_NAMES = ("zoo:", "hf:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Alone:
 def workload(spec: JobSpec, model: ModelReference | None) -> str:
     """The name under which own runs of a job are kept: its model with all that the manifest says
     of it but how long it is trained, else its command."""
-    return same_needs(spec, model.model_dump_json(exclude={"steps"}) if model else None)
+    return same_needs(spec, model.described() if model else None)
 
 
 def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
@@ -169,7 +171,7 @@ class NeedsEstimator:
         if model is None:
             return Alone(device)
         try:
-            return _alone(model, device, self._model_file(model, folder))
+            return _alone(model, device, _gpus(spec), self._model_file(model, folder))
         except PresageError as error:
             log.info("model %s of %s tells nothing: %s", model.ref, spec.id, error)
             return Alone(device)
@@ -214,11 +216,14 @@ class NeedsEstimator:
         return next(filter(None, known), named[0] if named else _UNNAMED)
 
     def _model_file(self, model: ModelReference, folder: str | None) -> Path | None:
-        """The model file of an uploaded folder, by itself in a cache; None for the zoo."""
-        if model.ref.startswith("zoo:"):
+        """The model file of an uploaded folder, by itself in a cache; None for what is known by
+        its name."""
+        if model.ref.startswith(_NAMES):
             return None
         if not model.ref.lower().endswith(_DATA) or folder is None:
-            raise UserError("the server reads zoo:NAME, and .onnx and .json files of the folder")
+            raise UserError(
+                "the server reads zoo:NAME, hf:NAME, and .onnx and .json files of the folder"
+            )
         kept = self._folder(folder).with_suffix("").with_suffix(".models")
         name = hashlib.sha256(model.ref.encode()).hexdigest()[:16] + Path(model.ref).suffix
         if not (kept / name).is_file():
@@ -275,29 +280,32 @@ def _member(tar: tarfile.TarFile, wanted: str) -> tarfile.TarInfo | None:
     return None
 
 
-@lru_cache(maxsize=512)
-def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
-    # Imported here: most jobs name no model, and a server without such jobs starts sooner.
-    from presage.foresee.graph.load import load_data_graph
-    from presage.foresee.predict import predict_graph
+def _gpus(spec: JobSpec) -> int:
+    """How many GPUs of a job work together, when it has the fewest workers it may have."""
+    role = spec.roles[0]
+    return max(1, role.min * -(-role.resources.gpu_milli // 1000))
 
-    graph = load_data_graph(
-        str(file or model.ref),
-        optimizer=model.optimizer,
-        precision=model.precision,
-        timeout_s=_READ_S,
-    )
+
+@lru_cache(maxsize=512)
+def _alone(model: ModelReference, device: str, gpus: int, file: Path | None) -> Alone:
+    # Imported here: most jobs name no model, and a server without such jobs starts sooner.
+    from presage.foresee.graph.load import find_data_model
+    from presage.foresee.predict import predict_model
+
     try:
         gpu = find(device)
     except PresageError:  # a CPU, or a GPU that the catalogue does not have
         gpu = find(_REFERENCE_GPU)
     elsewhere = device in (CPU, CORE)
-    answer = predict_graph(graph, model.batch, [gpu])
+    setup = _setup(model, gpus)
+    named = find_data_model(str(file or model.ref), timeout_s=_READ_S)
+    answer = predict_model(named, model.batch, [gpu], setup)
     sizes = {
         "step_gflop": 3 * 2 * answer.macs * model.batch / 1e9,
         "params_m": answer.params / 1e6,
         "activations_m": answer.activations * model.batch / 1e6,
         "batch": float(model.batch),
+        "gpus": float(setup.gpus),
     }
     assert tuple(sizes) == SIZES
     on_gpu = answer.gpus[gpu.name]
@@ -315,3 +323,11 @@ def _alone(model: ModelReference, device: str, file: Path | None) -> Alone:
         estimate(on_gpu.step_ms, 1e-3, "s", f"step time on {gpu.name}"),
         elsewhere=elsewhere,
     )
+
+
+def _setup(model: ModelReference, gpus: int) -> Setup:
+    """How it is run on the GPUs of the job: in replicas, unless it says otherwise."""
+    setup = model.setup(gpus)
+    if gpus > 1 and model.parallel is None:
+        setup = replace(setup, parallel=replace(setup.parallel, sharding="ddp"))
+    return setup

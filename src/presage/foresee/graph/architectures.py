@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.edge import read_yaml
 from presage.model.errors import GraphError
 
-__all__ = ["Architecture", "find_architecture", "known_architectures"]
+__all__ = ["KnownArchitecture", "find_architecture", "known_architectures"]
 
 _TABLE = Path(__file__).with_name("architectures.yaml")
 _MOST_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class KnownArchitecture:
     """A model's configuration, and where it was found."""
 
     name: str
@@ -36,7 +36,7 @@ class Architecture:
     published_params: float | None = None
 
 
-class _Entry(BaseModel):
+class _ArchitectureEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     params: float = Field(gt=0)
@@ -45,19 +45,19 @@ class _Entry(BaseModel):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
-class _Table(BaseModel):
+class _ArchitectureTable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    models: dict[str, _Entry]
+    models: dict[str, _ArchitectureEntry]
 
 
-def find_architecture(name: str) -> Architecture:
+def find_architecture(name: str) -> KnownArchitecture:
     """The configuration of `meta-llama/Llama-3.1-8B`, `llama-3.1-8b` or another spelling of it;
     one line with the nearest names if nobody knows it."""
     wanted = name.strip().removeprefix("hf:")
     cached = _from_cache(wanted)
     if cached is not None:
-        return Architecture(wanted, cached, "cache")
+        return KnownArchitecture(wanted, cached, "cache")
     names = _names()
     full = names.get(_key(wanted)) or names.get(_key(wanted.rpartition("/")[2]))
     if full is None:
@@ -72,16 +72,21 @@ def find_architecture(name: str) -> Architecture:
 
 
 @cache
-def known_architectures() -> dict[str, Architecture]:
+def _table() -> dict[str, _ArchitectureEntry]:
+    return read_yaml(_TABLE, _ArchitectureTable, GraphError).models
+
+
+@cache
+def known_architectures() -> dict[str, KnownArchitecture]:
     """The bundled table by full name."""
-    entries = read_yaml(_TABLE, _Table, GraphError).models
+    entries = _table()
     return {
-        name: Architecture(name, _config(entries, name), "table", entry.params)
+        name: KnownArchitecture(name, _config(entries, name), "table", entry.params)
         for name, entry in entries.items()
     }
 
 
-def _config(entries: Mapping[str, _Entry], name: str) -> dict[str, Any]:
+def _config(entries: Mapping[str, _ArchitectureEntry], name: str) -> dict[str, Any]:
     entry = entries[name]
     base = _config(entries, entry.like) if entry.like else {}
     return {**base, **entry.config}
@@ -91,7 +96,7 @@ def _config(entries: Mapping[str, _Entry], name: str) -> dict[str, Any]:
 def _names() -> dict[str, str]:
     """Full names by every spelling."""
     found: dict[str, str] = {}
-    for name, entry in read_yaml(_TABLE, _Table, GraphError).models.items():
+    for name, entry in _table().items():
         for word in (name, name.rpartition("/")[2], *entry.aliases):
             found.setdefault(_key(word), name)
             found.setdefault(_key(word.rpartition("/")[2]), name)

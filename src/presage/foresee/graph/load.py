@@ -12,19 +12,34 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.architectures import find_architecture
+from presage.foresee.graph.decoder_configs import shape_from_config
+from presage.foresee.graph.decoder_graph import busiest_graph
+from presage.foresee.graph.decoders import DECODER_TYPES
+from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
-from presage.foresee.setup import Setup
-from presage.model.errors import GraphError, MissingExtra
+from presage.foresee.sharding import shard
+from presage.model.errors import ConfigError, GraphError, MissingExtra
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
-__all__ = ["find_model", "load_data_graph", "load_graph", "read_data", "trace_factory"]
+__all__ = [
+    "find_data_model",
+    "find_model",
+    "load_graph",
+    "on_one_rank",
+    "read_data",
+    "trace_factory",
+    "trace_options",
+]
 
 _TIMEOUT_S = 120.0
 _MEMORY_MIB = 16384
@@ -34,53 +49,126 @@ _FORMS = "file.py:function, package.module:function, model.onnx, config.json or 
 def find_model(
     target: str, *, inputs: str | None = None, timeout_s: float = _TIMEOUT_S
 ) -> NamedModel:
-    """The model of a target; its graphs are made when they are asked for."""
+    """The model of a target; its graphs are made when they are asked for. Decoder language models
+    need no PyTorch."""
+    config = _config_of(target)
+    if config is not None and inputs is None and config[1].get("model_type") in DECODER_TYPES:
+        return _decoder(*config)
 
     def build(setup: Setup) -> OpGraph:
-        return load_graph(
-            target,
-            inputs=inputs,
-            optimizer=setup.optimizer,
-            precision=setup.precision,
-            inference=setup.inference,
-            timeout_s=timeout_s,
+        return on_one_rank(
+            lambda: load_graph(
+                target,
+                inputs=inputs,
+                seq=setup.seq,
+                timeout_s=timeout_s,
+                **trace_options(setup),
+            ),
+            setup,
         )
 
     return NamedModel(target, build)
+
+
+def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
+    """The graph of one of the GPUs that divide a traced model among them; what only a language
+    model that is known by its configuration can be asked is refused before it is traced."""
+    cut = setup.parallel
+    asked = {
+        "--lora": setup.lora is not None,
+        "--quant": setup.quant != "none",
+        "--loss chunked": setup.loss != "full",
+        "--kv-len": setup.kv_len is not None,
+        "tp, pp, cp and ep": max(cut.tensor, cut.pipeline, cut.context, cut.expert) > 1,
+    }
+    for name in (name for name, wanted in asked.items() if wanted):
+        raise ConfigError(
+            f"{name} is for decoder language models: name one as hf:meta-llama/Llama-3.1-8B, or "
+            "give its config.json"
+        )
+    return shard(trace(), setup)
+
+
+def trace_options(setup: Setup) -> dict[str, Any]:
+    """What of a set-up changes the graph that is traced on one GPU; what is left at its default is
+    left out."""
+    said: dict[str, Any] = {
+        "optimizer": setup.optimizer,
+        "precision": setup.precision,
+        "inference": setup.inference,
+        "accumulate": setup.accumulate,
+        "checkpointing": setup.checkpoint,
+        "attention": setup.attention,
+        "layout": setup.layout,
+        "compile": setup.compile,
+    }
+    return {name: value for name, value in said.items() if value != _PLAIN.get(name)}
+
+
+_PLAIN = {
+    "accumulate": 1,
+    "checkpointing": "none",
+    "attention": "sdpa",
+    "layout": "nchw",
+    "compile": False,
+}
+
+
+def _config_of(target: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Name and configuration of `hf:NAME` or a .json file; None for any other target."""
+    if target.startswith("hf:"):
+        found = find_architecture(target)
+        return found.name, found.config
+    if target.lower().endswith(".json"):
+        return config_name(_file(target)), read_json(_file(target))
+    return None
+
+
+def _decoder(name: str, config: Mapping[str, Any]) -> NamedModel:
+    shape = shape_from_config(config, name)
+
+    def build(setup: Setup) -> OpGraph:
+        return busiest_graph(shape, setup)
+
+    return NamedModel(name, build, shape)
 
 
 def load_graph(
     target: str,
     *,
     inputs: str | None = None,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
+    seq: int | None = None,
     timeout_s: float = _TIMEOUT_S,
+    **options: Any,
 ) -> OpGraph:
     """The graph of a target; anything wrong with it is a `UserError` of one line.
 
-    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`.
+    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`; `seq` says the tokens
+    of a sample alone. `options` are those of `torch_trace.trace`.
     """
     specs = None if inputs is None else InputSpec.parse(inputs)
-    options: dict[str, Any] = {
-        "optimizer": optimizer,
-        "precision": precision,
-        "inference": inference,
-    }
     kind, _, rest = target.partition(":")
     if kind == "zoo":
-        return _from_zoo(rest, specs, options)
-    if target.lower().endswith((".onnx", ".json")):
-        path = _file(target)
-        _need_torch()
-        if path.suffix.lower() == ".onnx":
-            from presage.foresee.graph.onnx_reader import read_onnx
-
-            return read_onnx(path, inputs=specs, **options)
+        entry = zoo.find(rest)
+        return _from_zoo(entry, specs or _with_length(target, entry.inputs, seq), options)
+    if kind == "hf" or target.lower().endswith(".json"):
         from presage.foresee.graph.huggingface import read_config
 
-        return read_config(path, inputs=specs, **options)
+        config = _config_of(target)
+        assert config is not None
+        _need_torch()
+        return read_config(config[1], name=config[0], inputs=specs, seq=seq, **options)
+    if seq is not None:
+        raise ConfigError(
+            "--seq is for models that are known by their names or configurations: give the shape "
+            "of a sample with --input 4096:int64"
+        )
+    if target.lower().endswith(".onnx"):
+        from presage.foresee.graph.onnx_reader import read_onnx
+
+        path = _file(target)
+        _need_torch()
+        return read_onnx(path, inputs=specs, **options)
     place, _, function = target.rpartition(":")
     if not place or not function:
         raise GraphError(f"'{target}' names no model: {_near_zoo(target)}write {_FORMS}")
@@ -126,40 +214,62 @@ def _silence_torch() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True
 
 
-def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str, Any]) -> OpGraph:
-    entry = zoo.find(name)
-    if specs is None or specs == entry.inputs:
-        graph = precomputed.read(entry, **options)
+def _with_length(
+    target: str, inputs: tuple[InputSpec, ...], seq: int | None
+) -> tuple[InputSpec, ...]:
+    """The inputs of a model that reads tokens, with so many of them."""
+    if seq is None:
+        return inputs
+    if any(spec.dtype != "int64" or len(spec.shape) != 1 for spec in inputs):
+        raise ConfigError(f"{target} does not read tokens: leave --seq out, or use --input")
+    return tuple(replace(spec, shape=(seq,)) for spec in inputs)
+
+
+_ALIKE = {"tf32": "fp32", "amp-bf16": "amp"}
+"""Precisions in which the same tensors live as in another."""
+
+
+def _from_zoo(
+    entry: zoo.ZooEntry, specs: tuple[InputSpec, ...], options: dict[str, Any]
+) -> OpGraph:
+    precision = str(options.get("precision", "fp32"))
+    known = {"optimizer", "precision", "inference"}
+    if specs == entry.inputs and not set(options) - known:
+        plain = options | {"precision": _ALIKE.get(precision, precision)}
+        graph = precomputed.read(entry, **plain)
         if graph is not None:
-            return graph
+            return replace(graph, options=graph.options | {"precision": precision})
     _need_torch()
     from presage.foresee.graph.torch_trace import trace
 
-    return trace(entry.build, specs or entry.inputs, name=entry.name, **options)
+    return trace(entry.build, specs, name=entry.name, **options)
 
 
-def load_data_graph(
-    target: str, *, optimizer: str, precision: str, timeout_s: float = _TIMEOUT_S
-) -> OpGraph:
-    """The graph of a zoo model, a .onnx or a .json file that nobody vouches for: read by a child
-    process, unless it is at hand. Code of users is neither imported nor run."""
-    options: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
-    kind, _, rest = target.partition(":")
-    if kind == "zoo":
-        graph = precomputed.read(zoo.find(rest), **options)
-        if graph is not None:
-            return graph
-    elif not target.lower().endswith((".onnx", ".json")):
-        raise GraphError(f"'{target}' is not data: name a zoo model, a .onnx or a .json file")
-    answer = run_isolated(
-        __name__,
-        "read_data",
-        {"target": target, "options": options},
-        timeout_s=timeout_s,
-        memory_mib=_MEMORY_MIB,
-        subject=target,
-    )
-    return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+def find_data_model(target: str, *, timeout_s: float = _TIMEOUT_S) -> NamedModel:
+    """A model by its name, or of a .onnx or .json file that nobody vouches for: such a file is
+    turned into a graph by a child process. Code of users is neither imported nor run."""
+    if target.startswith(("zoo:", "hf:")):
+        return find_model(target, timeout_s=timeout_s)
+    if not target.lower().endswith((".onnx", ".json")):
+        raise GraphError(
+            f"'{target}' is not data: name a zoo model, hf:NAME, a .onnx or a .json file"
+        )
+
+    def build(setup: Setup) -> OpGraph:
+        answer = run_isolated(
+            __name__,
+            "read_data",
+            {"target": target, "setup": asdict(setup)},
+            timeout_s=timeout_s,
+            memory_mib=_MEMORY_MIB,
+            subject=target,
+        )
+        return OpGraph.from_bytes(base64.b64decode(answer["graph"]))
+
+    config = _config_of(target)
+    if config is None or config[1].get("model_type") not in DECODER_TYPES:
+        return NamedModel(target, build)
+    return NamedModel(config[0], build, shape_from_config(config[1], config[0]))
 
 
 # -- in the child process
@@ -167,7 +277,11 @@ def load_data_graph(
 
 def read_data(payload: dict[str, Any]) -> dict[str, str]:
     """The graph of data; runs in a process of its own."""
-    graph = load_graph(payload["target"], **payload["options"])
+    said = dict(payload["setup"])
+    said["parallel"] = Parallelism(**said["parallel"])
+    if said["lora"] is not None:
+        said["lora"] = LoraAdapter(**said["lora"] | {"targets": tuple(said["lora"]["targets"])})
+    graph = find_model(payload["target"]).graph(Setup(**said))
     return {"graph": base64.b64encode(graph.to_bytes()).decode()}
 
 

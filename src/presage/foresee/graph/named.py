@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import OpGraph
-from presage.foresee.setup import Setup
+from presage.model.setup import Setup
 
 __all__ = ["NamedModel"]
 

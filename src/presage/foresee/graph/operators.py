@@ -18,6 +18,9 @@ _EXACT = {
     "addmm": "linear",
     "addmv": "linear",
     "mv": "linear",
+    "_scaled_mm": "linear",
+    "_grouped_mm": "linear",
+    "_scaled_grouped_mm": "linear",
     "bmm": "matmul",
     "baddbmm": "matmul",
     "dot": "matmul",
@@ -174,8 +177,10 @@ def macs_of(
         grad, data, weight = shapes[0], shapes[1], shapes[2]
         positions = data if transposed else grad
         return computes * positions[0] * prod(positions[2:]) * prod(weight)
-    if name in ("mm", "bmm"):
+    if name in ("mm", "bmm", "_scaled_mm"):
         return prod(out) * shapes[0][-1]
+    if name in ("_grouped_mm", "_scaled_grouped_mm"):
+        return _grouped(shapes[0], shapes[1])
     if name in ("addmm", "baddbmm"):
         return prod(out) * shapes[1][-1]
     if name in ("mv", "dot"):
@@ -200,3 +205,13 @@ def _attention(name: str, shapes: Sequence[Shape]) -> int:
     rows = prod(query[:-1])
     scores, mixing = rows * key[-2] * query[-1], rows * key[-2] * value[-1]
     return 3 * scores + 2 * mixing if backward else scores + mixing
+
+
+def _grouped(left: Shape, right: Shape) -> int:
+    """Products of experts, each with its part of the rows: a row meets one expert's matrix. Where
+    the experts are an axis of both, or of neither (gradients of weights), it is one product."""
+    if len(left) == 3 and len(right) == 3:
+        return prod(left) * right[-1]
+    if len(left) == 3:  # (experts, m, k) by (k, all rows)
+        return prod(left[1:]) * right[-1]
+    return prod(left) * right[-1]

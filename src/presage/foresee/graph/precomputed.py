@@ -1,7 +1,8 @@
 """Graphs of the zoo that were traced beforehand, so that using them needs no PyTorch.
 
 `python -m presage.foresee.graph.precomputed` traces the zoo again and writes the archive; do it
-after a change to the zoo or to the tracer. Training is kept with the optimizer `sgd`, and
+after a change to the tracer, and with the names of entries that are new or changed after a change
+to the zoo: the others stay as they are. Training is kept with the optimizer `sgd`, and
 `with_optimizer` changes that without a trace.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,8 +21,9 @@ import numpy.typing as npt
 
 from presage.foresee.graph import zoo
 from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, OpGraph, Tensors
-from presage.foresee.graph.torch_trace import OPTIMIZERS
+from presage.foresee.graph.updates import update_storages, update_traffic
 from presage.model.errors import GraphError
+from presage.model.optimizers import OptimizerMemory, optimizer_memory
 
 __all__ = ["read", "with_optimizer", "write"]
 
@@ -44,8 +46,7 @@ def read(
     inference: bool = False,
 ) -> OpGraph | None:
     """The graph of a zoo entry, or None if this variant was not traced beforehand."""
-    if optimizer not in OPTIMIZERS:
-        raise GraphError(f"unknown optimizer '{optimizer}': one of {', '.join(OPTIMIZERS)}")
+    optimizer = optimizer_memory(optimizer).name
     wanted = [name for name, variant in _VARIANTS.items() if variant == (precision, inference)]
     archive = files("presage.foresee.graph") / _ARCHIVE
     if not wanted or not archive.is_file():
@@ -61,20 +62,21 @@ def read(
 
 def with_optimizer(graph: OpGraph, optimizer: str) -> OpGraph:
     """The same training step with another optimizer; equal to a trace with that optimizer."""
-    if optimizer not in OPTIMIZERS:
-        raise GraphError(f"unknown optimizer '{optimizer}': one of {', '.join(OPTIMIZERS)}")
+    optimizer = optimizer_memory(optimizer).name
     if graph.options["inference"]:
         raise GraphError("a graph of inference has no optimizer")
     if graph.options["optimizer"] == optimizer:
         return graph
     if graph.options["optimizer"] == "none":
         raise GraphError("a graph without an optimizer cannot be given one: trace it again")
-    kept = OPTIMIZERS[optimizer]
+    entry = optimizer_memory(optimizer)
     rows = int((graph.kind != KINDS.index("update")).sum())
-    passes = 0 if optimizer == "none" else {0: 1, 1: 2, 2: 6}[kept]
     total = float(graph.trainable)
-    elements = np.zeros((passes, graph.macs.shape[1]))
-    elements[:, 0] = total
+    traffic = np.array(update_traffic(entry, total)).reshape(-1, 2)
+    passes = len(traffic)
+    nothing = np.zeros((passes, graph.macs.shape[1]))
+    read, written = nothing.copy(), nothing.copy()
+    read[:, 0], written[:, 0] = traffic.T
     return replace(
         graph,
         operators=graph.operators[:rows] + ("optimizer",) * passes,
@@ -82,27 +84,27 @@ def with_optimizer(graph: OpGraph, optimizer: str) -> OpGraph:
         phase=np.append(graph.phase[:rows], [PHASES.index("optimizer")] * passes).astype(np.int64),
         shapes=graph.shapes[:rows] + ((graph.trainable,),) * passes,
         dtypes=graph.dtypes[:rows] + ("float32",) * passes,
-        macs=np.vstack([graph.macs[:rows], np.zeros_like(elements)]),
-        read=np.vstack([graph.read[:rows], (1 + (kept > 0)) * elements]),
-        written=np.vstack([graph.written[:rows], elements]),
+        macs=np.vstack([graph.macs[:rows], nothing]),
+        read=np.vstack([graph.read[:rows], read]),
+        written=np.vstack([graph.written[:rows], written]),
         weights=np.append(graph.weights[:rows], [total] * passes),
-        tensors=_tensors(graph, rows, rows + passes, kept),
+        tensors=_tensors(graph, rows, rows + passes, entry),
         options=graph.options | {"optimizer": optimizer},
     )
 
 
-def _tensors(graph: OpGraph, rows: int, end: int, kept: int) -> Tensors:
+def _tensors(graph: OpGraph, rows: int, end: int, optimizer: OptimizerMemory) -> Tensors:
     """The storages without those of the old optimizer, and with those of the new one."""
     old = graph.tensors
     stays = (old.role != ROLES.index("state")) & (old.born < rows)
     lasts = old.died[stays] == len(graph)
     sizes = _trained_bytes(graph)
-    states = np.repeat(sizes, kept)
-    roots = sizes if kept == 2 else sizes[:0]  # the square root of the second moment
-    count = len(states) + len(roots)
+    each = 2 if graph.options["precision"] in ("bf16", "fp16", "fp8") else 4
+    states, made = update_storages(optimizer, sizes, sizes / each)
+    count = len(states) + len(made)
     return Tensors(
         born=np.concatenate(
-            [old.born[stays], np.full(len(states), -1), np.full(len(roots), rows)]
+            [old.born[stays], np.full(len(states), -1), np.full(len(made), rows)]
         ).astype(np.int64),
         died=np.concatenate(
             [
@@ -110,44 +112,56 @@ def _tensors(graph: OpGraph, rows: int, end: int, kept: int) -> Tensors:
                 np.full(count, end),
             ]
         ).astype(np.int64),
-        scale=np.concatenate([old.scale[stays], states, roots]),
+        scale=np.concatenate([old.scale[stays], states, made]),
         power=np.append(old.power[stays], np.zeros(count)).astype(np.int64),
         role=np.concatenate(
             [
                 old.role[stays],
                 np.full(len(states), ROLES.index("state")),
-                np.full(len(roots), ROLES.index("transient")),
+                np.full(len(made), ROLES.index("transient")),
             ]
         ).astype(np.int64),
     )
 
 
 def _trained_bytes(graph: OpGraph) -> Floats:
-    """Bytes of one value in float32 for each element, by trainable parameter. If some parameters
-    are frozen, those with a gradient are taken."""
+    """Bytes of each trainable parameter. If some are frozen, those with a gradient are taken."""
     role = "weight" if graph.trainable == graph.params else "gradient"
     sizes: Floats = graph.tensors.scale[graph.tensors.role == ROLES.index(role)]
-    return sizes * (2.0 if graph.options["precision"] in ("bf16", "fp16") else 1.0)
+    return sizes
 
 
-def write(path: Path, entries: Iterable[zoo.ZooEntry]) -> None:
-    """Trace entries in every variant and write the archive; needs PyTorch."""
+def write(
+    path: Path, entries: Iterable[zoo.ZooEntry], kept: Mapping[str, bytes] | None = None
+) -> None:
+    """Trace entries in every variant and write the archive; members that are `kept` are not traced
+    again. Needs PyTorch."""
     from presage.foresee.graph.torch_trace import trace
 
+    known = kept or {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for entry in entries:
             for name, (precision, inference) in _VARIANTS.items():
-                graph = trace(
-                    entry.build,
-                    entry.inputs,
-                    name=entry.name,
-                    precision=precision,
-                    inference=inference,
-                )
-                data = _unpacked(graph.to_bytes())
+                data = known.get(f"{entry.name}/{name}")
+                if data is None:
+                    graph = trace(
+                        entry.build,
+                        entry.inputs,
+                        name=entry.name,
+                        precision=precision,
+                        inference=inference,
+                    )
+                    data = _unpacked(graph.to_bytes())
+                    print(f"{entry.name} traced for {name}", file=sys.stderr, flush=True)
                 member = zipfile.ZipInfo(f"{entry.name}/{name}")
                 archive.writestr(member, data, zipfile.ZIP_LZMA)
-            print(f"{entry.name} traced", file=sys.stderr, flush=True)
+
+
+def _members(path: Path, without: Collection[str]) -> dict[str, bytes]:
+    """The archive as it is, but for some entries."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.partition("/")[0] not in without]
+        return {name: archive.read(name) for name in names}
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -161,4 +175,6 @@ def _unpacked(data: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).with_name(_ARCHIVE), [zoo.find(name) for name in zoo.names()])
+    _path = Path(__file__).with_name(_ARCHIVE)
+    _kept = _members(_path, sys.argv[1:]) if sys.argv[1:] else None
+    write(_path, [zoo.find(name) for name in zoo.names()], _kept)

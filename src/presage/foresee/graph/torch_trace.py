@@ -10,22 +10,33 @@ from __future__ import annotations
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from presage.foresee.graph._torch_patches import (
+    attention,
+    checkpoint_blocks,
+    sparse_embeddings,
+    uncompiled,
+    where,
+)
 from presage.foresee.graph.operators import kind_of, macs_of
 from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, InputSpec, OpGraph, Tensors
+from presage.foresee.graph.updates import update_storages, update_traffic
 from presage.model.errors import GraphError
+from presage.model.optimizers import OPTIMIZER_TABLE, optimizer_memory
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "trace"]
+__all__ = ["PRECISIONS", "trace"]
 
 PRIME = 1009
 _BATCHES = (PRIME, 8 * PRIME)  # some models want a batch they can divide
-OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Values that each optimizer keeps for a trainable parameter."""
-PRECISIONS = ("fp32", "amp", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "amp", "amp-bf16", "bf16", "fp16", "fp8")
+_OTHER_SPELLINGS = {"amp_bf16": "amp-bf16", "amp-fp16": "amp", "amp_fp16": "amp"}
+ATTENTIONS = ("eager", "sdpa", "flash")
+CHECKPOINTS = ("none", "selective", "full")
+_AS_WORD = {True: "full", False: "none"}
 
 _FREE = frozenset(
     [
@@ -58,49 +69,70 @@ def trace(
     optimizer: str = "sgd",
     precision: str = "fp32",
     inference: bool = False,
-    accumulate: bool = False,
-    checkpointing: bool = False,
+    accumulate: int | bool = False,
+    checkpointing: str | bool = False,
+    attention: str = "sdpa",
+    layout: str = "nchw",
+    compile: bool = False,
 ) -> OpGraph:
     """The graph of a module, or of what a function without arguments builds.
 
-    `accumulate`: gradients stay between steps. `checkpointing`: repeated blocks are computed again
-    in the backward pass instead of kept.
+    `accumulate`: gradients stay between steps (True, or micro-batches above 1). `checkpointing`:
+    repeated blocks are computed again in the backward pass instead of kept: True or `full` for
+    all, `selective` for every other one. `attention`: `eager` writes scores out, the others run
+    one fused operator. `compile` and `layout` are noted for those who read the graph.
     """
-    if optimizer not in OPTIMIZERS:
-        raise GraphError(f"unknown optimizer '{optimizer}': one of {', '.join(OPTIMIZERS)}")
-    if precision not in PRECISIONS:
-        raise GraphError(f"unknown precision '{precision}': one of {', '.join(PRECISIONS)}")
-    options = {
-        "optimizer": "none" if inference else optimizer,
+    precision = _OTHER_SPELLINGS.get(precision, precision)
+    again = checkpointing if isinstance(checkpointing, str) else _AS_WORD[checkpointing]
+    _known("optimizer", optimizer_memory(optimizer).name, OPTIMIZER_TABLE)
+    _known("precision", precision, PRECISIONS)
+    _known("attention", attention, ATTENTIONS)
+    _known("checkpointing", again, CHECKPOINTS)
+    _known("layout", layout, ("nchw", "nhwc"))
+    options: dict[str, Any] = {
+        "optimizer": "none" if inference else optimizer_memory(optimizer).name,
         "precision": precision,
         "inference": inference,
-        "accumulate": accumulate,
-        "checkpointing": checkpointing,
+        "accumulate": int(accumulate) > 1 or accumulate is True,
+        "checkpointing": again != "none",
     }
-    failure: Exception | None = None
+    if again == "selective":
+        options["checkpoint"] = again
+    options |= {"attention": attention} if attention != "sdpa" else {}
+    options |= {"layout": layout} if layout != "nchw" else {}
+    options |= {"compile": True} if compile else {}
+    failure: GraphError | None = None
     for batch in _BATCHES:
+        tracer = _Tracer(batch, name, dict(options))
         try:
-            return _Tracer(batch, name, options).run(build, inputs)
+            return tracer.run(build, inputs)
         except GraphError:
             raise
         except Exception as error:  # whatever the user's module raises
-            failure = failure or error
+            failure = failure or _explain(error, inputs, tracer.inside)
+            failure.__cause__ = failure.__cause__ or error
     assert failure is not None
-    raise _explain(failure, inputs) from failure
+    raise failure
 
 
-def _explain(error: Exception, inputs: Sequence[InputSpec]) -> GraphError:
+def _known(what: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise GraphError(f"unknown {what} '{value}': one of {', '.join(choices)}")
+
+
+def _explain(error: Exception, inputs: Sequence[InputSpec], inside: Sequence[str]) -> GraphError:
     kind = type(error).__name__
     line = (str(error).strip().splitlines() or ["no message"])[0][:200]
+    place = f" in {inside[-1]}" if len(inside) > 1 else ""
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymbol" in line:
         return GraphError(
-            f"the model decides by the values of its data ({line}): a graph needs shapes only; "
-            "give a variant of the model without that branch"
+            f"the model decides by the values of its data{place} ({line}): a graph needs shapes "
+            "only; give a variant of the model without that branch"
         )
     if any(word in line.lower() for word in _ABOUT_INPUTS):
         shapes = ", ".join(map(str, inputs)) or "none"
-        return GraphError(f"the model does not take the input {shapes}: {kind}: {line}")
-    return GraphError(f"the model failed while it was traced: {kind}: {line}")
+        return GraphError(f"the model does not take the input {shapes}: {kind}{place}: {line}")
+    return GraphError(f"the model failed while it was traced{place}: {kind}: {line}")
 
 
 class _Tracer:
@@ -118,6 +150,8 @@ class _Tracer:
         self.alive: dict[int, tuple[int, Any]] = {}  # id of storage -> serial, weak reference
         self.weights: dict[int, int] = {}  # id of storage -> elements
         self.notes: list[str] = []
+        self.inside: list[str] = []  # modules under way
+        self.sparse: dict[int, list[int]] = {}  # id of a table -> elements that were looked up
 
     def run(self, build: Any, inputs: Sequence[InputSpec]) -> OpGraph:
         import torch
@@ -127,8 +161,7 @@ class _Tracer:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
             module = _without_data(torch, mode, build, _dtype(torch, self.options["precision"]))
             module.train(not self.options["inference"])
-            if self.options["checkpointing"]:
-                _checkpoint_blocks(module)
+            module = self._prepared(torch, module)
             params = {id(p): p for p in module.parameters()}
             trainable = [p for p in params.values() if p.requires_grad]
             for tensor in params.values():
@@ -139,10 +172,37 @@ class _Tracer:
             data = [self._make(torch, spec) for spec in inputs]
             for tensor in data:
                 self._keep(tensor, "input")
-            self._step(torch, module, data, trainable)
+            with where(torch, module) as self.inside:
+                self._step(torch, module, data, trainable)
             count = sum(p.numel() for p in params.values())
             learned = sum(p.numel() for p in trainable)
         return self._graph(inputs, count, 0 if self.options["inference"] else learned)
+
+    def _prepared(self, torch: Any, module: Any) -> Any:
+        """The module as it can be traced; what is approximate is noted."""
+        module, compiled = uncompiled(module)
+        if compiled or self.options.get("compile"):
+            self.options["compile"] = True
+            self.notes.append(
+                "torch.compile: traced as eager; fused elementwise operators save memory and time "
+                "that is only estimated"
+            )
+        for part in sparse_embeddings(torch, module):
+            looked_up = self.sparse.setdefault(id(part.weight), [])
+            part.register_forward_hook(
+                lambda _m, _a, out, kept=looked_up: kept.append(_first(torch, out).numel())
+            )
+            self.notes.append("sparse gradients of an embedding: one row for each token")
+        if self.options["checkpointing"]:
+            every = 2 if self.options.get("checkpoint") == "selective" else 1
+            if not checkpoint_blocks(module, every):
+                self.notes.append("checkpointing: the model has no list of like blocks to repeat")
+        if self.options["precision"] == "fp8":
+            self.notes.append("fp8: weights, gradients and activations are taken as bf16")
+        entry = optimizer_memory(self.options["optimizer"])
+        if entry.paged:
+            self.notes.append("paged optimizer state leaves the GPU when it is full: not counted")
+        return module
 
     def _make(self, torch: Any, spec: InputSpec) -> Any:
         shape = (self.batch, *spec.shape)
@@ -152,26 +212,29 @@ class _Tracer:
         return torch.zeros(shape, dtype=dtype)
 
     def _step(self, torch: Any, module: Any, data: list[Any], trainable: list[Any]) -> None:
-        amp = self.options["precision"] == "amp"
-        cast = torch.autocast("cpu", torch.float16) if amp else contextlib.nullcontext()
+        half = {"amp": torch.float16, "amp-bf16": torch.bfloat16}.get(self.options["precision"])
+        cast = torch.autocast("cpu", half) if half is not None else contextlib.nullcontext()
+        kernel = attention(torch, half, self.options.get("attention", "sdpa"))
         if self.options["inference"]:
-            with torch.no_grad(), _attention(torch, amp), self._recording(torch), cast:
+            with torch.no_grad(), kernel, self._recording(torch), cast:
                 out = module(*data)
             del out
             return
         if not trainable:
             raise GraphError("no parameter of the model is trainable: add --inference")
-        with self._recording(torch):
-            with _attention(torch, amp), cast:
+        with self._recording(torch), kernel:
+            with cast:
                 out = module(*data)
                 loss = _loss(torch, out)
             if loss is None or not loss.requires_grad:
                 raise GraphError("the model returns nothing that can be trained on")
             self.phase = 1
-            loss.backward()
+            # not loss.backward(): modes rest inside it, and what is computed again would differ
+            torch.autograd.backward(loss)
         for p in trainable:
             if p.grad is not None:
                 self._mark(p.grad, "gradient")
+                self._thin(p)
         self._update(trainable)
 
     # -- recording
@@ -287,14 +350,21 @@ class _Tracer:
             if self.options["accumulate"]:
                 entry[0] = -1
 
+    def _thin(self, weight: Any) -> None:
+        """A sparse gradient has the rows that were looked up, not the whole table."""
+        looked_up = sum(self.sparse.get(id(weight), ()))
+        place = self.alive.get(id(weight.grad.untyped_storage()))
+        if looked_up and place is not None:
+            scale, power = self._power(looked_up * weight.element_size())
+            self.storages[place[0]][2:4] = [scale, power]
+
     def _update(self, trainable: list[Any]) -> None:
-        """The optimizer's step, written down from what it is known to do (foreach form)."""
-        kept = OPTIMIZERS[self.options["optimizer"]]
-        numbers = [p.numel() for p in trainable]
-        bytes_each = [p.numel() * p.element_size() for p in trainable]
-        at, total = len(self.rows), float(sum(numbers))
-        passes = {0: 1, 1: 2, 2: 6}[kept]
-        for _ in range(passes if self.options["optimizer"] != "none" else 0):
+        """The optimizer's step, written down from what it is known to do."""
+        optimizer = optimizer_memory(self.options["optimizer"])
+        numbers = np.array([p.numel() for p in trainable], np.float64)
+        sizes = np.array([p.numel() * p.element_size() for p in trainable], np.float64)
+        at, total = len(self.rows), float(numbers.sum())
+        for read, written in update_traffic(optimizer, total):
             self.rows.append(
                 (
                     "optimizer",
@@ -303,19 +373,19 @@ class _Tracer:
                     (int(total),),
                     "float32",
                     [0.0, 0.0, 0.0],
-                    [(1.0 + (kept > 0)) * total, 0.0, 0.0],
-                    [total, 0.0, 0.0],
+                    [read, 0.0, 0.0],
+                    [written, 0.0, 0.0],
                     total,
                 )
             )
         end = len(self.rows)
-        for size in bytes_each:
-            for _ in range(kept):
-                self._store(-1, end, size, "state")
-            if kept == 2:  # the square root of the second moment
-                self._store(at, end, size, "transient")
+        kept, made = update_storages(optimizer, sizes, numbers)
+        for size in kept.tolist():
+            self._store(-1, end, size, "state")
+        for size in made.tolist():
+            self._store(at, end, size, "transient")
 
-    def _store(self, born: int, died: int, size: int, role: str) -> None:
+    def _store(self, born: int, died: int, size: float, role: str) -> None:
         self.storages[len(self.storages)] = [born, died, float(size), 0, ROLES.index(role)]
 
     def _graph(self, inputs: Sequence[InputSpec], params: int, trainable: int) -> OpGraph:
@@ -401,6 +471,10 @@ def _tensors(torch: Any, value: Any) -> Iterator[Any]:
             yield from _tensors(torch, part)
 
 
+def _first(torch: Any, out: Any) -> Any:
+    return next(_tensors(torch, out))
+
+
 def _leaves(torch: Any, out: Any) -> list[Any]:
     if hasattr(out, "to_tuple"):  # a Hugging Face output
         out = out.to_tuple()
@@ -424,70 +498,8 @@ def _loss(torch: Any, out: Any) -> Any:
 
 def _dtype(torch: Any, precision: str) -> Any:
     """What all numbers with fractions are in a pure precision; None if they stay as they are."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-
-
-@contextlib.contextmanager
-def _attention(torch: Any, amp: bool) -> Iterator[None]:
-    """Attention as a GPU runs it: one fused operator, in half precision under autocast."""
-    from torch.overrides import TorchFunctionMode
-
-    fused = torch._C._nn.scaled_dot_product_attention
-
-    class Fuse(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = dict(kwargs or {})
-            if func is not fused or len(args) < 3:
-                return func(*args, **kwargs)
-            query, key, value = (t.half() if amp else t for t in args[:3])
-            if kwargs.pop("enable_gqa", False):
-                times = query.shape[-3] // key.shape[-3]
-                key, value = (t.repeat_interleave(times, -3) for t in (key, value))
-            lead = query.shape[:-2]
-            query, key, value = (_four(t) for t in (query, key, value))
-            with torch.autocast("cpu", enabled=False):
-                out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                    query, key, value
-                )[0]
-            return out.reshape(*lead, *out.shape[-2:])
-
-    with Fuse():
-        yield
-
-
-def _four(tensor: Any) -> Any:
-    """(batch, heads, length, width), as fused attention wants it."""
-    if tensor.dim() == 3:
-        return tensor.unsqueeze(1)
-    return tensor.flatten(0, tensor.dim() - 4) if tensor.dim() > 4 else tensor
-
-
-def _checkpoint_blocks(module: Any) -> None:
-    """Blocks of a repeated class are computed again in the backward pass."""
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    for parent in module.modules():
-        if not isinstance(parent, (torch.nn.ModuleList, torch.nn.Sequential)):
-            continue
-        children = list(parent.children())
-        if (
-            len(children) > 1
-            and len({type(c) for c in children}) == 1
-            and list(children[0].children())
-        ):
-            for child in children:
-                inner = child.forward
-                child.forward = _again(checkpoint, inner)
-
-
-def _again(checkpoint: Any, forward: Any) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+    return kinds.get(precision)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def _index() -> dict[str, ZooEntry]:
     return index
 
 
-def _made(place: str, *args: Any, **options: Any) -> Callable[[], Any]:
+def made(place: str, *args: Any, **options: Any) -> Callable[[], Any]:
     """A function that imports a builder when it is called, and calls it."""
     module, _, function = place.partition(".")
 
@@ -92,13 +92,16 @@ _IMAGE = (InputSpec((3, 224, 224)),)
 _SMALL_IMAGE = (InputSpec((3, 32, 32)),)
 
 
-def _tokens(count: int, vocabulary: int, times: int = 1) -> tuple[InputSpec, ...]:
+def token_inputs(count: int, vocabulary: int, times: int = 1) -> tuple[InputSpec, ...]:
     return (InputSpec((count,), "int64", vocabulary),) * times
 
 
 @cache
 def _entries() -> tuple[ZooEntry, ...]:
-    return (*_vision(), *_mobile(), *_transformers(), *_sequence(), *_generative(), *_others())
+    from presage.foresee.graph.zoo.published import published_entries
+
+    ours = (*_vision(), *_mobile(), *_transformers(), *_sequence(), *_generative(), *_others())
+    return (*ours, *published_entries())
 
 
 def _vision() -> list[ZooEntry]:
@@ -107,17 +110,17 @@ def _vision() -> list[ZooEntry]:
         (
             "resnet18",
             "resnet",
-            _made("vision.resnet", 18),
+            made("vision.resnet", 18),
             he,
             1.814,
             11689512,
             ("muri:resnet18",),
         ),
-        ("resnet34", "resnet", _made("vision.resnet", 34), he, 3.664, 21797672, ()),
+        ("resnet34", "resnet", made("vision.resnet", 34), he, 3.664, 21797672, ()),
         (
             "resnet50",
             "resnet",
-            _made("vision.resnet", 50),
+            made("vision.resnet", 50),
             he,
             4.089,
             25557032,
@@ -129,12 +132,12 @@ def _vision() -> list[ZooEntry]:
                 "zeus:resnet50",
             ),
         ),
-        ("resnet101", "resnet", _made("vision.resnet", 101), he, 7.801, 44549160, ()),
-        ("resnet152", "resnet", _made("vision.resnet", 152), he, 11.514, 60192808, ()),
+        ("resnet101", "resnet", made("vision.resnet", 101), he, 7.801, 44549160, ()),
+        ("resnet152", "resnet", made("vision.resnet", 152), he, 11.514, 60192808, ()),
         (
             "resnext50-32x4d",
             "resnet",
-            _made("vision.resnet", 50, groups=32, per_group=4),
+            made("vision.resnet", 50, groups=32, per_group=4),
             "arXiv:1611.05431",
             4.23,
             25028904,
@@ -143,17 +146,17 @@ def _vision() -> list[ZooEntry]:
         (
             "wide-resnet50-2",
             "resnet",
-            _made("vision.resnet", 50, per_group=128),
+            made("vision.resnet", 50, per_group=128),
             "arXiv:1605.07146",
             11.398,
             68883240,
             (),
         ),
-        ("alexnet", "alexnet", _made("vision.alexnet"), "arXiv:1404.5997", 0.714, 61100840, ()),
+        ("alexnet", "alexnet", made("vision.alexnet"), "arXiv:1404.5997", 0.714, 61100840, ()),
         (
             "squeezenet1-1",
             "squeezenet",
-            _made("vision.squeezenet"),
+            made("vision.squeezenet"),
             "arXiv:1602.07360",
             0.349,
             1235496,
@@ -162,7 +165,7 @@ def _vision() -> list[ZooEntry]:
         (
             "convnext-tiny",
             "convnext",
-            _made("vision.convnext"),
+            made("vision.convnext"),
             "arXiv:2201.03545",
             4.456,
             28589128,
@@ -177,7 +180,7 @@ def _vision() -> list[ZooEntry]:
     }
     for depth, (gmacs, params, with_norm) in vggs.items():
         paper = "arXiv:1409.1556"
-        plain, normed = _made("vision.vgg", depth), _made("vision.vgg", depth, norm=True)
+        plain, normed = made("vision.vgg", depth), made("vision.vgg", depth, norm=True)
         rows.append((f"vgg{depth}", "vgg", plain, paper, gmacs, params, (f"muri:vgg{depth}",)))
         rows.append((f"vgg{depth}-bn", "vgg", normed, paper, gmacs, with_norm, ()))
     dense = {
@@ -187,7 +190,7 @@ def _vision() -> list[ZooEntry]:
         201: (4.291, 20013928),
     }
     for depth, (gmacs, params) in dense.items():
-        build = _made("vision.densenet", depth)
+        build = made("vision.densenet", depth)
         rows.append((f"densenet{depth}", "densenet", build, "arXiv:1608.06993", gmacs, params, ()))
     return [*_tabled(rows), *_small_images()]
 
@@ -216,7 +219,7 @@ def _small_images() -> list[ZooEntry]:
         ZooEntry(
             "resnet18-cifar10",
             "resnet",
-            _made("vision.resnet", 18, 10, small=True),
+            made("vision.resnet", 18, 10, small=True),
             _SMALL_IMAGE,
             f"arXiv:1512.03385, {stem}",
             ("gavel:ResNet-18", "lucid:ResNet18/CIFAR-10", "sia:cifar10"),
@@ -224,14 +227,14 @@ def _small_images() -> list[ZooEntry]:
         ZooEntry(
             "resnet50-cifar10",
             "resnet",
-            _made("vision.resnet", 50, 10, small=True),
+            made("vision.resnet", 50, 10, small=True),
             _SMALL_IMAGE,
             f"arXiv:1512.03385, {stem}",
         ),
         ZooEntry(
             "vgg16-cifar10",
             "vgg",
-            _made("vision.vgg", 16, 10, norm=True, small=True),
+            made("vision.vgg", 16, 10, norm=True, small=True),
             _SMALL_IMAGE,
             "arXiv:1409.1556, one linear layer as public CIFAR-10 trainers have it",
             ("lucid:VGG/CIFAR-10",),
@@ -239,7 +242,7 @@ def _small_images() -> list[ZooEntry]:
         ZooEntry(
             "shufflenetv2-cifar100",
             "shufflenet",
-            _made("mobile.shufflenet_v2", 100, small=True),
+            made("mobile.shufflenet_v2", 100, small=True),
             _SMALL_IMAGE,
             f"arXiv:1807.11164, {stem}",
             ("zeus:shufflenetv2",),
@@ -247,7 +250,7 @@ def _small_images() -> list[ZooEntry]:
         ZooEntry(
             "yolov3",
             "yolo",
-            _made("vision.yolov3"),
+            made("vision.yolov3"),
             (InputSpec((3, 416, 416)),),
             "arXiv:1804.02767",
             ("sia:yolov3",),
@@ -263,7 +266,7 @@ def _mobile() -> list[ZooEntry]:
             (
                 "mobilenetv2",
                 "mobilenet",
-                _made("mobile.mobilenet_v2"),
+                made("mobile.mobilenet_v2"),
                 "arXiv:1801.04381",
                 0.301,
                 3504872,
@@ -272,7 +275,7 @@ def _mobile() -> list[ZooEntry]:
             (
                 "mobilenetv3-large",
                 "mobilenet",
-                _made("mobile.mobilenet_v3", "large"),
+                made("mobile.mobilenet_v3", "large"),
                 v3,
                 0.217,
                 5483032,
@@ -281,7 +284,7 @@ def _mobile() -> list[ZooEntry]:
             (
                 "mobilenetv3-small",
                 "mobilenet",
-                _made("mobile.mobilenet_v3", "small"),
+                made("mobile.mobilenet_v3", "small"),
                 v3,
                 0.057,
                 2542856,
@@ -290,7 +293,7 @@ def _mobile() -> list[ZooEntry]:
             (
                 "efficientnet-b0",
                 "efficientnet",
-                _made("mobile.efficientnet_b0"),
+                made("mobile.efficientnet"),
                 "arXiv:1905.11946",
                 0.386,
                 5288548,
@@ -299,7 +302,7 @@ def _mobile() -> list[ZooEntry]:
             (
                 "shufflenetv2-x1-0",
                 "shufflenet",
-                _made("mobile.shufflenet_v2"),
+                made("mobile.shufflenet_v2"),
                 "arXiv:1807.11164",
                 0.145,
                 2278604,
@@ -318,7 +321,7 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "vit-b-16",
             "vit",
-            _made("transformers.vit"),
+            made("transformers.vit"),
             _IMAGE,
             "arXiv:2010.11929",
             ("vit", "vit-base-patch16-224"),
@@ -327,8 +330,8 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "bert-base",
             "bert",
-            _made("transformers.bert", "base", "pooled"),
-            _tokens(128, words),
+            made("transformers.bert", "base", "pooled"),
+            token_inputs(128, words),
             devlin,
             ("bert",),
             Published(22.5e9 / 2, 109482240, compared),
@@ -336,16 +339,16 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "bert-base-squad",
             "bert",
-            _made("transformers.bert", "base", "span"),
-            _tokens(384, words),
+            made("transformers.bert", "base", "span"),
+            token_inputs(384, words),
             f"{devlin}; {squad}",
             ("lucid:BERT/SQuAD", "miso:bert", "muri:bert", "sia:bert", "zeus:bert_base_uncased"),
         ),
         ZooEntry(
             "bert-large",
             "bert",
-            _made("transformers.bert", "large", "pooled"),
-            _tokens(128, words),
+            made("transformers.bert", "large", "pooled"),
+            token_inputs(128, words),
             devlin,
             (),
             Published(None, 335141888, counted),
@@ -353,8 +356,8 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "bert-large-512",
             "bert",
-            _made("transformers.bert", "large", "pooled"),
-            _tokens(512, words),
+            made("transformers.bert", "large", "pooled"),
+            token_inputs(512, words),
             devlin,
             ("neusight:bert_large",),
         ),
@@ -379,31 +382,31 @@ def _transformers() -> list[ZooEntry]:
         ),
     ]
     for name, sizes, source, aliases, published in gpts:
-        build = _made("transformers.gpt", *sizes)
-        inputs = _tokens(1024, 50257)
+        build = made("transformers.gpt", *sizes)
+        inputs = token_inputs(1024, 50257)
         entries.append(ZooEntry(name, "gpt", build, inputs, source, aliases, published))
     gpt3, many = "arXiv:2005.14165, table 2.1", {"positions": 2048}
     entries += [
         ZooEntry(
             "gpt3-xl",
             "gpt",
-            _made("transformers.gpt", 24, 2048, 16, **many),
-            _tokens(2048, 50257),
+            made("transformers.gpt", 24, 2048, 16, **many),
+            token_inputs(2048, 50257),
             gpt3,
             ("neusight:gpt3_xl",),
         ),
         ZooEntry(
             "gpt3-2.7b",
             "gpt",
-            _made("transformers.gpt", 32, 2560, 32, **many),
-            _tokens(2048, 50257),
+            made("transformers.gpt", 32, 2560, 32, **many),
+            token_inputs(2048, 50257),
             gpt3,
             ("neusight:gpt3_27", "sia:gpt_pmp"),
         ),
         ZooEntry(
             "opt-1.3b",
             "gpt",
-            _made(
+            made(
                 "transformers.gpt",
                 24,
                 2048,
@@ -412,7 +415,7 @@ def _transformers() -> list[ZooEntry]:
                 vocabulary=50272,
                 activation="relu",
             ),
-            _tokens(2048, 50272),
+            token_inputs(2048, 50272),
             "arXiv:2205.01068, table 1",
             ("neusight:opt_13",),
             Published(None, 1315758080, counted),
@@ -420,8 +423,8 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "transformer-base",
             "transformer",
-            _made("transformers.translator", 37000),
-            _tokens(64, 37000, 2),
+            made("transformers.translator", 37000),
+            token_inputs(64, 37000, 2),
             "arXiv:1706.03762, 64 tokens in and out",
             ("transformer", "miso:transformer"),
             Published(None, 65000000, "arXiv:1706.03762, table 3 (in millions)"),
@@ -429,8 +432,8 @@ def _transformers() -> list[ZooEntry]:
         ZooEntry(
             "transformer-multi30k",
             "transformer",
-            _made("transformers.translator", 9521),
-            _tokens(50, 9521, 2),
+            made("transformers.translator", 9521),
+            token_inputs(50, 9521, 2),
             "arXiv:1706.03762, with the vocabulary and lengths of Multi30k",
             ("gavel:Transformer", "lucid:Transformer/Multi30k"),
         ),
@@ -443,16 +446,16 @@ def _sequence() -> list[ZooEntry]:
         ZooEntry(
             "lstm-wikitext2",
             "lstm",
-            _made("sequence.lstm_language_model", 33278, 200),
-            _tokens(35, 33278),
+            made("sequence.lstm_language_model", 33278, 200),
+            token_inputs(35, 33278),
             "PyTorch's word language model example: 2 layers of 200, 35 words at a time",
             ("gavel:LM", "lm"),
         ),
         ZooEntry(
             "lstm-ptb-large",
             "lstm",
-            _made("sequence.lstm_language_model", 10000, 1500, 2, 0.65),
-            _tokens(35, 10000),
+            made("sequence.lstm_language_model", 10000, 1500, 2, 0.65),
+            token_inputs(35, 10000),
             "arXiv:1409.2329, the large one",
             ("lstm",),
             Published(None, 66000000, "Press and Wolf, arXiv:1608.05859, table 3 (in millions)"),
@@ -460,7 +463,7 @@ def _sequence() -> list[ZooEntry]:
         ZooEntry(
             "deepspeech2",
             "deepspeech",
-            _made("sequence.deepspeech2"),
+            made("sequence.deepspeech2"),
             (InputSpec((1, 161, 800)),),
             "arXiv:1512.02595 with 5 LSTMs; 8 s of sound",
             ("miso:deepspeech2", "sia:deepspeech2", "zeus:deepspeech2"),
@@ -473,7 +476,7 @@ def _generative() -> list[ZooEntry]:
         ZooEntry(
             "dcgan",
             "gan",
-            _made("generative.dcgan"),
+            made("generative.dcgan"),
             (InputSpec((100, 1, 1)), InputSpec((3, 64, 64))),
             "arXiv:1511.06434, images of 64×64",
             ("lucid:DCGAN/LSUN",),
@@ -481,7 +484,7 @@ def _generative() -> list[ZooEntry]:
         ZooEntry(
             "cyclegan",
             "gan",
-            _made("generative.cyclegan"),
+            made("generative.cyclegan"),
             (InputSpec((3, 256, 256)),) * 2,
             "arXiv:1703.10593",
             ("gavel:CycleGAN", "miso:cyclegan"),
@@ -501,7 +504,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "neumf",
             "recommender",
-            _made("other.neumf"),
+            made("other.neumf"),
             (one, one),
             "arXiv:1708.05031, MovieLens-1M",
             ("lucid:NeuMF/MovieLens", "ncf", "sia:ncf", "zeus:ncf"),
@@ -509,7 +512,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "autoencoder-ml20m",
             "recommender",
-            _made("other.autoencoder"),
+            made("other.autoencoder"),
             (InputSpec((20108,)),),
             "one hidden layer of 200 over the items of MovieLens-20M",
             ("gavel:Recommendation", "recommendation"),
@@ -517,7 +520,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "pointnet",
             "pointnet",
-            _made("other.pointnet"),
+            made("other.pointnet"),
             (InputSpec((3, 1024)),),
             "arXiv:1612.00593",
             (),
@@ -526,7 +529,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "gin-molpcba",
             "gnn",
-            _made("other.gin"),
+            made("other.gin"),
             (InputSpec((32,), "int64", 119), InputSpec((32, 32))),
             "arXiv:1810.00826, graphs padded to 32 nodes",
             ("gnn", "miso:gnn"),
@@ -534,7 +537,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "ppo",
             "rl",
-            _made("other.ppo"),
+            made("other.ppo"),
             (InputSpec((8,)),),
             "arXiv:1707.06347, LunarLander",
             ("lucid:PPO/LunarLander",),
@@ -542,7 +545,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "td3",
             "rl",
-            _made("other.td3"),
+            made("other.td3"),
             (InputSpec((24,)), InputSpec((4,))),
             "arXiv:1802.09477, BipedalWalker",
             ("lucid:TD3/BipedalWalker",),
@@ -550,7 +553,7 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "a3c",
             "rl",
-            _made("other.a3c"),
+            made("other.a3c"),
             (InputSpec((1, 42, 42)),),
             "arXiv:1602.01783, Pong",
             ("gavel:A3C",),
@@ -558,15 +561,15 @@ def _others() -> list[ZooEntry]:
         ZooEntry(
             "a2c",
             "rl",
-            _made("other.atari_network", critic=True),
+            made("other.atari_network", critic=True),
             frames,
             "Nature 518:529 with a critic",
             ("muri:a2c",),
         ),
         ZooEntry(
-            "dqn", "rl", _made("other.atari_network"), frames, "Nature 518:529", ("muri:dqn",)
+            "dqn", "rl", made("other.atari_network"), frames, "Nature 518:529", ("muri:dqn",)
         ),
         ZooEntry(
-            "mlp", "mlp", _made("other.mlp"), (InputSpec((784,)),), "784, 512, 512, 10; MNIST"
+            "mlp", "mlp", made("other.mlp"), (InputSpec((784,)),), "784, 512, 512, 10; MNIST"
         ),
     ]

@@ -3,12 +3,20 @@
 # mypy: allow-subclassing-any
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["efficientnet_b0", "mobilenet_v2", "mobilenet_v3", "shufflenet_v2"]
+__all__ = [
+    "efficientnet",
+    "efficientnet_features",
+    "mnasnet",
+    "mobilenet_v2",
+    "mobilenet_v3",
+    "shufflenet_v2",
+]
 
 _V3_LARGE = (  # kernel, expanded, out, squeeze, hard swish, stride
     (3, 16, 16, False, False, 1),
@@ -150,15 +158,21 @@ def _multiple_of_8(width: float) -> int:
     return near + 8 if near < 0.9 * width else near
 
 
-def efficientnet_b0(classes: int = 1000) -> Any:
-    """Tan and Le, 2019 (arXiv:1905.11946), table 1."""
-    parts = _conv(3, 32, 3, 2, act=nn.SiLU)
-    inner = 32
+def efficientnet_features(
+    wide: float = 1.0, deep: float = 1.0, *, wide_squeeze: bool = False
+) -> list[Any]:
+    """The layers of an EfficientNet before its last convolution. `wide_squeeze`: squeezed to a
+    quarter of the expanded width instead of the block's input, as NVIDIA's `widese` ones are."""
+    stem = _multiple_of_8(32 * wide)
+    parts: list[Any] = [nn.Sequential(*_conv(3, stem, 3, 2, act=nn.SiLU))]
+    inner = stem
     stages = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3))
     later = ((6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))
-    for times, outer, blocks, stride, kernel in (*stages, *later):
-        for index in range(blocks):
+    for times, width, blocks, stride, kernel in (*stages, *later):
+        outer = _multiple_of_8(width * wide)
+        for index in range(math.ceil(blocks * deep)):
             expanded = inner * times
+            narrow = (expanded if wide_squeeze else inner) // 4
             parts.append(
                 _Inverted(
                     inner,
@@ -167,11 +181,50 @@ def efficientnet_b0(classes: int = 1000) -> Any:
                     expanded=expanded,
                     stride=1 if index else stride,
                     act=nn.SiLU,
-                    squeeze=_Squeeze(expanded, inner // 4, nn.SiLU, nn.Sigmoid),
+                    squeeze=_Squeeze(expanded, narrow, nn.SiLU, nn.Sigmoid),
                 )
             )
             inner = outer
-    parts += _conv(inner, 1280, 1, act=nn.SiLU)
+    return parts
+
+
+def efficientnet(
+    wide: float = 1.0,
+    deep: float = 1.0,
+    classes: int = 1000,
+    *,
+    wide_squeeze: bool = False,
+) -> Any:
+    """Tan and Le, 2019 (arXiv:1905.11946), table 1; B4 is 1.4 as wide and 1.8 as deep."""
+    parts = efficientnet_features(wide, deep, wide_squeeze=wide_squeeze)
+    inner, last = _multiple_of_8(320 * wide), _multiple_of_8(1280 * wide)
+    parts += _conv(inner, last, 1, act=nn.SiLU)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, classes)]
+    return nn.Sequential(*parts, *head)
+
+
+def mnasnet(wide: float = 1.0, classes: int = 1000) -> Any:
+    """Tan et al., 2018 (arXiv:1807.11626), B1 as torchvision has it."""
+    widths = [_multiple_of_8(n * wide) for n in (32, 16, 24, 40, 80, 96, 192, 320)]
+    parts = _conv(3, widths[0], 3, 2, act=nn.ReLU)
+    parts += _conv(widths[0], widths[0], 3, groups=widths[0], act=nn.ReLU)
+    parts += _conv(widths[0], widths[1], 1)
+    rows = ((3, 2, 3, 3), (5, 2, 3, 3), (5, 2, 6, 3), (3, 1, 6, 2), (5, 2, 6, 4), (3, 1, 6, 1))
+    inner = widths[1]
+    for outer, (kernel, stride, times, blocks) in zip(widths[2:], rows, strict=True):
+        for index in range(blocks):
+            parts.append(
+                _Inverted(
+                    inner,
+                    outer,
+                    kernel=kernel,
+                    expanded=inner * times,
+                    stride=1 if index else stride,
+                    act=nn.ReLU,
+                )
+            )
+            inner = outer
+    parts += _conv(inner, 1280, 1, act=nn.ReLU)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes)]
     return nn.Sequential(*parts, *head)
 
@@ -201,15 +254,19 @@ class _Shuffle(nn.Module):
         return y.flatten(1, 2)
 
 
-def shufflenet_v2(classes: int = 1000, *, small: bool = False) -> Any:
-    """Ma et al., 2018 (arXiv:1807.11164), table 5, width 1×. `small`: a stem for 32×32."""
+_SHUFFLED = {"0.5": (48, 1024), "1.0": (116, 1024), "1.5": (176, 1024), "2.0": (244, 2048)}
+
+
+def shufflenet_v2(classes: int = 1000, *, wide: str = "1.0", small: bool = False) -> Any:
+    """Ma et al., 2018 (arXiv:1807.11164), table 5. `small`: a stem for 32×32."""
+    width, last = _SHUFFLED[wide]
     parts = _conv(3, 24, 3, 1 if small else 2, act=nn.ReLU)
     if not small:
         parts.append(nn.MaxPool2d(3, 2, 1))
     inner = 24
-    for outer, blocks in ((116, 4), (232, 8), (464, 4)):
+    for outer, blocks in ((width, 4), (2 * width, 8), (4 * width, 4)):
         for index in range(blocks):
             parts.append(_Shuffle(inner, outer, 1 if index else 2))
             inner = outer
-    parts += _conv(inner, 1024, 1, act=nn.ReLU)
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, classes))
+    parts += _conv(inner, last, 1, act=nn.ReLU)
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes))

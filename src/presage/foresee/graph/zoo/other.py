@@ -16,9 +16,11 @@ __all__ = [
     "a3c",
     "atari_network",
     "autoencoder",
+    "dlrm",
     "gin",
     "mlp",
     "neumf",
+    "neumf_wide",
     "pointnet",
     "ppo",
     "td3",
@@ -55,6 +57,39 @@ class _NeuMF(nn.Module):
 def neumf(users: int = 6040, items: int = 3706, factors: int = 32, layers: int = 3) -> Any:
     """He et al., 2017 (arXiv:1708.05031); the default sizes are those of MovieLens-1M."""
     return _NeuMF(users, items, factors, layers)
+
+
+def neumf_wide(users: int = 138493, items: int = 26744) -> Any:
+    """The same for MovieLens-20M as NVIDIA's trainer has it: 64 factors, layers of 256, 256, 128
+    and 64."""
+    return _NeuMF(users, items, 64, 3)
+
+
+class _Dlrm(nn.Module):
+    """Dense features through a network, sparse ones through tables, and products of pairs."""
+
+    def __init__(self, tables: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in tables)
+        self.bottom = nn.Sequential(*_layers((13, 512, 256, width)))
+        count = len(tables) + 1
+        sizes = (count * (count - 1) // 2 + width + 1, 1024, 1024, 512, 256)
+        self.top = nn.Sequential(*_layers(sizes), nn.Linear(256, 1))
+
+    def forward(self, dense: Any, sparse: Any) -> Any:
+        x = self.bottom(dense)
+        rows = [table(sparse[:, n]) for n, table in enumerate(self.tables)]
+        vectors = torch.stack([x, *rows], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        count = vectors.shape[1]
+        pairs = products[:, : count * (count - 1) // 2]
+        return self.top(torch.cat([x, pairs, x[:, :1]], -1))
+
+
+def dlrm(rows: int = 300000, tables: int = 26, width: int = 128) -> Any:
+    """Naumov et al., 2019 (arXiv:1906.00091), the layers of NVIDIA's trainer; tables of one size
+    that together have as many rows as Criteo's with rare values left out."""
+    return _Dlrm((rows,) * tables, width)
 
 
 def autoencoder(items: int = 20108, hidden: int = 200) -> Any:

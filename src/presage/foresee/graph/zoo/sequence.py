@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["deepspeech2", "lstm_language_model"]
+__all__ = ["deepspeech2", "gnmt", "lstm_language_model"]
 
 
 class _LanguageModel(nn.Module):
@@ -62,3 +63,45 @@ def deepspeech2(width: int = 1024, layers: int = 5, letters: int = 29) -> Any:
     """After Amodei et al., 2015 (arXiv:1512.02595), with LSTMs as public trainers run it. The loss
     that Presage traces is a cross entropy for each moment, not CTC."""
     return _DeepSpeech(width, layers, letters)
+
+
+class _Gnmt(nn.Module):
+    """Encoder and decoder of LSTMs with residual connections; the first decoder layer attends, as
+    in Bahdanau's additive attention, and all later ones see what it found."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.both = nn.LSTM(width, width, batch_first=True, bidirectional=True)
+        self.second = nn.LSTM(2 * width, width, batch_first=True)
+        self.encoder = nn.ModuleList(
+            nn.LSTM(width, width, batch_first=True) for _ in range(layers - 2)
+        )
+        self.first = nn.LSTM(width, width, batch_first=True)
+        self.decoder = nn.ModuleList(
+            nn.LSTM(2 * width, width, batch_first=True) for _ in range(layers - 1)
+        )
+        self.query, self.key = nn.Linear(width, width, False), nn.Linear(width, width, False)
+        self.score = nn.Parameter(torch.zeros(width))
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, source: Any, target: Any) -> Any:
+        x, _ = self.both(self.drop(self.embedding(source)))
+        x, _ = self.second(self.drop(x))
+        for layer in self.encoder:
+            y, _ = layer(self.drop(x))
+            x = x + y
+        y, _ = self.first(self.drop(self.embedding(target)))
+        energy = torch.tanh(self.query(y)[:, :, None] + self.key(x)[:, None])
+        weights = torch.softmax(energy @ self.score, -1)
+        context = torch.bmm(weights, x)
+        for place, layer in enumerate(self.decoder):
+            z, _ = layer(torch.cat([self.drop(y), context], -1))
+            y = y + z if place else z
+        return self.head(y)
+
+
+def gnmt(vocabulary: int = 32320, width: int = 1024, layers: int = 4) -> Any:
+    """Wu et al., 2016 (arXiv:1609.08144), with 4 layers as NVIDIA's trainer has it."""
+    return _Gnmt(vocabulary, width, layers)

@@ -19,8 +19,10 @@ __all__ = [
     "TextModel",
     "TransformerConfig",
     "VisionModel",
+    "bart_large",
     "bert",
     "gpt",
+    "memory_transformer",
     "translator",
     "vit",
 ]
@@ -350,13 +352,14 @@ def gpt(
     return TextModel(shape, "tied")
 
 
-def translator(vocabulary: int = 37000, layers: int = 6) -> Any:
-    """Vaswani et al., 2017 (arXiv:1706.03762), base; sine positions are constants and left out."""
+def translator(vocabulary: int = 37000, layers: int = 6, width: int = 512, heads: int = 8) -> Any:
+    """Vaswani et al., 2017 (arXiv:1706.03762), base; 1024 wide with 16 heads is their big one.
+    Sine positions are constants and left out."""
     shape = TransformerConfig(
         layers,
-        512,
-        8,
-        2048,
+        width,
+        heads,
+        4 * width,
         vocabulary=vocabulary,
         norm_first=False,
         final_norm=False,
@@ -364,6 +367,59 @@ def translator(vocabulary: int = 37000, layers: int = 6) -> Any:
         dropout=0.1,
     )
     return EncoderDecoder(shape, decoder_layers=layers)
+
+
+def bart_large() -> Any:
+    """Lewis et al., 2019 (arXiv:1910.13461)."""
+    shape = TransformerConfig(
+        12,
+        1024,
+        16,
+        4096,
+        vocabulary=50265,
+        positions=1026,
+        norm_first=False,
+        norm_embeddings=True,
+        final_norm=False,
+        dropout=0.1,
+    )
+    return EncoderDecoder(shape, decoder_layers=12)
+
+
+def memory_transformer(
+    layers: int, width: int, heads: int, inner: int, *, vocabulary: int = 267735
+) -> Any:
+    """Transformer-XL, Dai et al., 2019 (arXiv:1901.02860), as a decoder over the tokens of a
+    segment: what it keeps of the segment before is left out, and the scores are not adaptive but
+    over the 20,000 most frequent words, about as much work."""
+    shape = TransformerConfig(
+        layers,
+        width,
+        heads,
+        inner,
+        vocabulary=vocabulary,
+        causal=True,
+        norm_first=False,
+        final_norm=False,
+        activation="relu",
+        one_projection=True,
+        qkv_bias=False,
+        out_bias=False,
+        dropout=0.1,
+    )
+    return _AdaptiveModel(shape, 20000)
+
+
+class _AdaptiveModel(nn.Module):
+    """A decoder whose head has only the frequent words."""
+
+    def __init__(self, shape: TransformerConfig, frequent: int) -> None:
+        super().__init__()
+        self.body = TextModel(shape, "none")
+        self.head = nn.Linear(shape.width, frequent)
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.body(tokens))
 
 
 def vit(classes: int = 1000) -> Any:

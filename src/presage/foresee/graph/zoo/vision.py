@@ -54,7 +54,26 @@ def _basic(inner: int, width: int, stride: int) -> _Residual:
     return _Residual(inner, width, stride, [*first, *_conv_norm(width, width, 3)])
 
 
-def _bottleneck(inner: int, width: int, stride: int, groups: int, per_group: int) -> _Residual:
+class _Weigh(nn.Module):
+    """Squeeze and excitation (arXiv:1709.01507)."""
+
+    def __init__(self, width: int, narrow: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, narrow, 1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, width, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return x * self.layers(x)
+
+
+def _bottleneck(
+    inner: int, width: int, stride: int, groups: int, per_group: int, squeeze: bool = False
+) -> _Residual:
     """The stride is in the 3×3 convolution, as everybody trains it today."""
     middle = width * per_group // 64 * groups
     layers = [
@@ -64,14 +83,22 @@ def _bottleneck(inner: int, width: int, stride: int, groups: int, per_group: int
         nn.ReLU(inplace=True),
         *_conv_norm(middle, 4 * width, 1),
     ]
+    layers += [_Weigh(4 * width, width // 4)] if squeeze else []
     return _Residual(inner, 4 * width, stride, layers)
 
 
 def resnet(
-    depth: int, classes: int = 1000, *, small: bool = False, groups: int = 1, per_group: int = 64
+    depth: int,
+    classes: int = 1000,
+    *,
+    small: bool = False,
+    groups: int = 1,
+    per_group: int = 64,
+    squeeze: bool = False,
 ) -> Any:
     """He et al., 2015 (arXiv:1512.03385); groups as in ResNeXt (1611.05431), per_group 128 makes a
-    wide one (1605.07146). `small`: a 3×3 stem without pooling, for images of 32×32."""
+    wide one (1605.07146), `squeeze` one that weighs its channels (1709.01507). `small`: a 3×3 stem
+    without pooling, for images of 32×32."""
     stem = _conv_norm(3, 64, 3) if small else _conv_norm(3, 64, 7, 2)
     parts: list[Any] = [*stem, nn.ReLU(inplace=True)]
     if not small:
@@ -85,7 +112,7 @@ def resnet(
                 parts.append(_basic(inner, width, stride))
                 inner = width
             else:
-                parts.append(_bottleneck(inner, width, stride, groups, per_group))
+                parts.append(_bottleneck(inner, width, stride, groups, per_group, squeeze))
                 inner = 4 * width
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
 
@@ -141,11 +168,14 @@ class _Fire(nn.Module):
         return torch.cat([F.relu(self.one(x)), F.relu(self.three(x))], 1)
 
 
-def squeezenet(classes: int = 1000) -> Any:
-    """Iandola et al., 2016 (arXiv:1602.07360), version 1.1 of the authors' repository."""
-    parts: list[Any] = [nn.Conv2d(3, 64, 3, 2), nn.ReLU(inplace=True)]
-    inner = 64
-    for stage in ((16, 16), (32, 32), (48, 48, 64, 64)):
+def squeezenet(classes: int = 1000, *, version: str = "1.1") -> Any:
+    """Iandola et al., 2016 (arXiv:1602.07360), and version 1.1 of the authors' repository."""
+    first = version == "1.0"
+    stem = nn.Conv2d(3, 96, 7, 2) if first else nn.Conv2d(3, 64, 3, 2)
+    parts: list[Any] = [stem, nn.ReLU(inplace=True)]
+    inner = 96 if first else 64
+    stages: tuple[tuple[int, ...], ...] = ((16, 16), (32, 32), (48, 48, 64, 64))
+    for stage in ((16, 16, 32), (32, 48, 48, 64), (64,)) if first else stages:
         parts.append(nn.MaxPool2d(3, 2, ceil_mode=True))
         for squeeze in stage:
             parts.append(_Fire(inner, squeeze, 4 * squeeze))

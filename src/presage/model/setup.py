@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from presage.foresee.optimizers import optimizer_memory
 from presage.model.errors import ConfigError
-
-if TYPE_CHECKING:
-    from presage.foresee.graph.decoders import DecoderShape
+from presage.model.optimizers import optimizer_memory
 
 __all__ = [
     "Attention",
@@ -29,6 +26,7 @@ __all__ = [
     "Quantization",
     "Setup",
     "Sharding",
+    "StackShape",
     "TrainingPrecision",
 ]
 
@@ -57,6 +55,7 @@ _DEGREES = {
     "ep": "expert",
     "vpp": "interleave",
 }
+_FLAGS = {"sp": "sequence", "no-sync": "no_sync"}
 _LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down", "head")
 _LORA_GROUPS = {
     "all": ("q", "k", "v", "o", "gate", "up", "down"),
@@ -75,6 +74,25 @@ _LORA_SPELLINGS = {
 }
 
 
+class StackShape(Protocol):
+    """What of a model decides whether a set-up goes with it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """How the work is divided among GPUs; what is left of them after tensor, pipeline and context
@@ -90,6 +108,8 @@ class Parallelism:
     """Model chunks of a pipeline rank (virtual pipeline stages)."""
     sequence: bool = False
     """Norms and residuals are divided among tensor-parallel ranks too."""
+    no_sync: bool = False
+    """FSDP adds up whole gradients over micro-batches and divides them at the last one."""
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -100,14 +120,14 @@ class Parallelism:
             key, _, value = part.partition("=")
             if key in _DEGREES and value:
                 degrees[_DEGREES[key]] = _whole(f"{key} of --parallel", value)
-            elif key == "sp" and not value:
-                degrees["sequence"] = True
+            elif key in _FLAGS and not value:
+                degrees[_FLAGS[key]] = True
             elif not value and key in get_args(Sharding):
                 if sharding != "none":
                     raise ConfigError(f"'{text}': choose one of {sharding} and {key}")
                 sharding = key
             else:
-                known = (*get_args(Sharding), "sp", *(f"{d}=N" for d in _DEGREES))
+                known = (*get_args(Sharding), *_FLAGS, *(f"{d}=N" for d in _DEGREES))
                 raise ConfigError(
                     f"'{part}' is no way to divide work: {_near(key, known)}"
                     f"write any of {', '.join(known)} with commas between"
@@ -119,7 +139,8 @@ class Parallelism:
         for short, name in _DEGREES.items():
             if getattr(self, name) > 1:
                 parts.append(f"{short}={getattr(self, name)}")
-        return ",".join([*parts, *(["sp"] if self.sequence else [])]) or "none"
+        parts += [flag for flag, name in _FLAGS.items() if getattr(self, name)]
+        return ",".join(parts) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,13 +334,13 @@ class Setup:
             return f"serving divides with tp and pp, not {self.parallel.sharding}: use tp=N"
         return None
 
-    def check_for(self, shape: DecoderShape) -> None:
+    def check_for(self, shape: StackShape) -> None:
         """Whether the set-up goes with a model's shape."""
         for line in (self._heads(shape), self._layers(shape), self._targets(shape)):
             if line:
                 raise ConfigError(line)
 
-    def _heads(self, shape: DecoderShape) -> str | None:
+    def _heads(self, shape: StackShape) -> str | None:
         tp, ep = self.parallel.tensor, self.parallel.expert
         if shape.heads % tp:
             near = [d for d in range(1, shape.heads + 1) if shape.heads % d == 0]
@@ -333,7 +354,7 @@ class Setup:
             return f"ep={ep} does not divide the {shape.experts} experts of {shape.name}"
         return None
 
-    def _layers(self, shape: DecoderShape) -> str | None:
+    def _layers(self, shape: StackShape) -> str | None:
         chunks = self.parallel.pipeline * self.parallel.interleave
         if chunks > shape.layers:
             return (
@@ -349,7 +370,7 @@ class Setup:
             return f"cp={self.parallel.context} does not divide --seq {self.seq}"
         return None
 
-    def _targets(self, shape: DecoderShape) -> str | None:
+    def _targets(self, shape: StackShape) -> str | None:
         if self.lora is None:
             return None
         there = [t for t in _LORA_TARGETS if t != "gate" or shape.gated]
@@ -363,8 +384,9 @@ class Setup:
             return f"rank {self.lora.rank} is more than the width {shape.width} of {shape.name}"
         return None
 
-    def assumptions(self) -> tuple[str, ...]:
-        """In words, what is taken for granted when nothing else is said."""
+    def assumptions(self, *, language: bool = True) -> tuple[str, ...]:
+        """In words, what is taken for granted when nothing else is said; of attention and logits
+        only where it is a language model."""
         said = []
         if not self.inference:
             said.append(f"optimizer {self.optimizer}, {_STATE_WORDS[self._state()]}")
@@ -372,16 +394,18 @@ class Setup:
                 said.append("the optimizer's foreach form (PyTorch's default), not fused")
         if self.precision == "fp32":
             said.append("fp32 with PyTorch's defaults: TF32 for convolutions only")
-        said.append(f"attention: {_ATTENTION_WORDS[self.attention]}")
+        if language:
+            said.append(f"attention: {_ATTENTION_WORDS[self.attention]}")
         if self.lora is not None:
             kept = "fp32" if self.lora.precision == "fp32" else "the precision of the weights"
             said.append(f"adapters in {kept}, on {', '.join(self.lora.targets)}")
         if self.quant == "nf4":
+            said.append("a loop that holds its last loss while the next forward pass runs")
             said.append(
                 "4-bit weights in blocks of 64 without double quantisation; embeddings "
                 "and head not quantised"
             )
-        if self.loss == "full" and not self.inference:
+        if language and self.loss == "full" and not self.inference:
             said.append("logits of the whole batch in fp32 for the loss")
         if self.gpus > 1 and self.parallel.sharding == "none" and self.data_parallel > 1:
             said.append("replicas keep all weights, gradients and state (as ddp)")
