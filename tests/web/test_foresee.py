@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from presage.manifest import parse_manifest
 from tests.server.kit import PATIENCE_S, Server, free_port
@@ -53,23 +53,31 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.wait(PATIENCE_S)
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """A window for all tests: what it loaded once stays loaded."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def look(browser: Browser, alone: str) -> Iterator[Visitor]:
+def look(window: BrowserContext, alone: str) -> Iterator[Visitor]:
     """Opens the page without a cluster; the test fails when a script of it did."""
     broken: list[str] = []
-    contexts = []
+    pages = []
 
     def open_page(query: str = BERT, *, width: int = 1440) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
+        page = window.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": 900})
         page.on("pageerror", lambda error: broken.append(str(error)))
         page.goto(f"{alone}/ui/foresee?{query}")
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert not broken
 
 
@@ -117,31 +125,25 @@ def test_a_plan_on_request(look: Visitor) -> None:
     expect(page.get_by_text("The cheapest that likely fits:")).to_be_visible()
     chart = page.get_by_role("img", name=re.compile(r"^Time and money\. \d"))
     expect(chart).to_be_visible()
-    expect(page.get_by_text("typical list prices")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^\d[\d,]* ways: another"))).to_be_visible()
     page.get_by_role("textbox", name="Deadline").fill("1s")
     page.get_by_role("button", name="Plan", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("comes closest to 1 s")
 
 
-@pytest.mark.parametrize(
-    ("query", "says"),
-    [
-        ("model=/etc/passwd", "name a model"),
-        ("model=train.py:make", "name a model"),
-        ("model=os:getcwd", "name a model"),
-        ("model=config.json", "no configuration"),
-        ("model=hf:../../etc", "name a model"),
-        ("model=zoo:resnet5000", "the zoo has no"),
-        ("model=zoo:bert-base&kinds=h1000", "unknown GPU"),
-        ("model=zoo:bert-base&kinds=,", "one to 6 kinds"),
-        ("model=zoo:bert-base&gpus=1&batch=0", "batch"),
-        ("model=zoo:bert-base&gpus=8&tp=3", "cannot be divided"),
-        ("model=zoo:bert-base&optimizer=adamm&gpus=1", "adam"),
-        ("batch=%3Cscript%3E", "The link is not right: batch"),
-    ],
-)
-def test_what_makes_no_sense_is_said(look: Visitor, query: str, says: str) -> None:
-    expect(look(query).get_by_role("alert")).to_contain_text(re.compile(says, re.IGNORECASE))
+def test_what_makes_no_sense_is_said(look: Visitor) -> None:
+    page = look("batch=%3Cscript%3E")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The link is not right: batch")
+    page.get_by_role("combobox", name="Model").fill("train.py:make")
+    expect(alert).to_contain_text("name a model")
+    page.get_by_role("combobox", name="Model").fill("bert-base")
+    page.get_by_role("spinbutton", name="GPUs").fill("3")
+    page.get_by_role("combobox", name="Tensor parallel").select_option("2")
+    expect(alert).to_contain_text("3 GPUs cannot be divided")
+    page.get_by_role("spinbutton", name="GPUs").fill("1")
+    expect(alert).to_have_text("")
+    expect(page.locator(".stack")).to_have_count(2)
 
 
 def test_it_fits_a_phone_and_has_names_for_everything(look: Visitor) -> None:

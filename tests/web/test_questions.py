@@ -90,6 +90,26 @@ def test_names_are_names() -> None:
             check_name(wrong)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model": "/etc/passwd"}, "name a model"),
+        ({"model": "train.py:make"}, "name a model"),
+        ({"model": "os:getcwd"}, "name a model"),
+        ({"model": "config.json"}, "no configuration"),
+        ({"model": "zoo:resnet5000"}, "the zoo has no"),
+        ({"model": "zoo:mlp", "kinds": "h1000"}, "unknown GPU"),
+        ({"model": "zoo:mlp", "kinds": ","}, "one to 6 kinds"),
+        ({"model": "zoo:mlp", "gpus": "8", "tp": "3"}, "cannot be divided"),
+        ({"model": "zoo:mlp", "gpus": "1", "optimizer": "adamm"}, "adam"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        said = answer({"kind": "look", "question": read_question(given).look(largest=False)})
+        raise UserError(said["error"])
+
+
 def test_an_answer_or_a_line() -> None:
     said = answer({"kind": "look", "question": {**LOOK, "largest": True}})["value"]
     (on,) = said["gpus"]
