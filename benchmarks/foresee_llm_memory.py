@@ -4,7 +4,9 @@ Nothing is fitted: a row is one set-up, and its graph says what is allocated or 
 rows can be asked is decided by what the source says about the set-up, never by the error.
 Intervals are conformal over sources: the spread for a source comes from the other sources alone.
 
-`python -m benchmarks.foresee_llm_memory [--rows]`
+`python -m benchmarks.foresee_llm_memory [--rows] [--plain]`: `--plain` leaves out what only the
+source's code tells (adapters' targets and types, chunked losses, fused optimizers), as a user
+would who asks by name, length, batch and rank alone.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ import polars as pl
 
 from benchmarks._data import shared
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
+from presage.foresee.decoder_spread import HALF_WIDTH, technique_difficulty
+from presage.foresee.floors import floor_mib
+from presage.foresee.gpus import Gpu
 from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.sharding import communicator_bytes
+from presage.learn import Floats
 from presage.model.errors import UserError
 from presage.model.setup import Setup
 
-CONTEXT_MIB = {"v100": 800.0, "a100": 800.0, "t4": 700.0, "a10g": 500.0, "l40s": 600.0}
-"""What a process takes before its first tensor."""
 _CARDS = {"t4-16g": "t4", "a10g": "a10", "24g-class": "rtx3090"}
 _VARIANTS = ("dora", "lorafa", "mica", "bdlora")
 """Adapters that are more, or less, than two low-rank matrices."""
@@ -64,7 +68,7 @@ class Unexpressible(Exception):
     """A row whose set-up cannot be asked, with the reason."""
 
 
-def read_cases() -> Tally:
+def read_cases(*, plain: bool = False) -> Tally:
     """Both tables; what is in both counts once."""
     tally = Tally()
     training = pl.read_parquet(shared("profiles/published_llm_training.parquet"))
@@ -77,7 +81,7 @@ def read_cases() -> Tally:
     for make, table in ((_from_training, known), (_from_memory, own)):
         for row in table.iter_rows(named=True):
             try:
-                tally.cases.append(make(row))
+                tally.cases.append(make(row, plain))
             except Unexpressible as reason:
                 tally.left[f"{row['source']}: {reason}"] += 1
     return tally
@@ -112,38 +116,26 @@ def _usual_heads(width: int, ranks: int) -> int:
     return min(fits, key=lambda h: abs(width / h - 128))
 
 
-def _from_training(row: Mapping[str, Any]) -> Case:
+def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
     _refuse(row)
     shape = _shape(row)
-    if row["source"] == "litgpt":  # its models never share the head with the embedding
+    if (
+        row["source"] == "litgpt" and not plain
+    ):  # its models never share the head with the embedding
         shape = replace(shape, tied=False)
-    sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
     lora = row["method"] in ("lora", "qlora")
-    degrees = {
-        "tp": row["tensor_parallel"],
-        "pp": row["pipeline_parallel"],
-        "cp": row["context_parallel"],
-        "vpp": row["virtual_pipeline"],
-    }
-    parts = [sharding, *(f"{k}={v}" for k, v in degrees.items() if v and v > 1)]
-    replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
-    if replicas < 2 and sharding != "none":
-        parts[0] = "none"
-    if row["source"] == "litgpt" and sharding == "fsdp":
-        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
-    precision = row["precision"]
     given: dict[str, Any] = {
         "optimizer": row["optimizer"] or "adamw",
-        "precision": precision,
+        "precision": row["precision"],
         "seq": row["seq_len"],
         "accumulate": max(1, round(row["grad_accum"] or 1)),
         "gpus": row["gpus"],
-        "parallel": ",".join(parts),
+        "parallel": _parallel(row, plain),
         "checkpoint": row["activation_checkpointing"],
         "attention": "sdpa" if row["flash_attention"] == "y" else "eager",
         "compile": row["compile"] == "y",
         "offload": "params" if row["offload"] == "optimizer+params" else "none",
-        **_framework(row, lora),
+        **(_asked(row, lora) if plain else _framework(row, lora)),
     }
     truth = row["peak_memory_gib"]
     return Case(
@@ -158,6 +150,23 @@ def _from_training(row: Mapping[str, Any]) -> Case:
         None if truth is None else truth * 1024,
         row["outcome"],
     )
+
+
+def _parallel(row: Mapping[str, Any], plain: bool) -> str:
+    sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
+    degrees = {
+        "tp": row["tensor_parallel"],
+        "pp": row["pipeline_parallel"],
+        "cp": row["context_parallel"],
+        "vpp": row["virtual_pipeline"],
+    }
+    parts = [sharding, *(f"{k}={v}" for k, v in degrees.items() if v and v > 1)]
+    replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
+    if replicas < 2 and sharding != "none":
+        parts[0] = "none"
+    if row["source"] == "litgpt" and sharding == "fsdp" and not plain:
+        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
+    return ",".join(parts)
 
 
 def _refuse(row: Mapping[str, Any]) -> None:
@@ -178,6 +187,14 @@ def _refuse(row: Mapping[str, Any]) -> None:
         raise Unexpressible("lengths vary and the longest is not stated")
     if row["micro_batch"] is None:
         raise Unexpressible("the batch is not stated")
+
+
+def _asked(row: Mapping[str, Any], lora: bool) -> dict[str, Any]:
+    """What the table alone says."""
+    given: dict[str, Any] = {"lora": f"r={row['lora_rank'] or 8}"} if lora else {}
+    if row["method"] == "qlora":
+        given["quant"] = "nf4"
+    return given
 
 
 def _framework(row: Mapping[str, Any], lora: bool) -> dict[str, Any]:
@@ -220,7 +237,7 @@ def _made(given: dict[str, Any]) -> Setup:
         raise Unexpressible(str(error)) from None
 
 
-def _from_memory(row: Mapping[str, Any]) -> Case:
+def _from_memory(row: Mapping[str, Any], plain: bool) -> Case:
     if row["source"] == "deepspeed-docs" or row["model"].startswith(("t0", "mt0", "stable-diff")):
         raise Unexpressible("not a decoder")
     if row["source"] != "hf-blog-4bit":
@@ -233,7 +250,7 @@ def _from_memory(row: Mapping[str, Any]) -> Case:
     given = {
         "optimizer": "adamw",
         # Trainer(fp16=True) over what prepare_model_for_kbit_training has made fp32
-        "precision": "amp",
+        "precision": "fp16" if plain else "amp",
         "seq": int(row["seq_or_image"]),
         "lora": "r=8:q,v",
         "quant": "int8" if "int8" in technique else "nf4",
@@ -265,7 +282,9 @@ def foreseen_mib(case: Case) -> dict[str, float]:
     """MiB by the way of measuring."""
     graph = busiest_graph(case.shape, case.setup, case.batch)
     reserved = reserved_bytes(graph, case.batch) / MIB
-    context = next((v for k, v in CONTEXT_MIB.items() if case.gpu.startswith(k)), 900.0)
+    # kernels were all loaded at once before CUDA 11.7
+    era = "pytorch-eager" if case.source == "bigscience" else "pytorch"
+    context = floor_mib(card(case), era).p50
     return {
         "allocated": live_peak(graph, case.batch).bytes / MIB,
         "reserved": reserved,
@@ -273,35 +292,28 @@ def foreseen_mib(case: Case) -> dict[str, float]:
     }
 
 
+def card(case: Case) -> Gpu:
+    """The GPU of a row."""
+    return find_gpu(_CARDS.get(case.gpu, case.gpu))
+
+
 def room_mib(case: Case) -> float:
-    """What programs may take on the card."""
-    return float(find_gpu(_CARDS.get(case.gpu, case.gpu)).usable_mib)
+    """What programs may take on it."""
+    return float(card(case).usable_mib)
 
 
-def interval_coverage(errors: dict[str, npt.NDArray[np.float64]]) -> tuple[int, int]:
-    """Rows within the 80 % interval that the other sources give; each source weighs the same."""
-    held = total = 0
-    for source, mine in errors.items():
-        others = [e for name, e in errors.items() if name != source]
-        if not others:
-            continue
-        spread = _spread(others)
-        held += int((np.abs(mine) <= spread).sum())
-        total += len(mine)
-    return held, total
-
-
-def _spread(groups: list[npt.NDArray[np.float64]]) -> float:
-    """The 80 % quantile of absolute log errors, sources weighing alike."""
-    values = np.concatenate([np.abs(g) for g in groups])
-    weights = np.concatenate([np.full(len(g), 1 / len(g)) for g in groups])
+def half_width(errors: Floats, difficulty: Floats, sources: npt.NDArray[np.str_]) -> float:
+    """The 80 % quantile of absolute log errors by difficulty; large sources weigh less by row."""
+    names, member = np.unique(sources, return_inverse=True)
+    weights = np.bincount(member, minlength=len(names))[member] ** -0.5
+    values = np.abs(errors) / difficulty
     order = np.argsort(values)
-    cumulative = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(cumulative, 0.8)])
+    middle = np.cumsum(weights[order]) - weights[order] / 2
+    return float(np.interp(0.8 * weights.sum(), middle, values[order]))
 
 
 def main(arguments: list[str]) -> None:
-    tally = read_cases()
+    tally = read_cases(plain="--plain" in arguments)
     done = [(case, foreseen_mib(case)) for case in tally.cases]
     if "--rows" in arguments:
         _rows(done)
@@ -331,26 +343,33 @@ def _rows(done: list[tuple[Case, dict[str, float]]]) -> None:
 
 
 def _figures(done: list[tuple[Case, dict[str, float]]]) -> None:
-    print(f"{'':12s}{'n':>5s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s}  held (source out)")
+    measured = list(_measured(done))
+    errors = np.array([error for _, error in measured])
+    difficulty = np.array([technique_difficulty(case.setup) for case, _ in measured])
+    sources = np.array([case.source for case, _ in measured])
+    held = np.zeros(len(errors), bool)
+    for source in np.unique(sources):
+        mine = sources == source
+        width = half_width(errors[~mine], difficulty[~mine], sources[~mine])
+        held[mine] = np.abs(errors[mine]) <= width * difficulty[mine]
+    print(f"{'':28s}{'n':>4s} {'typical':>8s} {'in 10 %':>8s} {'bias':>7s} {'80 % holds':>11s}")
     for group in ("one GPU", "qlora", "sharded", "all"):
-        by_source: dict[str, list[float]] = {}
-        for case, error in _measured(done):
-            if group in (case.group, "all"):
-                by_source.setdefault(case.source, []).append(error)
-        logs = np.array([e for errors in by_source.values() for e in errors])
-        if not len(logs):
-            continue
-        held, total = interval_coverage({k: np.array(v) for k, v in by_source.items()})
-        share = f"{100 * held / total:.0f} % of {total}" if total else "one source only"
-        bias = 100 * (np.exp(np.median(logs)) - 1)
-        print(f"{group:12s}{len(logs):5d} {_summary(logs)} {bias:+6.1f}%  {share}")
-        for source, errors in sorted(by_source.items()):
-            print(f"    {source:24s}{len(errors):4d} {_summary(np.array(errors))}")
+        here = np.array([group in (case.group, "all") for case, _ in measured])
+        print(f"{group:28s}{_summary(errors[here], held[here])}")
+        for source in np.unique(sources[here]):
+            both = here & (sources == source)
+            print(f"    {source:24s}{_summary(errors[both], held[both])}")
+    width = half_width(errors, difficulty, sources)
+    print(f"half width {width:.3f} of all sources (shipped: {HALF_WIDTH}); held: source left out")
 
 
-def _summary(logs: npt.NDArray[np.float64]) -> str:
+def _summary(logs: Floats, held: npt.NDArray[np.bool_]) -> str:
     off = np.abs(np.exp(logs) - 1)
-    return f"{100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}%"
+    bias = 100 * (np.exp(np.median(logs)) - 1)
+    return (
+        f"{len(logs):4d} {100 * np.median(off):7.1f}% {100 * (off <= 0.1).mean():7.0f}% "
+        f"{bias:+6.1f}% {100 * held.mean():9.0f} %"
+    )
 
 
 def _fits(done: list[tuple[Case, dict[str, float]]]) -> None:

@@ -52,8 +52,7 @@ def _tokens(trainings: Trainings, kind: str, *, show: bool) -> list[dict[str, An
     for fold in np.unique(place):
         out = place == fold
         model, held = learn(trainings[~out], (kind,), INNER_FOLDS), trainings[out]
-        seconds = model.seconds(held.columns, held.groups)
-        found[out] = model.spread.interval(seconds, unseen=[kind])
+        found[out] = model.interval(model.parts(held.columns, held.groups), [kind])
     plain = fit_throughput(trainings).seconds(trainings.columns, trainings.groups)
     split = f"{'source' if kind == 'stack' else kind}-out"
     lines = [_line(split, "all", trainings.seconds, found)]

@@ -89,7 +89,7 @@ def test_a_pair_slows_down() -> None:
     [
         (["zoo:resnet50", "--device", "a1000"], "a100"),
         (["zoo:resnet51"], "resnet50"),
-        (["zoo:resnet50", "--precision", "fp8"], "fp32"),
+        (["zoo:resnet50", "--precision", "fp7"], "fp32"),
         ([], "give one of"),
         (["--table", "nowhere.parquet", "--target", "memory", "--out", "x.parquet"], "no file"),
         (["nowhere.py:f"], "nowhere.py"),

@@ -26,9 +26,9 @@ from presage.foresee.memory import (
     memory_features,
 )
 from presage.foresee.memory_table import TABLE_FEATURES, TableMemoryEstimator, table_features
-from presage.model.setup import Setup
 from presage.learn.evaluate import coverage, family_of, grouped_folds, mape, rmsle
 from presage.model.errors import NotFitted, UserError
+from presage.model.setup import Setup
 
 Floats = npt.NDArray[np.float64]
 FLOOR = 600.0

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from sklearn.base import clone
 
-from presage.foresee import steptime
+from presage.foresee import steptime_totals
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import KINDS, OpGraph
@@ -417,7 +417,7 @@ def test_arrays_bring_relatives_back(by_name: TotalsStepTimeEstimator) -> None:
 
 def test_a_model_is_off_on_a_new_gpu_as_it_was_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more rows than relatives are learned from, of several GPUs."""
-    monkeypatch.setattr(steptime, "_MOST", 200)
+    monkeypatch.setattr(steptime_totals, "_MOST", 200)
     model = np.arange(600) % 30
     jobs = Totals(totals(table(600)).rows, np.array([f"net{n}" for n in model]))
     own = np.exp(0.5 * np.sin(model))  # nothing else tells it

@@ -93,12 +93,14 @@ def of_model(
 ) -> TrainingProfile | None:
     """The job of a model that the zoo or a paper tells of, else nothing. TF32 is what frameworks
     did by default when the tables were made."""
-    given = {"half_precision": half_precision, "tf32": tf32 and gpu.tf32_tflops is not None}
     if model in _GRAPHS:
-        return replace(profile_of(_graph(_GRAPHS[model]), batch, gpu), **given)
-    if model in _FACTS:
-        return replace(_from_facts(model, batch, half_precision, gpu), **given)
-    return None
+        job = profile_of(_graph(_GRAPHS[model]), batch, gpu)
+    elif model in _FACTS:
+        job = _from_facts(model, batch, half_precision, gpu)
+    else:
+        return None
+    faster = tf32 and gpu.tf32_tflops is not None
+    return replace(job, half_precision=half_precision, tf32=faster)
 
 
 def read_miso_jobs(data_dir: Path) -> RealJobs:

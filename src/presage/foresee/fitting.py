@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from presage.foresee import interference, utilization
+from presage.foresee import interference, roofline_rows, utilization
 from presage.foresee.known import graph_memory_rows, graph_step_rows
 from presage.foresee.memory import GRAPH_FEATURES, MemoryEstimator
 from presage.foresee.memory_table import TABLE_FEATURES, TableMemoryEstimator, table_features
+from presage.foresee.roofline_fitting import fit_steps
 from presage.foresee.steptime import (
     TOTALS,
     StepTimeEstimator,
@@ -133,6 +134,32 @@ def fit_step_time(
     return arrays, card
 
 
+def fit_roofline_steps(data: Path, date: str) -> tuple[Arrays, dict[str, Any]]:
+    """Efficiencies of operators on GPUs, from published trainings."""
+    rows, helpers = roofline_rows.fitted_rows(data)
+    steps, foreseen = fit_steps(rows, helpers)
+    truth = np.array([row.ms for row in rows])
+    errors = {}
+    for way, guess in foreseen.items():
+        typical = float(np.median(np.abs(guess / truth - 1.0)))
+        errors[f"{way}_left_out"] = {
+            "typical": round(typical, 4),
+            "rmsle": round(float(rmsle(truth, guess)), 4),
+        }
+    sources = sorted({row.source for row in (*rows, *helpers)})
+    card = {
+        "name": "roofline",
+        "version": "1",
+        "date": date,
+        "data": f"{', '.join(sources)}; {len(rows)} published steps and {len(helpers)} others",
+        "licence": "Apache-2.0, BSD-3-Clause, MIT",
+        "features": ["arithmetic", "traffic", "launches", "class", "precision", "GPU"],
+        "splits": "families, GPUs and sources left out by turns",
+        "errors": errors,
+    }
+    return steps.to_arrays(), card
+
+
 def _families(table: pl.DataFrame) -> npt.NDArray[np.str_]:
     return np.array([family_of(str(name)) for name in table["model"].to_list()])
 
@@ -148,6 +175,7 @@ def fit_shipped(data: Path, date: str, *names: str) -> None:
     """Write the shipped bundles anew: all of them, or those that are named."""
     made: dict[str, Callable[[], tuple[Arrays, dict[str, Any]]]] = {
         "memory": lambda: fit_memory(memory_data(data), date),
+        "roofline": lambda: fit_roofline_steps(data, date),
         "step_time": lambda: fit_step_time(step_data(data), infer_data(data), date),
         "utilization": lambda: utilization.fit_shipped(data, date),
         "interference": lambda: interference.fit_shipped(data, date),

@@ -31,6 +31,7 @@ __all__ = [
     "host_launches",
     "joined_ms",
     "kernel_ms",
+    "matrix_peak",
     "only_forward",
     "plain_precision",
     "shipped_roofline",
@@ -41,7 +42,7 @@ __all__ = [
 
 Ints = npt.NDArray[np.int64]
 
-_FILE = Path(__file__).with_name("models") / "roofline.npz"
+FILE = Path(__file__).with_name("models") / "roofline.npz"
 _CONVOLUTIONS = ("conv", "pointwise", "depthwise", "grouped")
 _DENSE = (*_CONVOLUTIONS, "linear", "matmul", "attention", "recurrent")
 _DIRECT = 0.1
@@ -60,7 +61,7 @@ _HOST_SHARP = 4.0
 """The same of a step: its kernels and the host that launches them."""
 _KIND = np.array([KINDS.index(name.split(" ")[0]) for name in CLASSES])
 _PHASES = 2
-_RATES = ("simt", "emulated", "tf32", "half", "fp8")
+RATES = ("simt", "emulated", "tf32", "half", "fp8")
 
 
 def plain_precision(precision: str) -> str:
@@ -75,7 +76,7 @@ class Work:
     slot: Ints
     """Class, phase and whether it is a convolution over a line: see `_slots`."""
     rate: Ints
-    """Index into _RATES: which arithmetic it runs on."""
+    """Index into RATES: which arithmetic it runs on."""
     compute_ms: Floats
     """At the peak of that arithmetic."""
     waves: Floats
@@ -131,19 +132,29 @@ def _rates(kind: Ints, gpu: Gpu, precision: str) -> tuple[Ints, Floats]:
     if precision in ("fp32", "tf32"):
         fast = convolution | (precision == "tf32")
         fast &= gpu.tf32_tflops is not None
-        rate = np.where(fast, _RATES.index("tf32"), _RATES.index("simt"))
+        rate = np.where(fast, RATES.index("tf32"), RATES.index("simt"))
         peak = np.where(fast, _sustained(gpu, gpu.tflops("tf32"), 0.5), gpu.fp32_tflops)
         return rate, peak * 1e12
     if precision == "fp8" and gpu.fp8_tflops is not None:
         fast = np.isin(kind, [KINDS.index("linear")])
-        rate = np.where(fast, _RATES.index("fp8"), _RATES.index("half"))
+        rate = np.where(fast, RATES.index("fp8"), RATES.index("half"))
         half, eighth = gpu.tflops("bf16"), gpu.tflops("fp8")
         peak = np.where(fast, _sustained(gpu, eighth, 2.0), _sustained(gpu, half))
         return rate, peak * 1e12
     asked = gpu.bf16_tflops if "bf16" in precision or precision == "fp8" else gpu.fp16_tflops
     name = "emulated" if asked is None else "half"
     peak_tflops = gpu.fp32_tflops if asked is None else _sustained(gpu, asked)
-    return np.full(len(kind), _RATES.index(name)), np.full(len(kind), peak_tflops * 1e12)
+    return np.full(len(kind), RATES.index(name)), np.full(len(kind), peak_tflops * 1e12)
+
+
+def matrix_peak(gpu: Gpu, precision: str) -> float:
+    """Operations a second of the matrix units that a whole step runs on at a precision."""
+    asked = plain_precision(precision)
+    if asked == "tf32":
+        return _sustained(gpu, gpu.tflops("tf32"), 0.5) * 1e12
+    if asked not in ("amp", "fp16", "bf16", "amp-bf16"):
+        return gpu.tflops("fp32") * 1e12
+    return _sustained(gpu, gpu.tflops("bf16" if "bf16" in asked else "fp16")) * 1e12
 
 
 def _sustained(gpu: Gpu, tflops: float, narrow: float = 1.0) -> float:
@@ -186,25 +197,27 @@ class Roofline:
 
     def __init__(self, effects: Mapping[str, float]) -> None:
         self.effects = dict(effects)
-        self._tables: dict[tuple[str, str, str], tuple[Floats, Floats]] = {}
+        self._tables: dict[tuple[str, str, str], tuple[Floats, Floats, Floats]] = {}
 
     def kernels(self, work: Work, gpu: Gpu, layout: str = "nchw") -> Floats:
         """Milliseconds of each unlike operator, once."""
-        compute, memory = self._tables_of(gpu, layout)
+        compute, memory, launch = self._tables_of(gpu, layout)
         ratio = self._fill(gpu) * work.waves
         done = work.compute_ms * np.exp(compute[work.rate, work.slot]) * (1.0 + ratio)
         moved = work.traffic_ms * np.exp(memory[work.rate, work.slot])
         each = (done**_SHARP + moved**_SHARP) ** (1.0 / _SHARP)
-        return np.asarray(each + self.launch_ms(gpu))
+        return np.asarray(each + np.exp(launch[work.rate, work.slot]))
 
     def host_ms(self, launches: float, setup: Setup, *, slower: float = 0.0) -> float:
-        """What a host needs to launch so many operators; `slower` is a logarithm."""
+        """What a host needs to launch so many operators, and for the loop around them, which is as
+        much as some more; `slower` is a logarithm."""
         names = host_effects(setup)
-        return launches * float(np.exp(sum(self._effect(name) for name in names) + slower))
+        each = float(np.exp(sum(self._effect(name) for name in names) + slower))
+        return each * (launches + float(np.exp(self._effect("fixed"))))
 
-    def launch_ms(self, gpu: Gpu) -> float:
-        """What a kernel takes that does nothing."""
-        return float(np.exp(sum(self._effect(name) for name in launch_effects(gpu))))
+    def copied_ms(self, at_once_ms: float) -> float:
+        """A copy from the host that would take so long at the usual speed of one."""
+        return at_once_ms * float(np.exp(self._effect("copy")))
 
     def _fill(self, gpu: Gpu) -> float:
         return float(np.exp(sum(self._effect(name) for name in fill_effects(gpu))))
@@ -212,17 +225,17 @@ class Roofline:
     def _effect(self, name: str) -> float:
         return self.effects.get(name, 0.0)
 
-    def _tables_of(self, gpu: Gpu, layout: str) -> tuple[Floats, Floats]:
+    def _tables_of(self, gpu: Gpu, layout: str) -> tuple[Floats, Floats, Floats]:
         key = (gpu.name, gpu.architecture, layout)
         if key not in self._tables:
-            shape = (len(_RATES), 2 * _PHASES * len(CLASSES))
-            tables = np.zeros((2, *shape))
-            for place, what in enumerate(("compute", "memory")):
+            shape = (len(RATES), 2 * _PHASES * len(CLASSES))
+            tables = np.zeros((3, *shape))
+            for place, what in enumerate(("compute", "memory", "launch")):
                 for rate in range(shape[0]):
                     for slot in range(shape[1]):
                         names = kernel_effects(what, slot, rate, gpu, layout)
                         tables[place, rate, slot] = sum(self._effect(name) for name in names)
-            self._tables[key] = (tables[0], tables[1])
+            self._tables[key] = (tables[0], tables[1], tables[2])
         return self._tables[key]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -240,10 +253,14 @@ class Roofline:
 
 
 def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> list[str]:
-    """Names of the effects on the arithmetic or the traffic of a class of operators."""
+    """Names of the effects on the arithmetic, the traffic or the launch of operators."""
     place, turn = slot % len(CLASSES), slot // len(CLASSES)
     line, phase = divmod(turn, _PHASES)
-    name, kind, speed = CLASSES[place], KINDS[_KIND[place]], _RATES[rate]
+    name, kind, speed = CLASSES[place], KINDS[_KIND[place]], RATES[rate]
+    if what == "launch":  # an operator may be several kernels
+        return ["launch", f"launch generation {gpu.architecture}", f"launch of {kind} {phase}"]
+    if what == "compute" and kind not in _DENSE:
+        return []
     ours, lineage = gpu.architecture, gpu.architecture.rstrip("0123456789")
     effects = [
         what,
@@ -272,11 +289,6 @@ def host_effects(setup: Setup) -> list[str]:
     return [*names, *(["host compiled"] if setup.compile else [])]
 
 
-def launch_effects(gpu: Gpu) -> list[str]:
-    """Names of the effects on the time of a kernel that does nothing."""
-    return ["launch", f"launch generation {gpu.architecture}"]
-
-
 def fill_effects(gpu: Gpu) -> list[str]:
     """Names of the effects on how much a product loses that does not fill the GPU."""
     return ["fill", f"fill generation {gpu.architecture}"]
@@ -287,7 +299,7 @@ def shipped_roofline() -> Roofline:
     """The one that is shipped."""
     from presage.learn.bundle import load_bundle
 
-    return Roofline.from_arrays(load_bundle(_FILE)[0])
+    return Roofline.from_arrays(load_bundle(FILE)[0])
 
 
 def kernel_ms(
@@ -313,7 +325,8 @@ def step_ms(
 def joined_ms(kernels_ms: float, host_ms: float) -> float:
     """A step as long as its kernels or its launches, whichever is longer, and smoothly so."""
     longer, shorter = max(kernels_ms, host_ms), min(kernels_ms, host_ms)
-    return longer * (1.0 + (shorter / max(longer, 1e-12)) ** _HOST_SHARP) ** (1.0 / _HOST_SHARP)
+    ratio = shorter / max(longer, 1e-12)
+    return float(longer * (1.0 + ratio**_HOST_SHARP) ** (1.0 / _HOST_SHARP))
 
 
 def without_optimizer(ops: Operators) -> Operators:

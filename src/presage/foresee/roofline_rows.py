@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from presage.foresee._operators import Operators
@@ -31,7 +30,14 @@ from presage.model.setup import Setup
 from presage.learn.evaluate import family_of
 from presage.model.errors import GraphError
 
-__all__ = ["SHIPPED", "neusight_rows", "published_rows", "timm_inference_rows", "timm_rows"]
+__all__ = [
+    "SHIPPED",
+    "fitted_rows",
+    "neusight_rows",
+    "published_rows",
+    "timm_inference_rows",
+    "timm_rows",
+]
 
 SHIPPED = frozenset(
     {
@@ -47,6 +53,8 @@ SHIPPED = frozenset(
     }
 )
 """Sources whose licence lets Presage ship what was learned from them."""
+_EVERY_TRAINED, _EVERY_INFERRED = 4, 40
+"""One of so many of timm's models helps: as many rows as the published ones have."""
 _COPY_GBS = 6.0
 """From pageable memory of a host to a GPU, as the sources with a copy inside did it."""
 _FORMS = {
@@ -73,6 +81,20 @@ _BY_LENGTH = {
 }
 _LONGEST_MS = 1e6
 """Beyond this a table had another unit."""
+
+
+def fitted_rows(data: Path) -> tuple[list[Observation], list[Observation]]:
+    """What the shipped roofline is fitted on: published trainings in PyTorch, and helpers that are
+    not what it is judged by: one lab's models, inference on newer GPUs, transformers in FP32."""
+    published = published_rows(data)
+    ours = [
+        row
+        for row in published
+        if row.source in SHIPPED and row.note.get("framework") == "pytorch"
+    ]
+    helpers = timm_rows(data, _EVERY_TRAINED)
+    helpers += timm_inference_rows(data, _EVERY_INFERRED) + neusight_rows(data)
+    return ours, helpers
 
 
 def timm_rows(data: Path, every: int = 1) -> list[Observation]:
@@ -216,6 +238,5 @@ def _operators(name: str, optimizer: str) -> tuple[Operators, str]:
 def _observation(
     ops: Operators, batch: float, gpu: Gpu, setup: Setup, ms: float, **named: Any
 ) -> Observation:
-    work = work_of(ops, batch, gpu, setup)
-    kernels = {"work": work, "launches": host_launches(ops, setup)}
-    return Observation(**kernels, gpu=gpu, setup=setup, ms=float(np.float64(ms)), **named)
+    work, launches = work_of(ops, batch, gpu, setup), host_launches(ops, setup)
+    return Observation(work, launches, gpu, setup, float(ms), **named)

@@ -1,36 +1,43 @@
-"""How long a training step or an inference takes, foreseen from a graph or from a few totals.
+"""How long a training step or an inference takes, foreseen from a graph.
 
-Both start from a roofline: an operator cannot be faster than its arithmetic at the GPU's peak, its
-traffic at the GPU's bandwidth, or a launch. What is learned is by which factor the sum is off,
-from features that are shares of that sum; so the answer moves with the specifications to GPUs that
-were never measured. From a graph it is learned twice: as one factor for each class of operators,
-which holds for unusual mixtures of them, and by trees that are told the outcome.
+`presage.foresee.roofline` answers everywhere. In one lab hundreds of models were measured on one
+GPU with AMP: there, and for models like those, it is learned by which factor a plain roofline is
+off, from features that are shares of it: as one factor for each class of operators, which holds
+for unusual mixtures of them, and by trees that are told the outcome. With the distance from that
+GPU, that precision and those models the trees fade. Totals of tables are in `steptime_totals`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee._operators import CLASSES, Operators
 from presage.foresee.gpus import Gpu, find
-from presage.foresee.graph.opgraph import KINDS
+from presage.foresee.graph.opgraph import KINDS, OpGraph
+from presage.foresee.roofline import matrix_peak, plain_precision
+from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
+from presage.model.setup import Setup
+from presage.foresee.steptime_totals import (
+    LATEST,
+    TOTALS,
+    Totals,
+    TotalsStepTimeEstimator,
+    totals,
+    totals_features,
+)
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
-from presage.learn.conformal import Conformal
 from presage.learn.evaluate import grouped_folds
-from presage.learn.namesakes import Namesakes
-from presage.learn.relatives import Relatives
 from presage.learn.residual import LogResidual
-from presage.model.errors import UserError
 
 __all__ = [
     "LATEST",
+    "MEASURED_ON",
     "TOTALS",
     "Operators",
     "StepTimeEstimator",
@@ -49,7 +56,7 @@ _DIRECT = 0.1
 it reads about as much from the caches as it computes."""
 _DENSE = ("conv", "pointwise", "depthwise", "grouped", "linear", "matmul", "attention")
 _PHASES = ("forward", "backward")
-_HALF = {"amp": 2, "amp_bf16": 2, "bf16": 2, "fp16": 2, "fp32": 4}
+_HALF = {"amp": 2, "amp-bf16": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def step_feature_names() -> tuple[str, ...]:
@@ -80,7 +87,7 @@ def step_features(ops: Operators, batch: float, gpu: Gpu, precision: str = "amp"
     """
     powers = np.power(float(batch), np.arange(3))
     macs, read, written = ops.macs @ powers, ops.read @ powers, ops.written @ powers
-    peak, width = _peak(gpu, precision), _HALF.get(precision, 4)
+    peak, width = matrix_peak(gpu, precision), _HALF.get(plain_precision(precision), 4)
     bandwidth = gpu.bandwidth_gbs * 1e9
     direct = min(peak, _DIRECT * gpu.fp32_tflops * 1e12)
     compute = 2e3 * macs / np.where(ops.kind == KINDS.index("depthwise"), direct, peak)
@@ -140,18 +147,6 @@ def _class_times(ops: Operators, each: Floats) -> Floats:
     slot = np.where(ops.phase < len(_PHASES), ops.classes() + ops.phase * len(CLASSES), update)
     slot[each <= 1.1 * _LAUNCH_MS] = launches
     return np.asarray(np.bincount(slot, each * ops.count, minlength=launches + 1), np.float64)
-
-
-_TFLOPS_A_WATT = 0.9
-"""What matrix units sustain at most: about 630 TFLOP/s on an H100 of 700 W, whose peak is 989. The
-peak of a card with little power for its size is no more than a figure."""
-
-
-def _peak(gpu: Gpu, precision: str) -> float:
-    if precision not in ("amp", "fp16", "bf16", "amp_bf16"):
-        return gpu.tflops("fp32") * 1e12
-    peak = gpu.tflops("bf16" if "bf16" in precision else "fp16")
-    return min(peak, _TFLOPS_A_WATT * (gpu.watts or float("inf"))) * 1e12
 
 
 _USUAL, _SHRINK, _FAR = 0.6, 5e-5, 0.15
@@ -221,6 +216,7 @@ class StepTimeEstimator(Estimator):
             self.residual_[layout] = model
             self.out_of_fold_[here] = model.out_of_fold_
         self.typical_ = np.median(rows, axis=0)
+        self.reach_ = np.quantile(rows[:, _TIMES], _REACH, axis=0)
         return self
 
     def _unseen(self, rows: Floats, factor: Floats, families: npt.NDArray[Any]) -> Floats:
@@ -245,6 +241,63 @@ class StepTimeEstimator(Estimator):
             out[here] = self.residual_[known].predict_interval(seen, base=rows[here, 0])
         return out
 
+    def quantiles(
+        self,
+        model: OpGraph | Operators,
+        batch: float,
+        gpu: Gpu,
+        setup: Setup,
+        steps: RooflineSteps | None = None,
+    ) -> Floats:
+        """p10, p50, p90 in milliseconds of a step (all its micro-batches) or an inference on one
+        GPU; `steps` is the shipped roofline unless another is given."""
+        known = steps or shipped_steps()
+        ops, asked = _asked(model, setup)
+        far = np.log(known.quantiles(ops, batch, gpu, asked))
+        inside = self.inside(ops, batch, gpu, asked)
+        if inside <= 0.0:
+            return np.asarray(np.exp(far))
+        near = np.log(self.predict_interval(_row(ops, batch, gpu, asked)[None, :])[0])
+        return np.asarray(np.exp(inside * near + (1.0 - inside) * far))
+
+    def domain(
+        self,
+        model: OpGraph | Operators,
+        batch: float,
+        gpu: Gpu,
+        setup: Setup,
+        steps: RooflineSteps | None = None,
+    ) -> tuple[float, str]:
+        """How far from what was measured: 0 to 1, and in words."""
+        ops, asked = _asked(model, setup)
+        distance = (steps or shipped_steps()).distance(ops, batch, gpu, asked)
+        inside = self.inside(ops, batch, gpu, asked)
+        if inside > 0.5:
+            words = "hundreds of models like it were measured there"
+            return (1.0 - inside) * distance.value, words
+        return distance.value, distance.words
+
+    def inside(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> float:
+        """How much the trees are asked, 0 to 1: for the GPU they know or one that is like it, with
+        AMP, and for a step that fills the GPU with operators such as they have seen."""
+        plain = setup.accumulate == 1 and setup.checkpoint == "none" and not setup.compile
+        amp = plain_precision(setup.precision) == "amp"
+        if not (amp and plain) or setup.inference or setup.attention == "eager":
+            return 0.0
+        row = _row(ops, batch, gpu, setup)
+        strange = float(np.maximum(row[_TIMES] - self.reach_, 0.0).sum())
+        full = 1.0 / (1.0 + (_FULL_MS / max(row[0], 1e-9)) ** 4)
+        return float(_like_the_measured(gpu) * np.exp(-strange / _STRANGE) * full)
+
+    def mattered(
+        self, model: OpGraph | Operators, batch: float, gpu: Gpu, setup: Setup
+    ) -> dict[str, float]:
+        """What moved the answer of the trees, as factors; nothing where they are not asked."""
+        ops, asked = _asked(model, setup)
+        if self.inside(ops, batch, gpu, asked) <= 0.0:
+            return {}
+        return self.explain(_row(ops, batch, gpu, asked))
+
     def explain(self, row: Floats) -> dict[str, float]:
         """The features that moved the answer most away from the roofline, as factors."""
         names = step_feature_names()
@@ -258,7 +311,7 @@ class StepTimeEstimator(Estimator):
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
-        arrays: dict[str, npt.NDArray[Any]] = {"typical": self.typical_}
+        arrays: dict[str, npt.NDArray[Any]] = {"typical": self.typical_, "reach": self.reach_}
         for layout, model in self.residual_.items():
             arrays |= prefixed(layout, {"factors": self.factors_[layout], **model.to_arrays()})
         return arrays
@@ -268,6 +321,7 @@ class StepTimeEstimator(Estimator):
         """The estimator in these arrays."""
         made = cls()
         made.typical_ = arrays["typical"]
+        made.reach_ = arrays["reach"] if "reach" in arrays else made.typical_[_TIMES]
         parts = {layout: under(layout, arrays) for layout in ("nchw", "nhwc")}
         made.factors_ = {layout: part["factors"] for layout, part in parts.items() if part}
         made.residual_ = {
@@ -276,296 +330,42 @@ class StepTimeEstimator(Estimator):
         return made
 
 
+MEASURED_ON = "rtx3090"
+_REACH = 0.995
+"""Quantile of the shares that a class of operators had in measured steps: beyond is strange."""
+_STRANGE, _ALIKE = 0.1, 0.3
+"""Strange share of a step, and difference of the logarithms of GPUs' intensities, at which the
+trees have faded to about a third."""
+_FULL_MS = 20.0
+"""Roofline of a step that fills a GPU, as all measured steps did."""
+
+
+def _like_the_measured(gpu: Gpu) -> float:
+    """1 for the GPU that was measured; less for others of its generation, the more arithmetic and
+    memory differ; 0 for other generations."""
+    known = find(MEASURED_ON)
+    if gpu.architecture != known.architecture:
+        return 0.0
+    mine, theirs = (matrix_peak(g, "amp") / g.bandwidth_gbs for g in (gpu, known))
+    return float(np.exp(-((np.log(mine / theirs) / _ALIKE) ** 2)))
+
+
+def _asked(model: OpGraph | Operators, setup: Setup) -> tuple[Operators, Setup]:
+    """The operators of a graph; what it was traced with is not computed twice."""
+    if isinstance(model, Operators):
+        return model, setup
+    asked = replace(setup, inference=setup.inference or bool(model.options.get("inference")))
+    if model.options.get("checkpointing"):
+        asked = replace(asked, checkpoint="none")
+    return Operators.of(model), asked
+
+
+def _row(ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Floats:
+    """What the trees are told."""
+    features = step_features(ops, batch, gpu, plain_precision(setup.precision))
+    return np.append(features, float(setup.layout == "nhwc"))
+
+
 def _layouts(rows: Floats) -> list[tuple[str, npt.NDArray[np.bool_]]]:
     last = rows[:, -1] > 0.5
     return [(name, mask) for name, mask in (("nchw", ~last), ("nhwc", last)) if mask.any()]
-
-
-TOTALS = ("gmacs", "macts", "param_count", "img_size", "batch_size")
-_TRAFFIC = 6.0
-"""Bytes that inference moves for each activation, over all operators, at half precision."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Totals:
-    """What a table says of each job; indexing chooses rows, as with a NumPy array."""
-
-    rows: Floats
-    """TOTALS and settings: NaN where it does not say."""
-    names: npt.NDArray[np.str_]
-    """Of the models; empty where it does not say."""
-
-    @classmethod
-    def of(cls, X: Totals | npt.ArrayLike) -> Totals:
-        """As they are, or plain rows as jobs without a name."""
-        if isinstance(X, Totals):
-            return X
-        rows = np.asarray(X, np.float64)
-        return cls(rows, np.full(len(rows), ""))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Totals:
-        return Totals(self.rows[index], self.names[index])
-
-
-def totals(table: pl.DataFrame) -> Totals:
-    """Totals, settings and names of a table."""
-    if "batch_size" not in table.columns:
-        raise UserError("a table for step_time needs the column batch_size")
-    if not {"gmacs", "macts", "model"} & set(table.columns):
-        raise UserError(
-            "the table has no usable columns for step_time: it needs batch_size and at least one "
-            "of model, gmacs, macts"
-        )
-    columns = [_numbers(table, name) for name in TOTALS]
-    device = table["device"].to_list() if "device" in table.columns else ["rtx3090"] * table.height
-    gpus = {name: _device(name) for name in set(device)}
-    precision = table["dtype"].to_list() if "dtype" in table.columns else ["amp"] * table.height
-    peak = [_peak_of(gpus[d], p) for d, p in zip(device, precision, strict=True)]
-    bandwidth = [_bandwidth_of(gpus[d]) for d in device]
-    layout = _flag(table, "layout", "nhwc")
-    dynamo = _flag(table, "dynamo", True)
-    brain = np.array(["bf16" in str(p) for p in precision], np.float64)
-    pure = np.array([p in ("bf16", "fp16", "fp32") for p in precision], np.float64)
-    release = _release(table)
-    rows: Floats = np.c_[(*columns, peak, bandwidth, layout, dynamo, brain, pure, release)]
-    return Totals(rows, _names(table))
-
-
-def _names(table: pl.DataFrame) -> npt.NDArray[np.str_]:
-    """Without the training recipe that timm writes after a dot."""
-    if "model" not in table.columns:
-        return np.full(table.height, "")
-    named = table["model"].cast(pl.String).fill_null("").str.split(".").list.first()
-    return np.array(named.to_list(), np.str_)
-
-
-def _numbers(table: pl.DataFrame, name: str) -> Floats:
-    if name not in table.columns:
-        return np.full(table.height, np.nan)
-    return table[name].cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy().copy()
-
-
-def _flag(table: pl.DataFrame, name: str, wanted: object) -> Floats:
-    if name not in table.columns:
-        return np.zeros(table.height)
-    return np.array([value == wanted for value in table[name].to_list()], np.float64)
-
-
-def release_of(text: str) -> float:
-    """PyTorch's release as a number that grows: 113 for `pt113` and `1.13.1`, 209 for `pt291`."""
-    major, dot, rest = text.removeprefix("pt").partition(".")
-    if not dot:  # the last digit is a patch, from 2.0 on
-        major, rest = major[:1], major[1:3] if major.startswith("1") else major[1:2]
-    minor = rest.partition(".")[0]
-    return 100.0 * int(major) + int(minor) if major.isdigit() and minor.isdigit() else LATEST
-
-
-LATEST = 209.0
-"""The newest release that was measured."""
-
-
-def _release(table: pl.DataFrame) -> Floats:
-    if "torch" not in table.columns:
-        return np.full(table.height, LATEST)
-    number = {text: release_of(str(text)) for text in table["torch"].unique()}
-    return np.array([number[text] for text in table["torch"].to_list()])
-
-
-_CPU_PEAK, _CPU_BANDWIDTH = 1.0e12, 50e9
-
-
-def _device(name: str) -> Gpu | None:
-    """A GPU of the catalogue; a CPU is none."""
-    if name.lower().startswith(("i3", "i5", "i7", "i9", "xeon", "epyc", "ryzen", "cpu")):
-        return None
-    return find(name)
-
-
-def _peak_of(gpu: Gpu | None, precision: str) -> float:
-    return _CPU_PEAK if gpu is None else _peak(gpu, precision)
-
-
-def _bandwidth_of(gpu: Gpu | None) -> float:
-    return _CPU_BANDWIDTH if gpu is None else gpu.bandwidth_gbs * 1e9
-
-
-def totals_features(rows: Floats) -> tuple[Floats, Floats]:
-    """Features and the base in ms of rows of `totals`; a gap is filled by what is typical."""
-    macs, acts, params, size, batch, peak, bandwidth, *settings = rows.T
-    guess_acts = np.where(np.isnan(acts), np.nan_to_num(macs, nan=4.0) ** 0.7 * 5, acts)
-    guess_macs = np.where(np.isnan(macs), (guess_acts / 5) ** (1 / 0.7), macs)
-    weights = np.nan_to_num(params, nan=25.0)
-    compute = 2e12 * guess_macs * batch / peak
-    traffic = 1e3 * (guess_acts * 1e6 * batch * _TRAFFIC + weights * 2e6) / bandwidth
-    columns = [
-        np.log(batch),
-        np.log(macs),
-        np.log(acts),
-        np.log(params),
-        np.log(acts / params),
-        np.log(macs / acts),
-        size,
-        *settings,
-    ]
-    return np.stack(columns, axis=1), compute + traffic
-
-
-_ABSENT = [[1, 5], [2, 4], [3], [6]]
-"""Columns of `totals_features` that may be absent together: macs, activations, params, size."""
-
-
-_GPU = slice(5, 7)
-"""Columns of `Totals.rows` that tell a GPU: peak and bandwidth."""
-_LAYOUT = 7
-"""Column of `Totals.rows` that is 1 for nhwc; the next is 1 for a compiled model."""
-_CLOSE = (0.5, 2.0, 0.5, 2.0, 1.0)
-"""How many standard deviations of the logarithm of the batch, macs, activations, params and size
-count as close, for relatives."""
-_FEWEST, _MOST = 40, 4000
-"""Rows with a name and all totals from which relatives are learned."""
-
-
-class TotalsStepTimeEstimator(Estimator):
-    """Milliseconds from `totals`, when there is no graph.
-
-    Trees answer for every row. Of one with a name and all totals, names tell more: with few rows
-    the answer is the geometric mean of the trees' and of what its relatives took; with many, on
-    several GPUs, a model that was measured on others is off here as it was there. `fit` keeps what
-    it foresaw for families left out in `out_of_fold_`.
-    """
-
-    def __init__(self, iterations: int = 300, folds: int = 5, seed: int = 0) -> None:
-        self.iterations = iterations
-        self.folds = folds
-        self.seed = seed
-
-    def fit(
-        self, X: Totals | npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None
-    ) -> Self:
-        """Learn from measured steps."""
-        jobs, truth = Totals.of(X), np.asarray(y, np.float64)
-        members = np.arange(len(jobs)) if groups is None else np.asarray(groups)
-        features, base = totals_features(jobs.rows)
-        self.residual_ = self._trees(self.folds).fit(features, truth, members, base=base)
-        self.out_of_fold_ = self.residual_.out_of_fold_.copy()
-        self.relatives_: Relatives | None = None
-        self.namesakes_: Namesakes | None = None
-        whole = _whole(jobs)
-        if _FEWEST <= whole.sum() <= _MOST and np.unique(members[whole]).size > 1:
-            self._fit_relatives(jobs[whole], truth[whole], members[whole], base[whole], whole)
-        elif whole.sum() > _MOST:
-            self._fit_namesakes(jobs[whole], truth[whole], features[whole], base[whole])
-        return self
-
-    def _trees(self, folds: int) -> LogResidual:
-        return LogResidual(
-            iterations=self.iterations, least=10, optional=_ABSENT, folds=folds, seed=self.seed
-        )
-
-    def _fit_namesakes(self, jobs: Totals, truth: Floats, features: Floats, base: Floats) -> None:
-        """Intervals are those of GPUs left out."""
-        gpus, place = np.unique(jobs.rows[:, _GPU], axis=0, return_inverse=True)
-        if len(gpus) < 2:
-            return
-        target, place, guess = np.log(truth / base), place.reshape(-1), np.empty(len(truth))
-        for gpu in range(len(gpus)):
-            here, others = place == gpu, np.flatnonzero(place != gpu)
-            trees = self._trees(2).fit(features[others], truth[others], base=base[others])
-            left = target[others] - trees.factor(features[others])
-            known = Namesakes.fit(*_called(jobs[others]), left)
-            factor = trees.factor(features[here]) + known.predict(*_called(jobs[here]))
-            guess[here] = base[here] * np.exp(factor)
-        self.namesakes_ = Namesakes.fit(*_called(jobs), target - self.residual_.factor(features))
-        self.beside_namesakes_ = Conformal.fit(truth, guess, place, space="log")
-
-    def _fit_relatives(
-        self,
-        jobs: Totals,
-        truth: Floats,
-        members: npt.NDArray[Any],
-        base: Floats,
-        whole: npt.NDArray[np.bool_],
-    ) -> None:
-        factor = np.log(truth / base)
-        count = min(self.folds, np.unique(members).size)
-        fold = grouped_folds(members, count, self.seed)
-        guess = np.empty(len(truth))
-        for n in range(count):
-            test = fold == n
-            learned = _relatives(jobs[~test], factor[~test], members[~test])
-            guess[test] = base[test] * np.exp(learned.predict(*_kinship(jobs[test])))
-        self.relatives_ = _relatives(jobs, factor, members)
-        self.out_of_fold_[whole] = np.sqrt(self.out_of_fold_[whole] * guess)
-        self.beside_relatives_ = Conformal.fit(
-            truth, self.out_of_fold_[whole], members, space="log", balance=0.0
-        )
-
-    def predict_interval(self, X: Totals | npt.ArrayLike) -> Floats:
-        """p10, p50, p90; wider the more is absent."""
-        self._check_fitted("residual_")
-        jobs = Totals.of(X)
-        features, base = totals_features(jobs.rows)
-        out = np.empty((len(jobs), 3))
-        whole = _whole(jobs) if self.relatives_ else np.zeros(len(jobs), bool)
-        if self.relatives_ and whole.any():
-            factor = self.residual_.factor(features[whole])
-            factor += self.relatives_.predict(*_kinship(jobs[whole]))
-            out[whole] = self.beside_relatives_.interval(base[whole] * np.exp(factor / 2))
-        elif self.namesakes_:
-            whole = _whole(jobs) & self.namesakes_.knows(jobs.names)
-            factor = self.residual_.factor(features[whole])
-            factor += self.namesakes_.predict(*_called(jobs[whole]))
-            out[whole] = self.beside_namesakes_.interval(base[whole] * np.exp(factor))
-        if not whole.all():
-            out[~whole] = self.residual_.predict_interval(features[~whole], base=base[~whole])
-        return out
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `from_arrays` takes."""
-        arrays = self.residual_.to_arrays()
-        if self.relatives_:
-            arrays |= prefixed("relatives", self.relatives_.to_arrays())
-            arrays |= prefixed("beside", self.beside_relatives_.to_arrays())
-        if self.namesakes_:
-            arrays |= prefixed("namesakes", self.namesakes_.to_arrays())
-            arrays |= prefixed("beside", self.beside_namesakes_.to_arrays())
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TotalsStepTimeEstimator:
-        """The estimator in these arrays."""
-        made = cls()
-        made.residual_ = LogResidual.from_arrays(arrays)
-        kin = under("relatives", arrays)
-        made.relatives_ = Relatives.from_arrays(kin) if kin else None
-        if kin:
-            made.beside_relatives_ = Conformal.from_arrays(under("beside", arrays))
-        same = under("namesakes", arrays)
-        made.namesakes_ = Namesakes.from_arrays(same) if same else None
-        if same:
-            made.beside_namesakes_ = Conformal.from_arrays(under("beside", arrays))
-        return made
-
-
-def _whole(jobs: Totals) -> npt.NDArray[np.bool_]:
-    """Rows with a name and all totals."""
-    return np.asarray((jobs.names != "") & ~np.isnan(jobs.rows[:, : len(TOTALS)]).any(axis=1))
-
-
-def _kinship(jobs: Totals) -> tuple[Floats, Floats, npt.NDArray[np.str_]]:
-    """What `Relatives` compare: numbers, the setting, names."""
-    macs, acts, params, size, batch = jobs.rows[:, : len(TOTALS)].T
-    numbers = np.log(np.stack([batch, macs, acts, params, size], axis=1))
-    return numbers, jobs.rows[:, _LAYOUT], jobs.names
-
-
-def _called(jobs: Totals) -> tuple[npt.NDArray[np.str_], Floats]:
-    """What `Namesakes` compare: names, and whether in nhwc and compiled."""
-    return jobs.names, jobs.rows[:, _LAYOUT] + 2 * jobs.rows[:, _LAYOUT + 1]
-
-
-def _relatives(jobs: Totals, factor: Floats, members: npt.NDArray[Any]) -> Relatives:
-    return Relatives.fit(*_kinship(jobs), factor, members, _CLOSE)

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from presage.foresee import estimators, utilization
-from presage.foresee.known import graph_memory_rows, graph_step_rows, known_models
+from presage.foresee.gpus import find
+from presage.foresee.known import (
+    graph_memory_rows,
+    graph_step_rows,
+    known_models,
+    scaled_batches,
+)
 from presage.foresee.memory_table import table_features
-from presage.foresee.steptime import totals
+from presage.foresee.roofline import plain_precision
+from presage.foresee.steptime import MEASURED_ON, totals
 from presage.learn import Floats
 from presage.model.errors import UserError
+from presage.model.setup import Layout, Setup, TrainingPrecision
 
 __all__ = ["TARGETS", "predict_table"]
 
@@ -67,15 +76,48 @@ def _step_time(table: pl.DataFrame) -> Floats:
     infers = np.array([value == "infer" for value in phase])
     known = _known(table) & ~infers
     out = np.full((table.height, 3), np.nan)
-    if known.any():
-        _, rows = graph_step_rows(table.filter(pl.Series(known)))
-        out[known] = estimators.step_time().graph.predict_interval(rows)
+    lab = known & _as_measured(table)
+    if lab.any():
+        _, rows = graph_step_rows(table.filter(pl.Series(lab)))
+        out[lab] = estimators.step_time().graph.predict_interval(rows)
+    if (known & ~lab).any():
+        out[known & ~lab] = _elsewhere(table.filter(pl.Series(known & ~lab)))
     for model, here in (
         (estimators.step_time().train, ~known & ~infers),
         (estimators.step_time().infer, infers),
     ):
         if here.any():
             out[here] = model.predict_interval(totals(_complete(table.filter(pl.Series(here)))))
+    return out
+
+
+def _as_measured(table: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rows of the GPU and the precision that hundreds of models were measured with."""
+    here = np.ones(table.height, bool)
+    if "device" in table.columns:
+        names = {name: find(name).name == MEASURED_ON for name in table["device"].unique()}
+        here &= np.array([names[name] for name in table["device"].to_list()])
+    if "dtype" in table.columns:
+        here &= np.array([dtype == "amp" for dtype in table["dtype"].to_list()])
+    return here
+
+
+def _elsewhere(table: pl.DataFrame) -> Floats:
+    """Known models on other GPUs or at other precisions, from their operators."""
+    places = known_models().places(table["model"].to_list())
+    model = estimators.step_time().graph
+    out = np.empty((table.height, 3))
+    batches = scaled_batches(table, places)
+    for n, row in enumerate(table.iter_rows(named=True)):
+        said = plain_precision(str(row.get("dtype") or "amp"))
+        if said not in get_args(TrainingPrecision):
+            known = ", ".join(get_args(TrainingPrecision))
+            raise UserError(f"unknown dtype '{said}' in the table: one of {known}")
+        layout: Layout = "nhwc" if row.get("layout") == "nhwc" else "nchw"
+        setup = Setup(precision=cast(TrainingPrecision, said), layout=layout)
+        ops = known_models().operators(int(places[n]))
+        gpu = find(row.get("device") or MEASURED_ON)
+        out[n] = model.quantiles(ops, batches[n], gpu, setup)
     return out
 
 

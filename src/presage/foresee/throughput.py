@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import log
+from math import exp, log
 from typing import Any, Self
 
 import numpy as np
@@ -24,17 +24,19 @@ from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
 from presage.model.setup import Setup
 from presage.learn import Floats
-from presage.learn.bundle import prefixed, under
-from presage.learn.groups import GroupConformal
-from presage.model.errors import BundleError, UserError
+from presage.learn.bundle import under
+from presage.learn.conformal import Conformal
+from presage.model.errors import BundleError
 
 __all__ = [
     "EFFECTS",
     "PRIORS",
     "LlmStep",
     "Throughput",
+    "difficulty",
     "groups_of",
     "llm_step",
+    "priced",
     "step_seconds",
     "throughput",
 ]
@@ -81,12 +83,25 @@ PRIORS: dict[str, tuple[float, float]] = {
 
 EFFECTS: dict[str, float] = {
     "architecture": 0.2,
-    "attention of architecture": 0.25,
+    "attention of architecture": 0.12,
+    "attention of stack": 0.4,
     "gpu": 0.1,
     "way": 0.1,
     "stack": 0.1,
 }
 """Groups whose members differ in what nothing above explains, and by how much one expects."""
+
+_DOUBTS = {
+    "products": 0.08,
+    "attention": 0.2,
+    "memory": 0.2,
+    "bubble": 0.15,
+    "host": 0.5,
+    "optimizer": 0.5,
+    "offload": 1.0,
+}
+"""How far off the seconds of each part may be, in logarithms; 0.5 for all that is sent."""
+_SURE = 0.1
 
 _SHARES = ("gather", "tensor", "pipeline", "context", "experts")
 _MOST_HIDDEN = 0.95
@@ -134,13 +149,13 @@ def step_seconds(of: Mapping[str, Numbers], value: Mapping[str, Numbers]) -> dic
     micro = (busy**_SMOOTH + host**_SMOOTH) ** (1 / _SMOOTH)
     computing = micro * of["accumulate"]
     seen = _seen(of, value, computing, micro * 2 / 3)
-    updating = value["optimizer"] * of["optimizer_bytes"] / memory
     parts = {
         "products": (dense + experts + head) * of["accumulate"],
         "attention": attention * of["accumulate"],
         "memory": passing * of["accumulate"],
         "host": computing - busy * of["accumulate"],
-        "optimizer": updating + of["offloaded"] / (value["offload_gbs"] * 1e9),
+        "optimizer": value["optimizer"] * of["optimizer_bytes"] / memory,
+        "offload": of["offloaded"] / (value["offload_gbs"] * 1e9),
         "bubble": (computing + seen["tensor"] + seen["experts"]) * of["bubble"],
     }
     return parts | seen
@@ -176,11 +191,33 @@ def _seen(
     return exposed(near, far, computing, last_backward, of["replicas"], how, reach)
 
 
+def priced(
+    of: Mapping[str, Numbers], logs: Mapping[str, float], effects: Mapping[str, Numbers]
+) -> dict[str, Numbers]:
+    """Seconds by what takes them, from logarithms by the names of `PRIORS` and `EFFECTS`."""
+    value: dict[str, Numbers] = {name: exp(x) for name, x in logs.items()}
+    value |= {share: min(value[share], _MOST_HIDDEN) for share in _SHARES}
+    value["bits"] = value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
+    value["products"] = value["products"] * np.exp(effects["architecture"])
+    fit = effects["attention of architecture"] + effects["attention of stack"]
+    value["attention"] = value["attention"] * np.exp(fit)
+    whole = np.exp(effects["gpu"] + effects["way"] + effects["stack"])
+    return {kind: part * whole for kind, part in step_seconds(of, value).items()}
+
+
+def difficulty(parts: Mapping[str, Numbers]) -> Floats:
+    """How much wider than usual an interval should be, by what the steps consist of."""
+    whole = sum(parts.values())
+    doubt = sum((_DOUBTS.get(kind, 0.5) * part / whole) ** 2 for kind, part in parts.items())
+    return np.atleast_1d(np.sqrt(1 + doubt / _SURE**2))
+
+
 def groups_of(setup: Setup, gpu: Gpu, stack: str | None) -> dict[str, str]:
     """The member of each group of `EFFECTS` that a question is about."""
     return {
         "architecture": gpu.architecture,
         "attention of architecture": gpu.architecture,
+        "attention of stack": f"{stack} on {gpu.architecture}" if stack else "",
         "gpu": gpu.name,
         "way": way(setup),
         "stack": stack or "",
@@ -194,15 +231,15 @@ class Throughput:
         self,
         values: Mapping[str, float],
         effects: Mapping[tuple[str, str], float],
-        spread: GroupConformal,
+        spread: Mapping[str, Conformal],
         seen: Mapping[str, Sequence[str]] | None = None,
         ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.values = dict(values)
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
-        self.spread = spread
-        """Of seconds, by what was left out: model, gpu, stack."""
+        self.spread = dict(spread)
+        """How far off seconds are, by what was left out: model, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
         """Pairs of architecture and precision that were measured."""
         self.ranges = dict(ranges or {})
@@ -212,23 +249,31 @@ class Throughput:
         self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]
     ) -> dict[str, Numbers]:
         """Seconds by what takes them, of as many steps as there are groups."""
-
-        def effect(kind: str) -> Floats:
-            return np.array([self.effects.get((kind, one[kind]), 0.0) for one in groups])
-
-        value: dict[str, Numbers] = {key: np.exp(x) for key, x in self.values.items()}
-        value |= {share: min(value[share], _MOST_HIDDEN) for share in _SHARES}
-        value["bits"] = (
-            value["products fp8"] ** of["eight"] * value["products nvfp4"] ** of["four"]
-        )
-        value["products"] = value["products"] * np.exp(effect("architecture"))
-        value["attention"] = value["attention"] * np.exp(effect("attention of architecture"))
-        whole = np.exp(effect("gpu") + effect("way") + effect("stack"))
-        return {kind: part * whole for kind, part in step_seconds(of, value).items()}
+        found = {
+            kind: np.array([self.effects.get((kind, one[kind]), 0.0) for one in groups])
+            for kind in EFFECTS
+        }
+        return priced(of, self.values, found)
 
     def seconds(self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]) -> Floats:
         """Seconds of steps."""
         return np.asarray(sum(self.parts(of, groups).values()), dtype=np.float64)
+
+    def interval(
+        self, parts: Mapping[str, Numbers], unseen: Sequence[str], wider: Numbers = 1.0
+    ) -> Floats:
+        """p10, p50, p90 of the seconds of steps with these parts: the widest of what is unseen."""
+        whole = np.atleast_1d(sum(parts.values()))
+        known = [self.spread[kind] for kind in unseen if kind in self.spread]
+        offsets = np.array(
+            [
+                min([0.0, *(one.low for one in known)]),
+                0.0,
+                max([0.0, *(one.high for one in known)]),
+            ]
+        )
+        scale = difficulty(parts) * wider
+        return np.asarray(whole[:, None] * np.exp(scale[:, None] * offsets))
 
     def unseen(self, groups: Mapping[str, str]) -> list[str]:
         """What nothing was measured of; a model always counts as new."""
@@ -246,7 +291,10 @@ class Throughput:
             "seen": np.array(self.seen.get("precision", ()), dtype=str),
             "range.names": np.array(list(self.ranges), dtype=str),
             "range.values": np.array(list(self.ranges.values())).reshape(-1, 2),
-            **prefixed("spread", self.spread.to_arrays()),
+            "spread.names": np.array(list(self.spread), dtype=str),
+            "spread.offsets": np.array(
+                [(one.low, one.middle, one.high) for one in self.spread.values()]
+            ).reshape(-1, 3),
         }
 
     @classmethod
@@ -266,8 +314,13 @@ class Throughput:
                 )
             }
             seen = {"precision": [str(pair) for pair in arrays["seen"]]}
-            spread = GroupConformal.from_arrays(under("spread", arrays))
-        except (KeyError, ValueError, TypeError, UserError) as wrong:
+            spread = {
+                str(name): Conformal(float(low), float(middle), float(high), "log")
+                for name, (low, middle, high) in zip(
+                    arrays["spread.names"], arrays["spread.offsets"], strict=True
+                )
+            }
+        except (KeyError, ValueError, TypeError) as wrong:
             raise BundleError(f"these arrays hold no throughput model: {wrong}") from None
         return cls(values, effects, spread, seen, ranges)
 
@@ -323,15 +376,15 @@ def llm_step(
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    whole = sum(parts.values())
-    low, middle, high = model.spread.interval([whole], [1 + distance.far], model.unseen(groups))[0]
+    found = model.interval(parts, model.unseen(groups), 1 + distance.far)
+    low, middle, high = map(float, found[0])
     speed = of.tokens / middle
     return LlmStep(
         step_s=(low, middle, high),
         tokens_per_s=speed,
         tokens_per_s_per_gpu=speed / setup.gpus,
         mfu=of.flops / middle / setup.gpus / of.peak,
-        parts={kind: part * middle / whole for kind, part in parts.items() if part > 0},
+        parts={kind: part for kind, part in parts.items() if part > 0},
         domain=distance.far,
         why=distance.why,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,100 +21,17 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
 from presage.model.setup import LoraAdapter, Parallelism, Setup
-from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, groups_of
+from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, difficulty, groups_of, priced
 from presage.learn import Floats
-from presage.learn.conformal import grouped_folds
-from presage.learn.groups import GroupConformal
+from presage.learn.conformal import Conformal, grouped_folds
 from presage.learn.posterior import most_probable
 from presage.model.errors import PresageError
 
 __all__ = ["Measured", "Trainings", "fit_throughput", "learn", "published_rows", "without"]
 
 _SHARDING = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}
-_HYBRIDS: dict[str, dict[str, Any]] = {
-    # Attention and state-space layers in turn; written as layers of attention over a short window,
-    # which cost about the same. Sizes from the makers' reports, the last three from the operations
-    # a token that the makers print.
-    "nemotron-3-nano": dict(
-        layers=23,
-        width=2688,
-        heads=48,
-        kv_heads=4,
-        head_width=128,
-        inner=3712,
-        vocabulary=131072,
-        gated=False,
-        experts=128,
-        experts_per_token=6,
-        expert_inner=1856,
-        shared_inner=3712,
-        window=256,
-        windowed_layers=17,
-    ),
-    "nemotron-3-super": dict(
-        layers=44,
-        width=4096,
-        heads=64,
-        kv_heads=4,
-        head_width=128,
-        inner=8192,
-        vocabulary=131072,
-        gated=False,
-        experts=512,
-        experts_per_token=22,
-        expert_inner=700,
-        shared_inner=5376,
-        window=256,
-        windowed_layers=36,
-    ),
-    "nemotron-3-ultra": dict(
-        layers=54,
-        width=8192,
-        heads=128,
-        kv_heads=4,
-        head_width=128,
-        inner=16384,
-        vocabulary=131072,
-        gated=False,
-        experts=512,
-        experts_per_token=22,
-        expert_inner=1280,
-        shared_inner=10240,
-        window=256,
-        windowed_layers=42,
-    ),
-    "nemotron-3-5-lightning": dict(
-        layers=26,
-        width=3072,
-        heads=48,
-        kv_heads=4,
-        head_width=128,
-        inner=3712,
-        vocabulary=131072,
-        gated=False,
-        experts=128,
-        experts_per_token=6,
-        expert_inner=2304,
-        shared_inner=4608,
-        window=256,
-        windowed_layers=20,
-    ),
-    "deepseekv4-flash": dict(
-        layers=43,
-        width=4096,
-        heads=64,
-        kv_heads=1,
-        head_width=512,
-        inner=8192,
-        vocabulary=129280,
-        experts=256,
-        experts_per_token=6,
-        expert_inner=2048,
-        shared_inner=2048,
-        window=512,
-        windowed_layers=43,
-    ),
-}
+_HYBRIDS = ("nemotron-3", "deepseekv4")
+"""State-space layers, or attention that is compressed: no stack of layers that a shape can say."""
 _ALIASES = {
     "deepseekv3-(w/o-mtp)": "deepseek-v3",
     "deepseekv3-(w/-mtp)": "deepseek-v3",
@@ -146,7 +62,11 @@ def published_rows(table: pl.DataFrame) -> list[Measured]:
         & pl.col("tokens_per_s_per_gpu").is_not_null()
         & pl.col("micro_batch").is_not_null()
     )
-    return [_measured(row) for row in wanted.iter_rows(named=True)]
+    return [
+        _measured(row)
+        for row in wanted.iter_rows(named=True)
+        if not row["model"].startswith(_HYBRIDS)
+    ]
 
 
 def _measured(row: Mapping[str, Any]) -> Measured:
@@ -209,8 +129,6 @@ def _setup(row: Mapping[str, Any]) -> Setup:
 
 def _shape(row: Mapping[str, Any]) -> DecoderShape:
     name = _ALIASES.get(row["model"], row["model"])
-    if name in _HYBRIDS:
-        return DecoderShape(name=name, **_HYBRIDS[name])
     if row["layers"] is None or row["params_active"]:
         try:
             return DecoderShape.from_config(find_architecture(name).config, name)
@@ -313,7 +231,9 @@ class Trainings:
         return np.asarray(count[place] ** -0.5, dtype=np.float64)
 
 
-def fit_throughput(trainings: Trainings, spread: GroupConformal | None = None) -> Throughput:
+def fit_throughput(
+    trainings: Trainings, spread: Mapping[str, Conformal] | None = None
+) -> Throughput:
     """The most probable efficiencies and effects of groups."""
     names = list(PRIORS)
     members = [
@@ -321,26 +241,28 @@ def fit_throughput(trainings: Trainings, spread: GroupConformal | None = None) -
         for kind in EFFECTS
         for member in sorted({one[kind] for one in trainings.groups})
     ]
+    place = {member: len(names) + i for i, member in enumerate(members)}
+    which = {
+        kind: np.array([place[kind, one[kind]] for one in trainings.groups]) for kind in EFFECTS
+    }
     expected = np.array([PRIORS[name][0] for name in names] + [0.0] * len(members))
     surprise = np.array([PRIORS[name][1] for name in names] + [EFFECTS[k] for k, _ in members])
     truth, certain = np.log(trainings.seconds), np.sqrt(trainings.weights) / NOISE
 
-    def model(x: Floats) -> Throughput:
-        values = dict(zip(names, x[: len(names)], strict=True))
-        effects = dict(zip(members, x[len(names) :], strict=True))
-        return Throughput(values, effects, spread or _NO_SPREAD, *_measured_domain(trainings))
-
     def residuals(x: Floats) -> Floats:
-        found = model(x).seconds(trainings.columns, trainings.groups)
-        return np.asarray((truth - np.log(found)) * certain)
+        logs = dict(zip(names, x.tolist(), strict=False))
+        parts = priced(trainings.columns, logs, {kind: x[at] for kind, at in which.items()})
+        return np.asarray((truth - np.log(sum(parts.values()))) * certain)
 
-    return model(most_probable(residuals, expected, surprise))
+    found = most_probable(residuals, expected, surprise).tolist()
+    return Throughput(
+        dict(zip(names, found, strict=False)),
+        dict(zip(members, found[len(names) :], strict=True)),
+        spread or {},
+        *_measured_domain(trainings),
+    )
 
 
-_NO_SPREAD = GroupConformal(0.0, {"model": 0.0}, {"model": 0.0}, "log")
-
-
-@cache
 def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, Any]]:
     pairs = sorted({f"{r.gpu.architecture} {r.setup.precision}" for r in trainings.rows})
     sizes = {
@@ -351,21 +273,30 @@ def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, An
     return {"precision": pairs}, {k: (float(min(v)), float(max(v))) for k, v in sizes.items()}
 
 
-def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> Floats:
-    """Seconds of each training by a fit without its model, GPU or software."""
+def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> dict[str, Floats]:
+    """Seconds of each training, by what takes them, from a fit without its model, GPU or
+    software."""
     labels = trainings.labels(kind)
     place = grouped_folds(labels, min(folds, len(set(labels))), seed)
-    found = np.empty(len(labels))
+    found: dict[str, Floats] = {}
     for fold in np.unique(place):
         out = place == fold
         held = trainings[out]
-        found[out] = fit_throughput(trainings[~out]).seconds(held.columns, held.groups)
+        parts = fit_throughput(trainings[~out]).parts(held.columns, held.groups)
+        for name, seconds in parts.items():
+            found.setdefault(name, np.empty(len(labels)))[out] = seconds
     return found
 
 
-def learn(trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 8) -> Throughput:
+def learn(trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 12) -> Throughput:
     """Fit, and learn from fits without each model, GPU and software how far they are off."""
-    guesses = {kind: without(trainings, kind, folds) for kind in kinds}
-    labels = {kind: trainings.labels(kind) for kind in kinds}
-    spread = GroupConformal.fit(trainings.seconds, guesses, labels)
+    spread = {}
+    for kind in kinds:
+        parts = without(trainings, kind, folds)
+        spread[kind] = Conformal.fit(
+            trainings.seconds,
+            np.sum(list(parts.values()), axis=0),
+            trainings.labels(kind),
+            difficulty(parts),
+        )
     return fit_throughput(trainings, spread)

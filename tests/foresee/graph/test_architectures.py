@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from presage.foresee.graph.architectures import find_architecture, known_architectures
-from presage.foresee.graph.decoder_configs import DECODER_TYPES
-from presage.foresee.graph.decoders import DecoderShape
+from presage.foresee.graph.decoder_configs import _READERS
+from presage.foresee.graph.decoders import DECODER_TYPES, DecoderShape
 from presage.model.errors import GraphError
 
 
@@ -78,6 +78,10 @@ def test_cache_and_products() -> None:
     assert latent.kv_bytes_per_token() == 61 * 576 * 2
     near = DecoderShape.from_config(find_architecture("mistral-7b").config)
     assert near.attended(32768) < 4096 < 32768 / 2
+
+
+def test_every_kind_has_a_reader() -> None:
+    assert set(_READERS) == DECODER_TYPES
 
 
 def test_wrong_configurations_are_one_line() -> None:

@@ -12,8 +12,8 @@ import pytest
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.graph.torch_trace import trace
-from presage.model.optimizers import OPTIMIZER_TABLE
 from presage.model.errors import ConfigError, GraphError
+from presage.model.optimizers import OPTIMIZER_TABLE
 
 
 def assert_same(one: OpGraph, two: OpGraph) -> None:

@@ -77,7 +77,8 @@ class DecoderBlocks:
         given = x
         if x.width > self.widths.compute:  # autocast casts for every product anew
             x = self._half(x)
-        if setup.quant == "nf4" and not weight.trainable and weight.cast:
+        quantised = bool(weight.cast) and not weight.cached
+        if quantised:
             t.held.append(x)
         out = t.apply(
             "linear",
@@ -85,8 +86,8 @@ class DecoderBlocks:
             [x],
             self._rows(x, inputs) * outputs,
             self.widths.compute,
-            # the 4-bit product of bitsandbytes keeps its input, though nothing trains on it
-            saves=[x] if weight.trainable or setup.quant == "nf4" else [],
+            # quantised products of bitsandbytes keep their input, though nothing trains on it
+            saves=[x] if weight.trainable or quantised else [],
             parameter=weight,
             macs=self._rows(x, inputs) * inputs * outputs,
             last=outputs,
@@ -180,13 +181,16 @@ class DecoderBlocks:
         mean = t.apply("mean", "reduce", [square], x.count / wide, 4.0)
         root = t.apply("rsqrt", "elementwise", [mean], x.count / wide, 4.0, save_out=True)
         normal = t.apply("mul", "elementwise", [high, root], x.count, 4.0, saves=[high, root])
-        if out_width < 4:
-            normal = t.apply("cast", "copy", [normal], x.count, out_width)
+        scaled = 4.0 if self.shape.wide_norm else out_width
+        if scaled < 4:
+            normal = t.apply("cast", "copy", [normal], x.count, scaled)
         normal.sources = (x,)
         saves = [normal] if scale.trainable else []
         out = t.apply(
-            "mul", "elementwise", [normal], x.count, out_width, saves=saves, parameter=scale
+            "mul", "elementwise", [normal], x.count, scaled, saves=saves, parameter=scale
         )
+        if scaled != out_width:
+            out = t.apply("cast", "copy", [out], x.count, out_width)
         out.sources = (x,) if self.light else ()
         return out
 
@@ -455,9 +459,11 @@ class DecoderBlocks:
         s, t, w = self.shape, self.tape, self.widths
         h = self._gathered(self.norm(x, s.width))
         words = s.vocabulary / self.setup.parallel.tensor
-        if self.setup.loss == "chunked":
+        if self.setup.loss == "chunked" and not self.setup.inference:
             return self._chunked(h, words)
         logits = self._logits(h, words)
+        if self.setup.inference:
+            return logits
         if s.softcap:
             logits = t.apply(
                 "tanh", "activation", [logits], logits.count, w.compute, save_out=True

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from presage.foresee.graph.decoders import DecoderShape
+from presage.foresee.graph.decoders import DECODER_TYPES, DecoderShape
 from presage.model.errors import GraphError
 
-__all__ = ["DECODER_TYPES", "shape_from_config"]
+__all__ = ["shape_from_config"]
 
 
 def shape_from_config(config: Mapping[str, Any], name: str = "") -> DecoderShape:
@@ -25,7 +25,7 @@ def shape_from_config(config: Mapping[str, Any], name: str = "") -> DecoderShape
             f"{read.name}: '{kind}' is no decoder language model that Presage knows: "
             f"one of {', '.join(sorted(DECODER_TYPES))}"
         )
-    shape = replace(DECODER_TYPES[kind](read), activation=_activation(kind, read.config))
+    shape = replace(_READERS[kind](read), activation=_activation(kind, read.config))
     if shape.heads % shape.kv_heads:
         raise GraphError(
             f"{read.name}: {shape.kv_heads} key-value heads do not divide {shape.heads} heads"
@@ -171,6 +171,7 @@ def _gemma(r: _ConfigReader) -> DecoderShape:
         tied=r.flag("tie_word_embeddings", True),
         norms=4 if every else 2,
         head_norm=kind.startswith("gemma3"),
+        wide_norm=True,
         softcap=kind == "gemma2",
     )
 
@@ -372,7 +373,7 @@ def _deepseek(r: _ConfigReader) -> DecoderShape:
     )
 
 
-DECODER_TYPES: dict[str, Callable[[_ConfigReader], DecoderShape]] = {
+_READERS: dict[str, Callable[[_ConfigReader], DecoderShape]] = {
     **dict.fromkeys(
         (
             "llama",

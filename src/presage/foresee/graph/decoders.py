@@ -9,7 +9,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DecoderShape"]
+__all__ = ["DECODER_TYPES", "DecoderShape"]
+
+DECODER_TYPES = frozenset(
+    [
+        "RefinedWebModel",
+        "baichuan",
+        "bloom",
+        "cohere",
+        "deepseek_v2",
+        "deepseek_v3",
+        "exaone",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "granitemoe",
+        "internlm2",
+        "kimi_k2",
+        "llama",
+        "minicpm",
+        "mistral",
+        "mixtral",
+        "mpt",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ]
+)
+"""`model_type` of the configurations that `DecoderShape.from_config` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +83,8 @@ class DecoderShape:
     positions: int = 0
     """Learned positions; 0 for none."""
     head_norm: bool = False
+    wide_norm: bool = False
+    """A norm's scale is applied in fp32, before the result is made narrow (Gemma)."""
     parallel_block: bool = False
     """Attention and MLP read the same normalised input."""
     dropout: float = 0.0

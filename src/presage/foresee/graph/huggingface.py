@@ -5,128 +5,64 @@ built from our own blocks. Needs PyTorch, not `transformers`; weights are never 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from presage.foresee.graph.hub_config import HubConfig, HubModel
+from presage.foresee.graph.hub_others import OTHER_TYPES
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.model.errors import GraphError
 
 if TYPE_CHECKING:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
-__all__ = ["MODEL_TYPES", "config_name", "read_config", "read_json"]
+__all__ = ["MODEL_TYPES", "config_name", "known_type", "read_config", "read_json"]
 
 _MOST_BYTES = 4 << 20
 _LENGTH = 512
-_MOST = {"layers": 4096, "size": 1 << 24}
 
 
 def read_config(
-    path: Path,
+    source: Path | Mapping[str, Any],
     *,
+    name: str | None = None,
     inputs: tuple[InputSpec, ...] | None = None,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
+    seq: int | None = None,
+    **options: Any,
 ) -> OpGraph:
-    """The graph of the model that a configuration describes; 512 tokens unless `inputs` says."""
+    """The graph of the model that a configuration describes, a file or what is in one; text has
+    `seq` tokens (512 if not given) unless `inputs` says all. `options` are those of `trace`."""
     from presage.foresee.graph.torch_trace import trace
 
-    config = _Config(path, read_json(path))
-    kind = config.text("model_type")
+    if isinstance(source, Path):
+        config = HubConfig(source, read_json(source))
+        name = name or config_name(source)
+    else:
+        config = HubConfig(name or "the configuration", dict(source))
+    model = MODEL_TYPES[known_type(config)](config)
+    given = inputs or tuple(_as_long(spec, seq) for spec in model.inputs)
+    return trace(model.build, given, name=name or "model", **options)
+
+
+def known_type(config: HubConfig) -> str:
+    """The kind of model that a configuration describes, if we can build it."""
+    kind = _CLASSES.get(str(config.values.get("_class_name", ""))) or config.text("model_type")
     if kind not in MODEL_TYPES:
+        near = get_close_matches(kind, MODEL_TYPES, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise GraphError(
-            f"{path}: model_type '{kind}' is not known; known are {', '.join(sorted(MODEL_TYPES))}"
+            f"{config.path}: model_type '{kind}' is not known: {hint}give the model itself as "
+            f"file.py:function, or one of {', '.join(sorted(MODEL_TYPES))}"
         )
-    model = MODEL_TYPES[kind](config)
-    return trace(
-        model.build,
-        inputs or model.inputs,
-        name=config_name(path),
-        optimizer=optimizer,
-        precision=precision,
-        inference=inference,
-    )
+    return kind
 
 
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    """How to build what was described, and what it takes."""
-
-    build: Callable[[], Any]
-    inputs: tuple[InputSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """Checked access to a configuration."""
-
-    path: Path
-    values: dict[str, Any]
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """A whole number above 0 under the first of these names that is there."""
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise GraphError(f"{self.path}: {name} is {value!r}; write a whole number")
-            if not 0 < value <= _MOST["size"]:
-                raise GraphError(f"{self.path}: {name} is {value}; give 1 to {_MOST['size']}")
-            return value
-        if default is None:
-            raise GraphError(f"{self.path}: the key {names[0]} is missing")
-        return default
-
-    def layers(self, *names: str, default: int | None = None) -> int:
-        """A number of layers."""
-        count = self.size(*names, default=default)
-        if count > _MOST["layers"]:
-            raise GraphError(f"{self.path}: {names[0]} is {count}; give 1 to {_MOST['layers']}")
-        return count
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """A text."""
-        value = self.values.get(name, default)
-        if not isinstance(value, str):
-            raise GraphError(f"{self.path}: the key {name} is missing or not a text")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
-        value = self.values.get(name)
-        return default if value is None else bool(value)
-
-    def share(self, *names: str, default: float) -> float:
-        """A number from 0 to 1."""
-        for name in names:
-            value = self.values.get(name)
-            if isinstance(value, (int, float)) and 0 <= value <= 1:
-                return float(value)
-            if value is not None:
-                raise GraphError(f"{self.path}: {name} is {value!r}; give a number from 0 to 1")
-        return default
-
-    def activation(self, *names: str, default: str) -> str:
-        """One of our activations; those that cost the same are taken for each other."""
-        said = next((self.values[n] for n in names if self.values.get(n)), default)
-        for sign, ours in (("relu", "relu"), ("silu", "silu"), ("swish", "silu")):
-            if sign in str(said):
-                return ours
-        return "gelu" if said == "gelu" else "tanh_gelu"
-
-    def architecture(self) -> str:
-        """The class that was saved, or an empty text."""
-        named = self.values.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
-
-    def labels(self) -> int:
-        """Classes of a classifier."""
-        named = self.values.get("id2label")
-        return len(named) if isinstance(named, dict) and named else 2
+def _as_long(spec: InputSpec, seq: int | None) -> InputSpec:
+    """An input of tokens with another number of them."""
+    return replace(spec, shape=(seq,)) if seq and spec.dtype == "int64" else spec
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -152,7 +88,7 @@ def config_name(path: Path) -> str:
     return path.parent.resolve().name if path.name == "config.json" else path.stem
 
 
-def _text(config: _Config, shape: TransformerConfig, head: str, longest: int) -> _Architecture:
+def _text(config: HubConfig, shape: TransformerConfig, head: str, longest: int) -> HubModel:
     _check_heads(config, shape)
 
     def build() -> Any:
@@ -161,10 +97,10 @@ def _text(config: _Config, shape: TransformerConfig, head: str, longest: int) ->
         return TextModel(shape, head, config.labels())
 
     length = min(_LENGTH, longest)
-    return _Architecture(build, (InputSpec((length,), "int64", shape.vocabulary),))
+    return HubModel(build, (InputSpec((length,), "int64", shape.vocabulary),))
 
 
-def _check_heads(config: _Config, shape: TransformerConfig) -> None:
+def _check_heads(config: HubConfig, shape: TransformerConfig) -> None:
     if not shape.head_width and shape.width % shape.heads:
         raise GraphError(
             f"{config.path}: the width {shape.width} cannot be divided by {shape.heads} heads"
@@ -175,7 +111,7 @@ def _check_heads(config: _Config, shape: TransformerConfig) -> None:
         )
 
 
-def _encoder_head(config: _Config) -> str:
+def _encoder_head(config: HubConfig) -> str:
     name = config.architecture()
     if name.endswith(("QuestionAnswering", "TokenClassification")):
         return "span"
@@ -184,7 +120,7 @@ def _encoder_head(config: _Config) -> str:
     return "pooled" if name.endswith("Model") and not name.endswith("LMHeadModel") else "masked"
 
 
-def _decoder_head(config: _Config, *, tied: bool) -> str:
+def _decoder_head(config: HubConfig, *, tied: bool) -> str:
     name = config.architecture()
     if name.endswith("Model") and not name.endswith("LMHeadModel"):
         return "none"
@@ -193,7 +129,7 @@ def _decoder_head(config: _Config, *, tied: bool) -> str:
     return "tied" if config.flag("tie_word_embeddings", tied) else "untied"
 
 
-def _bert(config: _Config) -> _Architecture:
+def _bert(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     roberta = "roberta" in config.text("model_type")
@@ -215,7 +151,7 @@ def _bert(config: _Config) -> _Architecture:
     return _text(config, shape, _encoder_head(config), max(1, positions - 2 * roberta))
 
 
-def _distilbert(config: _Config) -> _Architecture:
+def _distilbert(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     positions = config.size("max_position_embeddings", default=512)
@@ -236,7 +172,7 @@ def _distilbert(config: _Config) -> _Architecture:
     return _text(config, shape, "none" if head == "pooled" else head, positions)
 
 
-def _gpt2(config: _Config) -> _Architecture:
+def _gpt2(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     neo = config.text("model_type") == "gpt_neo"
@@ -258,7 +194,7 @@ def _gpt2(config: _Config) -> _Architecture:
     return _text(config, shape, _decoder_head(config, tied=True), positions)
 
 
-def _neox(config: _Config) -> _Architecture:
+def _neox(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -284,7 +220,7 @@ def _even(size: float) -> int:
     return int(size) // 2 * 2
 
 
-def _opt(config: _Config) -> _Architecture:
+def _opt(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     positions = config.size("max_position_embeddings")
@@ -310,7 +246,7 @@ def _opt(config: _Config) -> _Architecture:
     return _text(config, shape, _decoder_head(config, tied=True), positions)
 
 
-def _llama(config: _Config) -> _Architecture:
+def _llama(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     kind = config.text("model_type")
@@ -339,7 +275,7 @@ def _llama(config: _Config) -> _Architecture:
     return _text(config, shape, _decoder_head(config, tied=kind == "gemma"), longest)
 
 
-def _t5(config: _Config) -> _Architecture:
+def _t5(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     style = config.text("feed_forward_proj", default="relu")
@@ -368,10 +304,10 @@ def _t5(config: _Config) -> _Architecture:
 
         return EncoderDecoder(shape, decoder_layers=after, tied=tied)
 
-    return _Architecture(build, (InputSpec((_LENGTH,), "int64", shape.vocabulary),) * 2)
+    return HubModel(build, (InputSpec((_LENGTH,), "int64", shape.vocabulary),) * 2)
 
 
-def _vit(config: _Config) -> _Architecture:
+def _vit(config: HubConfig) -> HubModel:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
     width = config.size("hidden_size")
@@ -397,10 +333,10 @@ def _vit(config: _Config) -> _Architecture:
         classes = width if pooled else config.labels()
         return VisionModel(shape, image=image, patch=patch, channels=channels, classes=classes)
 
-    return _Architecture(build, (InputSpec((channels, image, image)),))
+    return HubModel(build, (InputSpec((channels, image, image)),))
 
 
-MODEL_TYPES: dict[str, Callable[[_Config], _Architecture]] = {
+MODEL_TYPES: dict[str, Callable[[HubConfig], HubModel]] = {
     "bert": _bert,
     "roberta": _bert,
     "xlm-roberta": _bert,
@@ -415,5 +351,10 @@ MODEL_TYPES: dict[str, Callable[[_Config], _Architecture]] = {
     "qwen3": _llama,
     "gemma": _llama,
     "t5": _t5,
+    "mt5": _t5,
     "vit": _vit,
+    "deit": _vit,
+    **OTHER_TYPES,
 }
+_CLASSES = {"UNet2DConditionModel": "unet2d_condition"}
+"""How diffusers names what it saved."""

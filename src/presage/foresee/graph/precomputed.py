@@ -22,8 +22,8 @@ import numpy.typing as npt
 from presage.foresee.graph import zoo
 from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, OpGraph, Tensors
 from presage.foresee.graph.updates import update_storages, update_traffic
-from presage.model.optimizers import OptimizerMemory, optimizer_memory
 from presage.model.errors import GraphError
+from presage.model.optimizers import OptimizerMemory, optimizer_memory
 
 __all__ = ["read", "with_optimizer", "write"]
 

@@ -25,8 +25,8 @@ from presage.foresee.graph._torch_patches import (
 from presage.foresee.graph.operators import kind_of, macs_of
 from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, InputSpec, OpGraph, Tensors
 from presage.foresee.graph.updates import update_storages, update_traffic
-from presage.model.optimizers import OPTIMIZER_TABLE, optimizer_memory
 from presage.model.errors import GraphError
+from presage.model.optimizers import OPTIMIZER_TABLE, optimizer_memory
 
 __all__ = ["PRECISIONS", "trace"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from presage.model.optimizers import OptimizerMemory
 from presage.learn import Floats
+from presage.model.optimizers import OptimizerMemory
 
 __all__ = ["update_storages", "update_traffic"]
 

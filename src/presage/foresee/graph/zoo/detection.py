@@ -43,9 +43,7 @@ class _Ssd(nn.Module):
 
     @staticmethod
     def _extra(inner: int, narrow: int, outer: int, strided: bool) -> Any:
-        last = nn.Conv2d(
-            narrow, outer, 3, 2 if strided else 1, 1 if strided else 0, bias=False
-        )
+        last = nn.Conv2d(narrow, outer, 3, 2 if strided else 1, 1 if strided else 0, bias=False)
         parts = [nn.Conv2d(inner, narrow, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU(True)]
         return nn.Sequential(*parts, last, nn.BatchNorm2d(outer), nn.ReLU(True))
 
@@ -56,8 +54,9 @@ class _Ssd(nn.Module):
         pairs = list(zip(levels, self.places, strict=True))
         places = torch.cat([head(level).flatten(2).flatten(1) for level, head in pairs], 1)
         pairs = list(zip(levels, self.scores, strict=True))
-        scores = torch.cat([head(level).unflatten(1, (self.classes, -1)).flatten(2)
-                            for level, head in pairs], 2)
+        scores = torch.cat(
+            [head(level).unflatten(1, (self.classes, -1)).flatten(2) for level, head in pairs], 2
+        )
         return places, F.log_softmax(scores, 1)
 
 

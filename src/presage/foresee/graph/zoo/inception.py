@@ -40,7 +40,9 @@ def _chain(inner: int, *rows: tuple[int, Size, Size]) -> Any:
     return nn.Sequential(*parts)
 
 
-def _inception(inner: int, one: int, three: tuple[int, int], five: tuple[int, int], pool: int) -> Any:
+def _inception(
+    inner: int, one: int, three: tuple[int, int], five: tuple[int, int], pool: int
+) -> Any:
     return _Branches(
         _conv(inner, one),
         _chain(inner, (three[0], 1, 0), (three[1], 3, 1)),
@@ -108,7 +110,9 @@ def _d(inner: int) -> Any:
 
 def _e(inner: int) -> Any:
     def split(width: int) -> Any:
-        return _Branches(_conv(width, 384, (1, 3), 1, (0, 1)), _conv(width, 384, (3, 1), 1, (1, 0)))
+        return _Branches(
+            _conv(width, 384, (1, 3), 1, (0, 1)), _conv(width, 384, (3, 1), 1, (1, 0))
+        )
 
     return _Branches(
         _conv(inner, 320),

@@ -66,7 +66,7 @@ def neumf_wide(users: int = 138493, items: int = 26744) -> Any:
 
 
 class _Dlrm(nn.Module):
-    """Dense features through a small network, sparse ones through tables, and products of pairs."""
+    """Dense features through a network, sparse ones through tables, and products of pairs."""
 
     def __init__(self, tables: Sequence[int], width: int) -> None:
         super().__init__()

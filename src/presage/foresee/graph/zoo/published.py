@@ -169,10 +169,18 @@ def _images() -> list[ZooEntry]:
             Published(2.5e9, 3900000, "arXiv:1911.09070, table 2 (in millions)"),
         ),
         ZooEntry(
-            "nnunet-2d", "unet", made("medical.nnunet", 2), sizes[0], f"arXiv:1809.10486; {_NVIDIA}"
+            "nnunet-2d",
+            "unet",
+            made("medical.nnunet", 2),
+            sizes[0],
+            f"arXiv:1809.10486; {_NVIDIA}",
         ),
         ZooEntry(
-            "nnunet-3d", "unet", made("medical.nnunet", 3), sizes[1], f"arXiv:1809.10486; {_NVIDIA}"
+            "nnunet-3d",
+            "unet",
+            made("medical.nnunet", 3),
+            sizes[1],
+            f"arXiv:1809.10486; {_NVIDIA}",
         ),
         ZooEntry(
             "unet-medical",
@@ -184,7 +192,12 @@ def _images() -> list[ZooEntry]:
             Published(None, 31000000, "public implementations print 31.0 M"),
         ),
         ZooEntry(
-            "unet3d-medical", "unet", made("medical.unet3d"), sizes[1], "arXiv:1606.06650", ("unet3d",)
+            "unet3d-medical",
+            "unet",
+            made("medical.unet3d"),
+            sizes[1],
+            "arXiv:1606.06650",
+            ("unet3d",),
         ),
     ]
 

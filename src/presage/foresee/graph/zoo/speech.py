@@ -87,7 +87,9 @@ class _JasperBlock(nn.Module):
         for n in range(repeat):
             given = outer if n else inner
             if separable:
-                depth = nn.Conv1d(given, given, kernel, padding=kernel // 2, groups=given, bias=False)
+                depth = nn.Conv1d(
+                    given, given, kernel, padding=kernel // 2, groups=given, bias=False
+                )
                 layers += [depth, nn.Conv1d(given, outer, 1, bias=False)]
             else:
                 layers.append(nn.Conv1d(given, outer, kernel, padding=kernel // 2, bias=False))
@@ -125,9 +127,7 @@ class _Jasper(nn.Module):
         widths, made = [256], []
         for outer, kernel in blocks:
             before = widths if dense else widths[-1:]
-            made.append(
-                _JasperBlock(widths[-1], outer, kernel, repeat, list(before), separable)
-            )
+            made.append(_JasperBlock(widths[-1], outer, kernel, repeat, list(before), separable))
             widths.append(outer)
         self.blocks = nn.ModuleList(made)
         tail: list[Any] = []

@@ -353,8 +353,8 @@ def gpt(
 
 
 def translator(vocabulary: int = 37000, layers: int = 6, width: int = 512, heads: int = 8) -> Any:
-    """Vaswani et al., 2017 (arXiv:1706.03762), base; 1024 wide with 16 heads is their big one. Sine
-    positions are constants and left out."""
+    """Vaswani et al., 2017 (arXiv:1706.03762), base; 1024 wide with 16 heads is their big one.
+    Sine positions are constants and left out."""
     shape = TransformerConfig(
         layers,
         width,

@@ -1,0 +1,154 @@
+"""Utilization foreseen with a timed loader, against trainings that really run here.
+
+The device is one thread of PyTorch on the CPU. Ten input pipelines (five kinds of samples, without
+workers and with one) each feed a net that waits for it and one that it waits for. Before a
+training, the pipeline is timed by itself as `presage predict --loader` does, and the net's step on
+a batch that lies ready, which is what the step-time estimator says of a GPU. Then the training
+runs, and its busy share is the time in steps over all time. Errors are RMSLE of log(1 + percent).
+Needs PyTorch; takes a few minutes.
+
+    python -m benchmarks.loader_live [--seconds 3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import _loaders
+from presage.foresee.loader import LoaderTiming, fed, time_loader
+from presage.learn.evaluate import rmsle1p
+
+TARGET = 0.2
+_STEPS = 12
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time, train, compare."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each training")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    for kind in _loaders.KINDS:
+        for workers in (0, 1):
+            for large in (False, True):
+                timing = time_loader(
+                    f"{Path(_loaders.__file__)}:{kind}_{workers}", batches=24, timeout_s=90
+                )
+                rows.append(compare(kind, workers, large, timing, options.seconds))
+                print(rows[-1], file=sys.stderr)
+    summary = summarise(rows)
+    if options.json:
+        print(json.dumps({"trainings": rows, "summary": summary}, allow_nan=False))
+    else:
+        _print_table(rows)
+        print()
+        _print_table(summary)
+    return 0
+
+
+def compare(
+    kind: str, workers: int, large: bool, timing: LoaderTiming, seconds: float
+) -> dict[str, Any]:
+    """One training, foreseen and run."""
+    torch.manual_seed(0)
+    step = stepper(_loaders.make_net(kind, large))
+    ready = next(iter(getattr(_loaders, f"{kind}_0")()))
+    step_ms = time_steps(step, ready)
+    foreseen = fed(step_ms, (100.0, 100.0, 100.0), timing, timing.batch)
+    busy = train(step, getattr(_loaders, f"{kind}_{workers}"), seconds)
+    return {
+        "pipeline": kind,
+        "workers": workers,
+        "bound by": "step" if large else "loader",
+        "step ms": round(step_ms[1], 1),
+        "feed ms": round(float(timing.feed_ms(timing.batch)[1]), 1),
+        "foreseen %": round(foreseen.util_pct[1], 1),
+        "from": round(foreseen.util_pct[0], 1),
+        "to": round(foreseen.util_pct[2], 1),
+        "measured %": round(busy, 1),
+    }
+
+
+def stepper(net: nn.Module) -> Callable[[Any], None]:
+    """A training step of a net on a batch."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+
+    def step(batch: Any) -> None:
+        samples, labels = batch
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(samples), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def time_steps(step: Callable[[Any], None], batch: Any) -> tuple[float, float, float]:
+    """p10, p50 and p90 of a step in milliseconds; the first ones do not count."""
+    times = []
+    for _ in range(_STEPS + 2):
+        start = time.perf_counter()
+        step(batch)
+        times.append(1e3 * (time.perf_counter() - start))
+    low, _, high = np.quantile(times[2:], (0.1, 0.5, 0.9))
+    middle = float(np.mean(times[2:]))
+    return min(float(low), middle), middle, max(float(high), middle)
+
+
+def train(step: Callable[[Any], None], make: Callable[[], Any], seconds: float) -> float:
+    """The percent of a training's time that is spent in steps, once its workers run."""
+    busy, start = 0.0, None
+    while start is None or time.perf_counter() - start < seconds:
+        for n, batch in enumerate(make()):
+            if start is None and n < 3:
+                continue
+            began = time.perf_counter()
+            start = start or began
+            step(batch)
+            busy += time.perf_counter() - began
+            if time.perf_counter() - start >= seconds:
+                break
+    return 100 * busy / (time.perf_counter() - start)
+
+
+def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Errors over all trainings and by what binds them."""
+    found = []
+    for name in ("all", "loader", "step"):
+        part = [row for row in rows if name in ("all", row["bound by"])]
+        truth = np.array([row["measured %"] for row in part])
+        held = np.mean([row["from"] <= row["measured %"] <= row["to"] for row in part])
+        found.append(
+            {
+                "bound by": name,
+                "trainings": len(part),
+                "target": TARGET if name == "all" else None,
+                "RMSLE": round(rmsle1p(truth, np.array([r["foreseen %"] for r in part])), 3),
+                "as if fed": round(rmsle1p(truth, np.full(len(part), 100.0)), 3),
+                "80 % holds": round(float(held), 3),
+            }
+        )
+    return found
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = [list(rows[0])]
+    table += [["" if row[n] is None else str(row[n]) for n in rows[0]] for row in rows]
+    widths = [max(len(line[n]) for line in table) for n in range(len(table[0]))]
+    for line in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

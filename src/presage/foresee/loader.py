@@ -1,0 +1,177 @@
+"""What feeds a job: its own input pipeline, timed on the CPU before a GPU is taken.
+
+A user's function returns any iterable of batches, such as a `torch.utils.data.DataLoader`. A few
+batches of it are taken in a process with limits (`presage.foresee.sandbox`), with as many workers
+as it asks for. `fed` then says what the step of a model becomes: the slower of the two where
+batches are prepared ahead, and both after each other where they are not. Nothing here knows
+models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.foresee.graph.load import _import
+from presage.foresee.sandbox import run_isolated
+from presage.learn import Floats
+from presage.model.errors import UserError
+from presage.telemetry.batches import time_batches
+
+__all__ = ["FedStep", "LoaderTiming", "fed", "take_batches", "time_loader"]
+
+_MEMORY_MIB = 16_384
+_SPENT = 0.6
+"""Of the time limit, the part in which batches are taken; the rest is for imports."""
+_LEAST = 3
+_LEVELS = (0.1, 0.5, 0.9)
+_NODES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+_LEAST_SPREAD = 0.05
+"""Of the logarithm of a rate at each end: another machine, another epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTiming:
+    """How fast an input pipeline is by itself."""
+
+    p10: float
+    """Samples a second: one in ten spells is slower."""
+    p50: float
+    p90: float
+    batch: int
+    """Samples of a batch as it hands them out."""
+    batches: int
+    """How many were timed."""
+    workers: int
+    prefetches: bool
+    """Whether batches are prepared while the model computes."""
+
+    def feed_ms(self, batch: float) -> Floats:
+        """Milliseconds for a batch of so many samples, p10, p50 and p90."""
+        return 1e3 * batch / np.array([self.p90, self.p50, self.p10])
+
+
+@dataclass(frozen=True, slots=True)
+class FedStep:
+    """A step of a model behind its input pipeline: p10, p50 and p90 of each."""
+
+    step_ms: tuple[float, float, float]
+    util_pct: tuple[float, float, float]
+    starved: float
+    """The chance that the model waits for samples for more than a tenth of a step."""
+    reason: str
+
+
+def time_loader(
+    target: str, *, batches: int = 40, timeout_s: float = 60.0, memory_mib: int = _MEMORY_MIB
+) -> LoaderTiming:
+    """Time the iterable that `file.py:function` or `package.module:function` returns."""
+    place, _, function = target.rpartition(":")
+    if not place or not function:
+        raise UserError(f"'{target}' names no loader: write file.py:make_loader")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise UserError(f"{place} does not exist; give the path of a file, as in file.py:function")
+    if batches < _LEAST:
+        raise UserError(f"{batches} batches tell nothing: time {_LEAST} or more")
+    payload = {
+        "place": place,
+        "function": function,
+        "batches": batches,
+        "most_s": _SPENT * timeout_s,
+    }
+    told = run_isolated(
+        __name__,
+        "take_batches",
+        payload,
+        timeout_s=timeout_s,
+        memory_mib=memory_mib,
+        subject=target,
+    )
+    return _timing(target, told)
+
+
+def take_batches(payload: dict[str, Any]) -> dict[str, Any]:
+    """Import a user's function and take batches of what it returns; runs in a process of its own,
+    which explains what the user's code raises."""
+    place, name = payload["place"], payload["function"]
+    make = getattr(_import(place), name, None)
+    if not callable(make):
+        raise UserError(f"{place} has no function '{name}' that returns a loader")
+    loader = make()
+    if not isinstance(loader, Iterable):
+        raise UserError(
+            f"{place}:{name} returned a {type(loader).__name__}: it must return something to "
+            "iterate over, such as a DataLoader"
+        )
+    workers = getattr(loader, "num_workers", 0)
+    workers = workers if isinstance(workers, int) else 0
+    ahead = getattr(loader, "prefetch_factor", None)
+    skipped = max(1, workers * ahead) if workers and isinstance(ahead, int) else 1
+    taken = time_batches(loader, payload["batches"] + skipped, payload["most_s"])
+    return {"taken": taken, "workers": workers, "skipped": skipped}
+
+
+def _timing(target: str, told: dict[str, Any]) -> LoaderTiming:
+    """What the times say: the first batches start workers and fill queues, and with several
+    workers batches come in bursts of as many."""
+    taken, workers = [(float(s), int(n)) for s, n in told["taken"]], int(told["workers"])
+    if len(taken) < _LEAST:
+        raise UserError(
+            f"{target} handed out {len(taken)} batches in the time there was: {_LEAST} are "
+            "needed, so give it more time, a smaller batch or more data"
+        )
+    steady = taken[min(int(told["skipped"]), len(taken) - 2) :]
+    size = max(1, min(workers, len(steady) // 2))
+    spells = [steady[at : at + size] for at in range(0, len(steady) - size + 1, size)]
+    rates = [sum(n for _, n in spell) / max(sum(s for s, _ in spell), 1e-9) for spell in spells]
+    # The middle is what comes out in the long run: a slow spell counts by how long it lasts.
+    middle = sum(n for _, n in steady) / max(sum(s for s, _ in steady), 1e-9)
+    low, high = np.quantile(rates, (0.1, 0.9))
+    return LoaderTiming(
+        p10=float(min(low, middle * np.exp(-_LEAST_SPREAD))),
+        p50=float(middle),
+        p90=float(max(high, middle * np.exp(_LEAST_SPREAD))),
+        batch=int(np.median([n for _, n in taken])),
+        batches=len(steady),
+        workers=workers,
+        prefetches=workers > 0,
+    )
+
+
+def fed(
+    step_ms: Sequence[float], util_pct: Sequence[float], timing: LoaderTiming, batch: float
+) -> FedStep:
+    """What a model's step and its utilization, each p10, p50 and p90 as if samples were always
+    there, become behind this pipeline."""
+    step, busy = np.asarray(step_ms, np.float64), np.asarray(util_pct, np.float64)
+    if step.shape != (3,) or busy.shape != (3,) or not np.all(step > 0):
+        raise UserError("a step and its utilization are given as p10, p50 and p90, above 0")
+    feed = timing.feed_ms(batch)
+    middle, share = _behind(step[1], feed[1], timing.prefetches), busy[1]
+    steps, feeds = (_between(values)[:, None] for values in (step, feed))
+    both = _behind(steps, feeds.T, timing.prefetches)
+    shares = np.clip(_between(busy)[:, None, None] * (steps / both), 0, 100)
+    waits = float(np.mean(both > 1.1 * steps))
+    longer = np.quantile(both, _LEVELS)
+    used = np.quantile(shares, _LEVELS)
+    longer[1], used[1] = middle, min(100.0, share * step[1] / middle)
+    first, second, third = (float(value) for value in np.sort(longer))
+    low, usual, high = (float(value) for value in np.sort(used))
+    rate = f"{timing.p50:,.0f} samples/s from its loader"
+    wanted = f"{1e3 * batch / step[1]:,.0f} wanted"
+    reason = f"waits for samples: {rate}, {wanted}" if waits > 0.5 else f"is fed: {rate}, {wanted}"
+    return FedStep((first, second, third), (low, usual, high), waits, reason)
+
+
+def _behind(step: Any, feed: Any, prefetches: bool) -> Any:
+    return np.maximum(step, feed) if prefetches else step + feed
+
+
+def _between(quantiles: Floats) -> Floats:
+    """Five equally likely values of what has these p10, p50 and p90."""
+    logs = np.log(np.maximum(quantiles, 1e-9))
+    return np.asarray(np.exp(np.interp(_NODES, _LEVELS, logs)))
