@@ -18,8 +18,8 @@ from presage.foresee.communication import (
     traffic,
 )
 from presage.foresee.gpus import catalogue, find
-from presage.model.setup import Parallelism, Setup
 from presage.model.errors import ConfigError
+from presage.model.setup import Parallelism, Setup
 
 A100 = find("a100-80g")
 BERT = RankLoad(336e6, 336e6, gradient_bytes=2)

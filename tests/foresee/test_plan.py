@@ -21,8 +21,8 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.plan import pareto, plan_training
 from presage.foresee.planned import TrainingPlan, money_span, time_span
-from presage.model.setup import Setup
 from presage.model.errors import UserError
+from presage.model.setup import Setup
 from tests.trainings import SHAPE, World
 
 KINDS = [find(name) for name in ("a100-80g", "h100-80g", "l40s", "rtx4090")]

@@ -25,9 +25,9 @@ from presage.foresee.roofline import (
 )
 from presage.foresee.roofline_fitting import Observation, fit_roofline, foreseen
 from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
-from presage.model.setup import Setup
 from presage.foresee.steptime import Operators, StepTimeEstimator
 from presage.learn.groups import GroupConformal
+from presage.model.setup import Setup
 
 PLAIN = Roofline({"launch": float(np.log(0.004)), "fill": -50.0, "host": -50.0, "fixed": -50.0})
 

@@ -27,9 +27,9 @@ from presage.foresee.scaling import (
     own_scaling,
     parameters_of,
 )
-from presage.model.setup import Setup
 from presage.learn.bundle import save_bundle
 from presage.model.errors import BundleError, UserError
+from presage.model.setup import Setup
 from presage.model.speed import SpeedBook, SpeedPoint
 
 TRUE = StepModel((0.10, 0.002, 0.01, 0.004, 0.05, 0.006), 64.0)

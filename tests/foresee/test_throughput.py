@@ -12,11 +12,11 @@ from presage.foresee._llm_work import work
 from presage.foresee.gpus import find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import PRIORS, LlmStep, Throughput, llm_step, throughput
 from presage.foresee.throughput_fitting import Trainings, fit_throughput, published_rows
 from presage.learn.posterior import most_probable
 from presage.model.errors import BundleError
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
 H100, A100 = find("h100-80g"), find("a100-80g")
 

@@ -14,7 +14,7 @@ from presage.reproduce import elastic_kubeflow as ek
 
 
 @pytest.fixture(scope="module")
-def mix(shared_data: Path) -> list[ek.Setup]:
+def mix(shared_data: Path) -> list[ek.ElasticSetup]:
     return [ek.mix_setup(shared_data, seed) for seed in (100, 101, 102)]
 
 
@@ -23,7 +23,7 @@ def less(ours: list[ek.ElasticFigures], static: list[ek.ElasticFigures], key: st
     return 100 * (1 - float(np.mean(shares)))
 
 
-def test_by_gain_beats_static_and_the_triggers(mix: list[ek.Setup]) -> None:
+def test_by_gain_beats_static_and_the_triggers(mix: list[ek.ElasticSetup]) -> None:
     found = {
         name: [ek.measure(one, ek.POLICIES[name]) for one in mix]
         for name in (ek.STATIC, ek.TRIGGERS, ek.BY_GAIN)
@@ -35,14 +35,14 @@ def test_by_gain_beats_static_and_the_triggers(mix: list[ek.Setup]) -> None:
     assert less(gain, found[ek.TRIGGERS], "jct_s") > 5
 
 
-def test_a_wrong_model_costs_but_never_more_than_static_loses(mix: list[ek.Setup]) -> None:
+def test_a_wrong_model_costs_but_never_more_than_static_loses(mix: list[ek.ElasticSetup]) -> None:
     static = [ek.measure(one, ek.POLICIES[ek.STATIC]) for one in mix]
     for error in ek.MODEL_ERRORS:
         wrong = [ek.measure(one, ek.POLICIES[ek.BY_GAIN], error=error) for one in mix]
         assert less(wrong, static, "jct_s") > 0
 
 
-def test_a_seed_names_a_workload(shared_data: Path, mix: list[ek.Setup]) -> None:
+def test_a_seed_names_a_workload(shared_data: Path, mix: list[ek.ElasticSetup]) -> None:
     again = ek.mix_setup(shared_data, 100)
     assert again.trace.jobs.equals(mix[0].trace.jobs)
     assert not again.trace.jobs.equals(mix[1].trace.jobs)

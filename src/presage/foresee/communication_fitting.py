@@ -20,12 +20,12 @@ import polars as pl
 
 from presage.foresee.communication import KINDS, Exposure, RankLoad, exposed, fabric, traffic
 from presage.foresee.gpus import find
-from presage.model.setup import Parallelism, Setup
 from presage.foresee.throughput_fitting import Trainings, learn, published_rows
 from presage.learn import Floats
 from presage.learn.bundle import prefixed, save_bundle
 from presage.learn.posterior import most_probable
 from presage.model.errors import UserError
+from presage.model.setup import Parallelism, Setup
 
 __all__ = ["PARAMETERS_M", "EightFold", "efficiency", "fit_exposure", "pairs"]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from presage.foresee import estimators
 from presage.foresee.answer import Domain, OnGpu, Prediction, Quantiles, Sharing
+from presage.foresee.decoder_memory import decoder_forecast, largest_decoder_batch
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoder_graph import decoder_length
 from presage.foresee.graph.decoders import DecoderShape
@@ -18,7 +19,7 @@ from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
 from presage.foresee.loader import LoaderTiming, fed
-from presage.foresee.memory import MemoryPhysics, largest_batch
+from presage.foresee.memory import MemoryForecast, MemoryPhysics, largest_batch
 from presage.foresee.prices import cost_of, price_of, price_source
 from presage.foresee.served import predict_serving
 from presage.foresee.steptime import Operators
@@ -90,7 +91,8 @@ def predict_graph(
     for gpu in gpus:
         time = step_time(graph, operators, batch, gpu, setup, decoder)
         step, busy = _fed(physics, gpu, setup, time, loader)
-        answers[gpu.name] = _on(physics, gpu, setup, replace(time, step_ms=step), busy, largest)
+        timed = replace(time, step_ms=step)
+        answers[gpu.name] = _on(physics, decoder, gpu, setup, timed, busy, largest)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
@@ -133,6 +135,7 @@ def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
 
 def _on(
     physics: MemoryPhysics,
+    decoder: DecoderShape | None,
     gpu: Gpu,
     setup: Setup,
     time: StepForecast,
@@ -140,9 +143,7 @@ def _on(
     largest: bool,
 ) -> OnGpu:
     graph, batch = physics.graph, int(physics.batch)
-    estimator = estimators.memory().graph
-    forecast = estimator.forecast(physics, gpu, setup)
-    most = largest_batch(estimator, graph, gpu, setup) if largest else 0
+    forecast, most = _memory(physics, decoder, gpu, setup, largest)
     samples = batch * setup.accumulate * setup.data_parallel
     tokens = _tokens(graph, setup)
     per_s = 1e3 * samples / time.step_ms[::-1]
@@ -161,6 +162,22 @@ def _on(
         domain=_joined(Domain(forecast.distance, forecast.words), time.domain),
         cost=cost_of(gpu, setup.gpus, float(counted[1]), "tokens" if tokens else "samples"),
     )
+
+
+def _memory(
+    physics: MemoryPhysics, decoder: DecoderShape | None, gpu: Gpu, setup: Setup, largest: bool
+) -> tuple[MemoryForecast, int]:
+    """Memory on one GPU, and the largest batch that fits if it is asked for."""
+    graph, most = physics.graph, 0
+    if decoder is not None:
+        forecast = decoder_forecast(physics, decoder, gpu, setup)
+        if largest:
+            most = largest_decoder_batch(graph, decoder, gpu, setup)
+        return forecast, most
+    estimator = estimators.memory().graph
+    if largest:
+        most = largest_batch(estimator, graph, gpu, setup)
+    return estimator.forecast(physics, gpu, setup), most
 
 
 def _tokens(graph: OpGraph, setup: Setup) -> int:

@@ -25,9 +25,9 @@ from presage.foresee.roofline import (
     kernel_effects,
 )
 from presage.foresee.roofline_steps import RooflineSteps, StepParts, difficulty
-from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.groups import GroupConformal
+from presage.model.setup import Setup
 
 __all__ = ["WAYS", "Observation", "fit_roofline", "fit_steps", "foreseen", "label", "left_out"]
 

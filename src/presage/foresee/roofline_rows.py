@@ -26,9 +26,9 @@ from presage.foresee.roofline import (
     work_of,
 )
 from presage.foresee.roofline_fitting import Observation
-from presage.model.setup import Setup
 from presage.learn.evaluate import family_of
 from presage.model.errors import GraphError
+from presage.model.setup import Setup
 
 __all__ = [
     "SHIPPED",

@@ -28,10 +28,10 @@ from presage.foresee.roofline import (
     without_optimizer,
     work_of,
 )
-from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.bundle import load_bundle, prefixed, under
 from presage.learn.groups import GroupConformal
+from presage.model.setup import Setup
 
 __all__ = ["Distance", "RooflineSteps", "StepParts", "difficulty", "shipped_steps"]
 

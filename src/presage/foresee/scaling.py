@@ -34,9 +34,9 @@ import numpy.typing as npt
 
 from presage.foresee.communication import Exposure, RankLoad, communication, fabric
 from presage.foresee.gpus import Gpu
-from presage.model.setup import Parallelism, Setup
 from presage.learn.bundle import load_bundle, save_bundle
 from presage.model.errors import BundleError, PresageError, UserError
+from presage.model.setup import Parallelism, Setup
 from presage.model.speed import SpeedBook, SpeedPoint
 
 if TYPE_CHECKING:

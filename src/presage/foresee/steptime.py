@@ -21,7 +21,6 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.opgraph import KINDS, OpGraph
 from presage.foresee.roofline import matrix_peak, plain_precision
 from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
-from presage.model.setup import Setup
 from presage.foresee.steptime_totals import (
     LATEST,
     TOTALS,
@@ -34,6 +33,7 @@ from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
 from presage.learn.evaluate import grouped_folds
 from presage.learn.residual import LogResidual
+from presage.model.setup import Setup
 
 __all__ = [
     "LATEST",

@@ -22,11 +22,11 @@ from presage.foresee._llm_work import StepWork, way, work
 from presage.foresee.communication import KINDS, Exposure, exposed, shipped
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import Setup
 from presage.learn import Floats
 from presage.learn.bundle import under
 from presage.learn.conformal import Conformal
 from presage.model.errors import BundleError
+from presage.model.setup import Setup
 
 __all__ = [
     "EFFECTS",

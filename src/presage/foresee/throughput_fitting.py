@@ -20,12 +20,12 @@ from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.model.setup import LoraAdapter, Parallelism, Setup
 from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, difficulty, groups_of, priced
 from presage.learn import Floats
 from presage.learn.conformal import Conformal, grouped_folds
 from presage.learn.posterior import most_probable
 from presage.model.errors import PresageError
+from presage.model.setup import LoraAdapter, Parallelism, Setup
 
 __all__ = ["Measured", "Trainings", "fit_throughput", "learn", "published_rows", "without"]
 

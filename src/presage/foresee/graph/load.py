@@ -13,15 +13,15 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.architectures import find_architecture
-from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoder_configs import DECODER_TYPES, shape_from_config
+from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
@@ -56,7 +56,13 @@ def find_model(
 
     def build(setup: Setup) -> OpGraph:
         return on_one_rank(
-            lambda: load_graph(target, inputs=inputs, timeout_s=timeout_s, **trace_options(setup)),
+            lambda: load_graph(
+                target,
+                inputs=inputs,
+                seq=setup.seq,
+                timeout_s=timeout_s,
+                **trace_options(setup),
+            ),
             setup,
         )
 
@@ -83,12 +89,28 @@ def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
 
 
 def trace_options(setup: Setup) -> dict[str, Any]:
-    """What of a set-up changes the graph that is traced on one GPU."""
-    return {
+    """What of a set-up changes the graph that is traced on one GPU; what is left at its default is
+    left out."""
+    said: dict[str, Any] = {
         "optimizer": setup.optimizer,
         "precision": setup.precision,
         "inference": setup.inference,
+        "accumulate": setup.accumulate,
+        "checkpointing": setup.checkpoint,
+        "attention": setup.attention,
+        "layout": setup.layout,
+        "compile": setup.compile,
     }
+    return {name: value for name, value in said.items() if value != _PLAIN.get(name)}
+
+
+_PLAIN = {
+    "accumulate": 1,
+    "checkpointing": "none",
+    "attention": "sdpa",
+    "layout": "nchw",
+    "compile": False,
+}
 
 
 def _config_of(target: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -114,34 +136,38 @@ def load_graph(
     target: str,
     *,
     inputs: str | None = None,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
+    seq: int | None = None,
     timeout_s: float = _TIMEOUT_S,
+    **options: Any,
 ) -> OpGraph:
     """The graph of a target; anything wrong with it is a `UserError` of one line.
 
-    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`.
+    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`; `seq` says the tokens
+    of a sample alone. `options` are those of `torch_trace.trace`.
     """
     specs = None if inputs is None else InputSpec.parse(inputs)
-    options: dict[str, Any] = {
-        "optimizer": optimizer,
-        "precision": precision,
-        "inference": inference,
-    }
     kind, _, rest = target.partition(":")
     if kind == "zoo":
-        return _from_zoo(rest, specs, options)
-    if target.lower().endswith((".onnx", ".json")):
-        path = _file(target)
-        _need_torch()
-        if path.suffix.lower() == ".onnx":
-            from presage.foresee.graph.onnx_reader import read_onnx
-
-            return read_onnx(path, inputs=specs, **options)
+        entry = zoo.find(rest)
+        return _from_zoo(entry, specs or _with_length(target, entry.inputs, seq), options)
+    if kind == "hf" or target.lower().endswith(".json"):
         from presage.foresee.graph.huggingface import read_config
 
-        return read_config(path, inputs=specs, **options)
+        config = _config_of(target)
+        assert config is not None
+        _need_torch()
+        return read_config(config[1], name=config[0], inputs=specs, seq=seq, **options)
+    if seq is not None:
+        raise ConfigError(
+            "--seq is for models that are known by their names or configurations: give the shape "
+            "of a sample with --input 4096:int64"
+        )
+    if target.lower().endswith(".onnx"):
+        from presage.foresee.graph.onnx_reader import read_onnx
+
+        path = _file(target)
+        _need_torch()
+        return read_onnx(path, inputs=specs, **options)
     place, _, function = target.rpartition(":")
     if not place or not function:
         raise GraphError(f"'{target}' names no model: {_near_zoo(target)}write {_FORMS}")
@@ -187,16 +213,35 @@ def _silence_torch() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True
 
 
-def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str, Any]) -> OpGraph:
-    entry = zoo.find(name)
-    if specs is None or specs == entry.inputs:
-        graph = precomputed.read(entry, **options)
+def _with_length(
+    target: str, inputs: tuple[InputSpec, ...], seq: int | None
+) -> tuple[InputSpec, ...]:
+    """The inputs of a model that reads tokens, with so many of them."""
+    if seq is None:
+        return inputs
+    if any(spec.dtype != "int64" or len(spec.shape) != 1 for spec in inputs):
+        raise ConfigError(f"{target} does not read tokens: leave --seq out, or use --input")
+    return tuple(replace(spec, shape=(seq,)) for spec in inputs)
+
+
+_ALIKE = {"tf32": "fp32", "amp-bf16": "amp"}
+"""Precisions in which the same tensors live as in another."""
+
+
+def _from_zoo(
+    entry: zoo.ZooEntry, specs: tuple[InputSpec, ...], options: dict[str, Any]
+) -> OpGraph:
+    precision = str(options.get("precision", "fp32"))
+    known = {"optimizer", "precision", "inference"}
+    if specs == entry.inputs and not set(options) - known:
+        plain = options | {"precision": _ALIKE.get(precision, precision)}
+        graph = precomputed.read(entry, **plain)
         if graph is not None:
-            return graph
+            return replace(graph, options=graph.options | {"precision": precision})
     _need_torch()
     from presage.foresee.graph.torch_trace import trace
 
-    return trace(entry.build, specs or entry.inputs, name=entry.name, **options)
+    return trace(entry.build, specs, name=entry.name, **options)
 
 
 def find_data_model(target: str, *, timeout_s: float = _TIMEOUT_S) -> NamedModel:

@@ -34,11 +34,10 @@ def read_onnx(
     path: Path,
     *,
     inputs: tuple[InputSpec, ...] | None = None,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
+    **options: Any,
 ) -> OpGraph:
-    """The graph of the model in a file. `inputs` replaces sizes that the file leaves open."""
+    """The graph of the model in a file. `inputs` replaces sizes that the file leaves open;
+    `options` are those of `trace`."""
     from presage.foresee.graph.torch_trace import trace
 
     if importlib.util.find_spec("onnx") is None:
@@ -46,14 +45,7 @@ def read_onnx(
     model = _parse(path, _load(path))
     specs = _choose(path, model, inputs)
     try:
-        graph = trace(
-            lambda: _module(model),
-            specs,
-            name=path.stem,
-            optimizer=optimizer,
-            precision=precision,
-            inference=inference,
-        )
+        graph = trace(lambda: _module(model), specs, name=path.stem, **options)
     except GraphError as error:
         if not model.batch:
             raise
