@@ -20,8 +20,9 @@ from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.architectures import find_architecture
-from presage.foresee.graph.decoder_configs import DECODER_TYPES, shape_from_config
+from presage.foresee.graph.decoder_configs import shape_from_config
 from presage.foresee.graph.decoder_graph import busiest_graph
+from presage.foresee.graph.decoders import DECODER_TYPES
 from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
