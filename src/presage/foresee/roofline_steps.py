@@ -37,7 +37,7 @@ __all__ = ["Distance", "RooflineSteps", "StepParts", "difficulty", "shipped_step
 
 _BY_HOST = 0.5
 """How much wider an interval is where only the host counts."""
-_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.8
+_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.3
 """Generations whose libraries are not made for training, and how much wider intervals are."""
 _SECOND_FORWARD = {"none": 0.0, "selective": 0.1, "full": 1.0}
 """Share of the forward pass that is computed again for the backward one. Selective checkpointing

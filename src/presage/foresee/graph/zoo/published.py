@@ -21,7 +21,7 @@ def published_entries() -> list[ZooEntry]:
 
 
 def _torchvision() -> list[ZooEntry]:
-    rows: list[tuple[str, str, Callable[[], Any], str, float, int]] = [
+    rows: list[tuple[str, str, Callable[[], Any], str, float | None, int]] = [
         (
             "resnext101-32x8d",
             "resnet",
@@ -61,11 +61,12 @@ def _torchvision() -> list[ZooEntry]:
         build = made("mobile.mnasnet", float(wide))
         name = f"mnasnet{wide.replace('.', '-')}"
         rows.append((name, "mnasnet", build, "arXiv:1807.11626", gmacs, params))
-    shuffle = {"0.5": (0.04, 1366792), "1.5": (0.296, 3503624), "2.0": (0.583, 7393996)}
-    for wide, (gmacs, params) in shuffle.items():
+    shuffle: dict[str, tuple[float | None, int]]
+    shuffle = {"0.5": (None, 1366792), "1.5": (0.296, 3503624), "2.0": (0.583, 7393996)}
+    for wide, (work, params) in shuffle.items():
         build = made("mobile.shufflenet_v2", wide=wide)
         name = f"shufflenetv2-x{wide.replace('.', '-')}"
-        rows.append((name, "shufflenet", build, "arXiv:1807.11164", gmacs, params))
+        rows.append((name, "shufflenet", build, "arXiv:1807.11164", work, params))
     aliases = {
         "shufflenetv2-x0-5": ("shufflenet_v2_x0_5",),
         "shufflenetv2-x1-5": ("shufflenet_v2_x1_5",),
@@ -79,7 +80,7 @@ def _torchvision() -> list[ZooEntry]:
             _IMAGE,
             source,
             aliases.get(name, ()),
-            Published(gmacs * 1e9, params, _TORCHVISION),
+            Published(None if gmacs is None else gmacs * 1e9, params, _TORCHVISION),
         )
         for name, family, build, source, gmacs, params in rows
     ]
@@ -166,7 +167,7 @@ def _images() -> list[ZooEntry]:
             (InputSpec((3, 512, 512)),),
             "arXiv:1911.09070",
             (),
-            Published(2.5e9, 3900000, "arXiv:1911.09070, table 2 (in millions)"),
+            Published(2.5e9, None, "arXiv:1911.09070, table 2 (and 3.9 M parameters)"),
         ),
         ZooEntry(
             "nnunet-2d",

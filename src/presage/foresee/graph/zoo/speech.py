@@ -122,7 +122,11 @@ class _Jasper(nn.Module):
     ) -> None:
         super().__init__()
         self.dense = dense
-        stem = [nn.Conv1d(64, 256, 11 if dense else 33, 2, 5 if dense else 16, bias=False)]
+        kernel = 33 if separable else 11
+        stem: list[Any] = [nn.Conv1d(64, 256, kernel, 2, kernel // 2, bias=False)]
+        if separable:
+            depth = nn.Conv1d(64, 64, kernel, 2, kernel // 2, groups=64, bias=False)
+            stem = [depth, nn.Conv1d(64, 256, 1, bias=False)]
         self.stem = nn.Sequential(*stem, nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2))
         widths, made = [256], []
         for outer, kernel in blocks:
