@@ -20,7 +20,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Visitor = Callable[..., Page]
 
-BERT = "model=zoo:bert-base&gpus=1&kinds=a100-80g,l4"
+SMALL = "model=hf:HuggingFaceTB/SmolLM2-135M&seq=1024&gpus=1&kinds=a100-80g,l4"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def look(window: BrowserContext, alone: str) -> Iterator[Visitor]:
     broken: list[str] = []
     pages = []
 
-    def open_page(query: str = BERT, *, width: int = 1440) -> Page:
+    def open_page(query: str = SMALL, *, width: int = 1440) -> Page:
         page = window.new_page()
         pages.append(page)
         page.set_viewport_size({"width": width, "height": 900})
@@ -90,7 +90,7 @@ def gib(page: Page, gpu: str = "a100-80g") -> float:
 
 
 def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
-    page = look(f"{BERT}&batch=8")
+    page = look(f"{SMALL}&batch=8")
     expect(page.locator(".stack")).to_have_count(2)
     small = gib(page)
     expect(page.get_by_role("cell", name="1 × l4")).to_be_visible()
@@ -104,7 +104,7 @@ def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
     text = page.locator(".copy-box pre").inner_text()
     manifest = parse_manifest(text)
     assert manifest.model is not None
-    assert (manifest.model.ref, manifest.model.batch) == ("zoo:bert-base", 256)
+    assert (manifest.model.ref, manifest.model.batch) == ("hf:HuggingFaceTB/SmolLM2-135M", 256)
 
     page.get_by_role("button", name="Remove l4").click()
     expect(page.locator(".stack")).to_have_count(1)
@@ -118,7 +118,7 @@ def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
 
 
 def test_a_plan_on_request(look: Visitor) -> None:
-    page = look(f"{BERT}&amount=1M&unit=samples&max_gpus=2&global_batch=64")
+    page = look(f"{SMALL}&amount=1B&max_gpus=2&global_batch=64")
     page.get_by_role("button", name="Plan", exact=True).click()
     heading = page.get_by_role("heading", name=re.compile("that no other beats"))
     expect(heading).to_be_visible()
@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_said(look: Visitor) -> None:
     expect(alert).to_contain_text("The link is not right: batch")
     page.get_by_role("combobox", name="Model").fill("train.py:make")
     expect(alert).to_contain_text("name a model")
-    page.get_by_role("combobox", name="Model").fill("bert-base")
+    page.get_by_role("combobox", name="Model").fill("smollm2-135m")
     page.get_by_role("spinbutton", name="GPUs").fill("3")
     page.get_by_role("combobox", name="Tensor parallel").select_option("2")
     expect(alert).to_contain_text("3 GPUs cannot be divided")
@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_said(look: Visitor) -> None:
 
 
 def test_it_fits_a_phone_and_has_names_for_everything(look: Visitor) -> None:
-    page = look(f"{BERT}&amount=1M", width=390)
+    page = look(f"{SMALL}&amount=1B", width=390)
     expect(page.locator(".stack")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     unnamed = page.evaluate(
@@ -171,9 +171,9 @@ def test_without_a_cluster_there_is_only_this_page(look: Visitor, alone: str) ->
 
 
 def test_in_the_dashboard_one_signs_in(visit: Visitor, guarded: Server) -> None:
-    stranger = visit(f"/ui/foresee?{BERT}", None)
+    stranger = visit(f"/ui/foresee?{SMALL}", None)
     assert "/ui/sign-in?next=" in stranger.url
-    page = visit(f"/ui/foresee?{BERT}", "victor")
+    page = visit(f"/ui/foresee?{SMALL}", "victor")
     expect(page.locator(".stack")).to_have_count(2)
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("link", name="Foresee").click()

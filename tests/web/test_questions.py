@@ -15,7 +15,7 @@ from presage.web.asking import Desk, Desks
 from presage.web.foreseen import bar_rows
 from presage.web.questions import ForeseeQuestion, manifest_text, read_question
 
-LOOK: dict[str, Any] = {"model": "zoo:mlp", "gpus": ["a100-40g"], "batch": 8, "options": {}}
+LOOK: dict[str, Any] = {"model": "smollm2-135m", "gpus": ["a100-40g"], "batch": 8, "options": {}}
 
 
 def test_an_address_becomes_a_question() -> None:
@@ -121,8 +121,8 @@ def test_an_answer_or_a_line() -> None:
     said = answer({"kind": "look", "question": {**LOOK, "largest": True}})["value"]
     (on,) = said["gpus"]
     assert on["max_batch"] > 8
-    assert on["unit"] == "samples"
-    assert said["precision"] == "amp"
+    assert on["unit"] == "tokens"
+    assert said["precision"] == "amp-bf16"
     refused = answer({"kind": "look", "question": {**LOOK, "gpus": ["x1"]}})
     assert "unknown GPU" in refused["error"]
     rows, legend = bar_rows(said["gpus"])
@@ -139,7 +139,7 @@ def test_a_desk_answers_again_after_it_was_lost(monkeypatch: pytest.MonkeyPatch)
         assert process is not None
         process.kill()
         await process.wait()
-        assert (await desks.look.ask("look", LOOK))["name"] == "mlp"
+        assert (await desks.look.ask("look", LOOK))["name"] == "HuggingFaceTB/SmolLM2-135M"
         with pytest.raises(UserError, match="unknown GPU"):
             await desks.look.ask("look", {**LOOK, "gpus": ["x1"]})
         await desks.close()
