@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from presage.manifest import parse_manifest
 from tests.server.kit import PATIENCE_S, Server, free_port
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Visitor = Callable[..., Page]
 
-BERT = "model=zoo:bert-base&gpus=1&kinds=a100-80g,l4"
+SMALL = "model=hf:HuggingFaceTB/SmolLM2-135M&seq=1024&gpus=1&kinds=a100-80g,l4"
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +53,31 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.wait(PATIENCE_S)
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """A window for all tests: what it loaded once stays loaded."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def look(browser: Browser, alone: str) -> Iterator[Visitor]:
+def look(window: BrowserContext, alone: str) -> Iterator[Visitor]:
     """Opens the page without a cluster; the test fails when a script of it did."""
     broken: list[str] = []
-    contexts = []
+    pages = []
 
-    def open_page(query: str = BERT, *, width: int = 1440) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
+    def open_page(query: str = SMALL, *, width: int = 1440) -> Page:
+        page = window.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": 900})
         page.on("pageerror", lambda error: broken.append(str(error)))
         page.goto(f"{alone}/ui/foresee?{query}")
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert not broken
 
 
@@ -82,7 +90,7 @@ def gib(page: Page, gpu: str = "a100-80g") -> float:
 
 
 def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
-    page = look(f"{BERT}&batch=8")
+    page = look(f"{SMALL}&batch=8")
     expect(page.locator(".stack")).to_have_count(2)
     small = gib(page)
     expect(page.get_by_role("cell", name="1 × l4")).to_be_visible()
@@ -96,7 +104,7 @@ def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
     text = page.locator(".copy-box pre").inner_text()
     manifest = parse_manifest(text)
     assert manifest.model is not None
-    assert (manifest.model.ref, manifest.model.batch) == ("zoo:bert-base", 256)
+    assert (manifest.model.ref, manifest.model.batch) == ("hf:HuggingFaceTB/SmolLM2-135M", 256)
 
     page.get_by_role("button", name="Remove l4").click()
     expect(page.locator(".stack")).to_have_count(1)
@@ -110,42 +118,36 @@ def test_memory_time_and_money_follow_what_is_moved(look: Visitor) -> None:
 
 
 def test_a_plan_on_request(look: Visitor) -> None:
-    page = look(f"{BERT}&amount=1M&unit=samples&max_gpus=2&global_batch=64")
+    page = look(f"{SMALL}&amount=1B&max_gpus=2&global_batch=64")
     page.get_by_role("button", name="Plan", exact=True).click()
     heading = page.get_by_role("heading", name=re.compile("that no other beats"))
     expect(heading).to_be_visible()
     expect(page.get_by_text("The cheapest that likely fits:")).to_be_visible()
     chart = page.get_by_role("img", name=re.compile(r"^Time and money\. \d"))
     expect(chart).to_be_visible()
-    expect(page.get_by_text("typical list prices")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^\d[\d,]* ways: another"))).to_be_visible()
     page.get_by_role("textbox", name="Deadline").fill("1s")
     page.get_by_role("button", name="Plan", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("comes closest to 1 s")
 
 
-@pytest.mark.parametrize(
-    ("query", "says"),
-    [
-        ("model=/etc/passwd", "name a model"),
-        ("model=train.py:make", "name a model"),
-        ("model=os:getcwd", "name a model"),
-        ("model=config.json", "no configuration"),
-        ("model=hf:../../etc", "name a model"),
-        ("model=zoo:resnet5000", "the zoo has no"),
-        ("model=zoo:bert-base&kinds=h1000", "unknown GPU"),
-        ("model=zoo:bert-base&kinds=,", "one to 6 kinds"),
-        ("model=zoo:bert-base&gpus=1&batch=0", "batch"),
-        ("model=zoo:bert-base&gpus=8&tp=3", "cannot be divided"),
-        ("model=zoo:bert-base&optimizer=adamm&gpus=1", "adam"),
-        ("batch=%3Cscript%3E", "The link is not right: batch"),
-    ],
-)
-def test_what_makes_no_sense_is_said(look: Visitor, query: str, says: str) -> None:
-    expect(look(query).get_by_role("alert")).to_contain_text(re.compile(says, re.IGNORECASE))
+def test_what_makes_no_sense_is_said(look: Visitor) -> None:
+    page = look("batch=%3Cscript%3E")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The link is not right: batch")
+    page.get_by_role("combobox", name="Model").fill("train.py:make")
+    expect(alert).to_contain_text("name a model")
+    page.get_by_role("combobox", name="Model").fill("smollm2-135m")
+    page.get_by_role("spinbutton", name="GPUs").fill("3")
+    page.get_by_role("combobox", name="Tensor parallel").select_option("2")
+    expect(alert).to_contain_text("3 GPUs cannot be divided")
+    page.get_by_role("spinbutton", name="GPUs").fill("1")
+    expect(alert).to_have_text("")
+    expect(page.locator(".stack")).to_have_count(2)
 
 
 def test_it_fits_a_phone_and_has_names_for_everything(look: Visitor) -> None:
-    page = look(f"{BERT}&amount=1M", width=390)
+    page = look(f"{SMALL}&amount=1B", width=390)
     expect(page.locator(".stack")).to_have_count(2)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     unnamed = page.evaluate(
@@ -169,9 +171,9 @@ def test_without_a_cluster_there_is_only_this_page(look: Visitor, alone: str) ->
 
 
 def test_in_the_dashboard_one_signs_in(visit: Visitor, guarded: Server) -> None:
-    stranger = visit(f"/ui/foresee?{BERT}", None)
+    stranger = visit(f"/ui/foresee?{SMALL}", None)
     assert "/ui/sign-in?next=" in stranger.url
-    page = visit(f"/ui/foresee?{BERT}", "victor")
+    page = visit(f"/ui/foresee?{SMALL}", "victor")
     expect(page.locator(".stack")).to_have_count(2)
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("link", name="Foresee").click()

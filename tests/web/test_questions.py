@@ -15,7 +15,7 @@ from presage.web.asking import Desk, Desks
 from presage.web.foreseen import bar_rows
 from presage.web.questions import ForeseeQuestion, manifest_text, read_question
 
-LOOK: dict[str, Any] = {"model": "zoo:mlp", "gpus": ["a100-40g"], "batch": 8, "options": {}}
+LOOK: dict[str, Any] = {"model": "smollm2-135m", "gpus": ["a100-40g"], "batch": 8, "options": {}}
 
 
 def test_an_address_becomes_a_question() -> None:
@@ -90,12 +90,39 @@ def test_names_are_names() -> None:
             check_name(wrong)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model": "/etc/passwd"}, "name a model"),
+        ({"model": "train.py:make"}, "name a model"),
+        ({"model": "os:getcwd"}, "name a model"),
+        ({"model": "config.json"}, "no configuration"),
+        ({"model": "zoo:resnet5000"}, "the zoo has no"),
+        ({"model": "zoo:mlp", "kinds": "h1000"}, "unknown GPU"),
+        ({"model": "zoo:mlp", "kinds": ","}, "one to 6 kinds"),
+        ({"model": "zoo:mlp", "gpus": "8", "tp": "3"}, "cannot be divided"),
+        ({"model": "zoo:mlp", "gpus": "1", "optimizer": "adamm"}, "adam"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        refused(given)
+
+
+def refused(given: dict[str, str]) -> None:
+    """Ask, and raise what is said instead of an answer."""
+    look = read_question(given).look(largest=False)
+    said = answer({"kind": "look", "question": look})
+    if "error" in said:
+        raise UserError(said["error"])
+
+
 def test_an_answer_or_a_line() -> None:
     said = answer({"kind": "look", "question": {**LOOK, "largest": True}})["value"]
     (on,) = said["gpus"]
     assert on["max_batch"] > 8
-    assert on["unit"] == "samples"
-    assert said["precision"] == "amp"
+    assert on["unit"] == "tokens"
+    assert said["precision"] == "amp-bf16"
     refused = answer({"kind": "look", "question": {**LOOK, "gpus": ["x1"]}})
     assert "unknown GPU" in refused["error"]
     rows, legend = bar_rows(said["gpus"])
@@ -112,7 +139,7 @@ def test_a_desk_answers_again_after_it_was_lost(monkeypatch: pytest.MonkeyPatch)
         assert process is not None
         process.kill()
         await process.wait()
-        assert (await desks.look.ask("look", LOOK))["name"] == "mlp"
+        assert (await desks.look.ask("look", LOOK))["name"] == "HuggingFaceTB/SmolLM2-135M"
         with pytest.raises(UserError, match="unknown GPU"):
             await desks.look.ask("look", {**LOOK, "gpus": ["x1"]})
         await desks.close()

@@ -60,8 +60,8 @@ class _ForeseePage:
             with ui.element("div"):
                 self._problem = Tag("p", problem, "banner", role="alert")
                 self._state = Tag("p", "", "soft", role="status")
-                self._answer = ui.element("div")
                 self._planned = ui.element("div")
+                self._answer = ui.element("div")
         ui.timer(0.05, self._offer_names, once=True)  # the page need not wait for them
 
     async def _offer_names(self) -> None:

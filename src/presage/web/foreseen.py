@@ -78,7 +78,7 @@ def look_rows(said: dict[str, Any], count: int) -> tuple[list[str], list[list[st
 def verdict_words(gpu: dict[str, Any]) -> str:
     """Why it fits or does not, and how far from what was measured that is."""
     domain = gpu["domain"]
-    return f"{gpu['reason']}. How like what was measured: {domain['words']}"
+    return f"{gpu['reason']}. Measured: {domain['words']}"
 
 
 def chart_options(said: dict[str, Any]) -> dict[str, Any]:
