@@ -92,7 +92,8 @@ json.dump({"took": took, "bad": bad}, sys.stdout)
 def served(
     data: Path, *options: str, source: Path | None = None, end: signal.Signals = signal.SIGTERM
 ) -> Iterator[tuple[str, psutil.Process, dict[str, float]]]:
-    """A server: its address, its process, and how long after exec it answered and decided."""
+    """A server: its address, its process, and how long after exec it answered, decided, and gave
+    an answer of its API, which it imports while it decides."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -125,6 +126,8 @@ def served(
             except httpx.TransportError:
                 assert process.poll() is None, (data.parent / "server.log").read_text()
             time.sleep(0.01)
+        httpx.get(f"{url}/api/v1/jobs", timeout=60).raise_for_status()
+        took["api_s"] = time.perf_counter() - began
         yield url, psutil.Process(process.pid), took
     finally:
         process.send_signal(end)
@@ -306,7 +309,7 @@ def start(home: Path, runs: int, beside: Path | None) -> dict[str, Any]:
         for name, all_of in took.items():
             found[f"{case}, {name}"] = {
                 key: [round(f(one[key] for one in all_of), 2) for f in (min, median)]
-                for key in ("decides_s", "cpu_s")
+                for key in ("decides_s", "api_s", "cpu_s")
             }
     return found
 

@@ -123,28 +123,14 @@ def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
         row["source"] == "litgpt" and not plain
     ):  # its models never share the head with the embedding
         shape = replace(shape, tied=False)
-    sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
     lora = row["method"] in ("lora", "qlora")
-    degrees = {
-        "tp": row["tensor_parallel"],
-        "pp": row["pipeline_parallel"],
-        "cp": row["context_parallel"],
-        "vpp": row["virtual_pipeline"],
-    }
-    parts = [sharding, *(f"{k}={v}" for k, v in degrees.items() if v and v > 1)]
-    replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
-    if replicas < 2 and sharding != "none":
-        parts[0] = "none"
-    if row["source"] == "litgpt" and sharding == "fsdp" and not plain:
-        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
-    precision = row["precision"]
     given: dict[str, Any] = {
         "optimizer": row["optimizer"] or "adamw",
-        "precision": precision,
+        "precision": row["precision"],
         "seq": row["seq_len"],
         "accumulate": max(1, round(row["grad_accum"] or 1)),
         "gpus": row["gpus"],
-        "parallel": ",".join(parts),
+        "parallel": _parallel(row, plain),
         "checkpoint": row["activation_checkpointing"],
         "attention": "sdpa" if row["flash_attention"] == "y" else "eager",
         "compile": row["compile"] == "y",
@@ -164,6 +150,23 @@ def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
         None if truth is None else truth * 1024,
         row["outcome"],
     )
+
+
+def _parallel(row: Mapping[str, Any], plain: bool) -> str:
+    sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
+    degrees = {
+        "tp": row["tensor_parallel"],
+        "pp": row["pipeline_parallel"],
+        "cp": row["context_parallel"],
+        "vpp": row["virtual_pipeline"],
+    }
+    parts = [sharding, *(f"{k}={v}" for k, v in degrees.items() if v and v > 1)]
+    replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
+    if replicas < 2 and sharding != "none":
+        parts[0] = "none"
+    if row["source"] == "litgpt" and sharding == "fsdp" and not plain:
+        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
+    return ",".join(parts)
 
 
 def _refuse(row: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def measure(place: Path, runs: int, gangs: int) -> dict[str, float]:
     figures |= _launches("local_1_worker", local, runs, (Worker(0, 0, "n0"),))
     local.close()
     began = time.monotonic()
-    cluster = RayCluster()
+    cluster = RayCluster(nodes=4)
     figures["cluster_start"] = time.monotonic() - began
     link = RayLink(cluster.address)
     try:

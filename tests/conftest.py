@@ -14,14 +14,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.order import Groups, arrange
+from tests.order import Groups, arrange, group_of
 
 if TYPE_CHECKING:
     from tests.server.kit import Zygote
@@ -51,6 +51,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first."""
     arrange(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """What a group of files shared ends with the last test of the group."""
+    yield
+    group = group_of(item.nodeid)
+    if group == "ray" and (nextitem is None or group_of(nextitem.nodeid) != group):
+        from tests.executors.ray_kit import close_shared  # nobody else needs it
+
+        close_shared()
 
 
 @pytest.fixture(scope="session")

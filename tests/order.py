@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # ships none
 
-__all__ = ["Groups", "arrange"]
+__all__ = ["Groups", "arrange", "group_of"]
 
 SPREAD = ("tests/test_docs.py", "tests/test_examples.py", "tests/test_api_python.py")
 """Files whose tests share nothing: any worker may run any of them."""

@@ -36,7 +36,7 @@ from markdown_it import MarkdownIt
 
 from presage.cli.main import app
 from presage.policy import registry
-from tests.forker import forked_presage
+from tests.server.kit import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -142,10 +142,9 @@ def installed(path: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def programs(zygote: Zygote) -> str:
     """PATH with a `presage` that starts at once; README.md has the real one."""
-    with forked_presage(tmp_path_factory.mktemp("forked")) as folder:
-        yield f"{folder}{os.pathsep}{installed(os.environ['PATH'])}"
+    return f"{zygote.programs()}{os.pathsep}{installed(os.environ['PATH'])}"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from presage.cli.main import app
 from presage.model.errors import InternalError
 from presage.policy import registry
 from presage.sim.traces import read_trace
+from tests.waiting import PATIENCE_S
 
 FIGURES = {
     *("jobs", "finished", "rejected", "avg_jct_s", "p50_jct_s", "p99_jct_s", "avg_wait_s"),
@@ -48,7 +49,7 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         **options,
     )
@@ -335,7 +336,7 @@ def test_a_real_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("fifo: ")  # so it is busy with sjf
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == "interrupted"
     assert "Traceback" not in err
@@ -351,7 +352,7 @@ def test_a_terminal_shows_a_bar_and_stdout_stays_json(trace: Path) -> None:
         [sys.executable, "-c", code, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=terminal,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"},
     )

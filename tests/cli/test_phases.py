@@ -16,6 +16,7 @@ import pytest
 
 from presage.observe.phases import PhaseModel
 from tests.cli.telemetry import EVERY_S, as_rows, made, refused, run, written
+from tests.waiting import PATIENCE_S
 
 HOSTILE = "</script><script>alert('x')</script>"
 WARM_UP = 3
@@ -237,7 +238,7 @@ def test_a_browser_draws_the_pages(
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

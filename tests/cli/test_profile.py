@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from presage.cli.main import app
 from presage.telemetry.store import ProfileStore
+from tests.waiting import PATIENCE_S
 
 SCRIPT = "from presage.cli.main import main; main()"
 
@@ -37,7 +38,7 @@ def test_streams_and_exit_code_are_the_commands_own(home: Path) -> None:
         input="hello\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 3
@@ -135,7 +136,7 @@ def test_an_interrupt_reaches_the_command_and_the_profile_is_kept(home: Path) ->
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 9
     (kept,) = ProfileStore(home / "profiles").read_all()
     assert kept.exit_code == 9

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,7 +24,7 @@ from presage.core.loop import step
 from presage.core.ports import Executor
 from presage.executors.node.processes import all_pids, environment, read_stat
 from presage.executors.ray.executor import RayExecutor, RayLink
-from presage.executors.ray.head import HEALTH
+from presage.executors.ray.head import BARE, HEALTH
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.job import JobSpec, Placement, Role
@@ -31,34 +33,67 @@ from presage.store.memory import MemoryStore
 from presage.testing.executors import RoleWork
 from presage.testing.machine import StablePredictor
 from tests.executors.kit import LocalKit
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
-NODES = 4
+NODES = 3
 GPUS = 4
 
 ROOT = Path(tempfile.gettempdir()) / f"presage-{os.getuid()}"
 """Where nodes keep what runs there."""
 
 _HELD = """
-import json, logging, ray
+import json, logging, sys, ray
 from ray.util import placement_group_table
-ray.init(address={address!r}, logging_level=logging.ERROR, log_to_driver=False)
-names = {{n["NodeID"]: n["NodeName"] for n in ray.nodes()}}
-held = {{}}
-for group in placement_group_table().values():
-    _, owner, job, *_ = group["name"].split("/")
-    if owner == {owner!r} and group["state"] != "REMOVED":
-        held[job] = {{
-            names[id]: group["bundles"][n] for n, id in group["bundles_to_node_id"].items()
-        }}
-print("held", json.dumps(held))
+ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+for owner in sys.stdin:
+    names = {n["NodeID"]: n["NodeName"] for n in ray.nodes()}
+    held = {}
+    for group in placement_group_table().values():
+        _, whose, job, *_ = group["name"].split("/")
+        if whose == owner.strip() and group["state"] != "REMOVED":
+            held[job] = {
+                names[id]: group["bundles"][n] for n, id in group["bundles_to_node_id"].items()
+            }
+    print("held", json.dumps(held), flush=True)
 """
+
+_ALONE = {"no_monitor": True, "include_log_monitor": False}
+"""Nobody asks for what these processes do."""
+_CONFIG = HEALTH | BARE | {"health_check_timeout_ms": round(1000 * PATIENCE_S)}
+"""A node that is gone refuses the connection and is noticed as soon as ever; one that takes long
+on a busy machine is waited for."""
 
 _shared: list[RayCluster] = []
 
 
-def shared_cluster(config: pytest.Config) -> RayCluster:
-    """One cluster for the whole test run: it takes a quarter of a minute to start."""
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Start nodes without the API server, and wait for them as long as it takes: Ray itself gives
+    up after half a minute, which a busy machine may need."""
+    from ray._private import services
+    from ray._private.node import Node
+
+    get = services.get_node
+
+    def get_node(*args: Any) -> Any:
+        found: list[Any] = []
+
+        def ask() -> list[Any]:
+            with suppress(RuntimeError):  # it is not there yet
+                found.append(get(*args))  # type: ignore[no-untyped-call]
+            return found
+
+        return eventually(ask)[0]
+
+    with (
+        patch.object(services, "get_node", get_node),
+        patch.object(Node, "start_api_server", lambda *args, **options: None),
+    ):
+        yield
+
+
+def shared_cluster() -> RayCluster:
+    """One cluster for the tests of a group: it takes a quarter of a minute to start."""
     if find_spec("ray") is None:
         reason = "ray is not installed: pip install 'presage[ray]'"
         if os.environ.get("CI") == "true":
@@ -66,8 +101,13 @@ def shared_cluster(config: pytest.Config) -> RayCluster:
         pytest.skip(reason)
     if not _shared:
         _shared.append(RayCluster())
-        config.add_cleanup(_shared[0].close)
     return _shared[0]
+
+
+def close_shared() -> None:
+    """End it: it would use a tenth of a core for the rest of the run."""
+    while _shared:
+        _shared.pop().close()
 
 
 class RayCluster:
@@ -76,15 +116,18 @@ class RayCluster:
     def __init__(self, nodes: int = NODES, head_cpus: int = 0, port: int | None = None) -> None:
         from ray.cluster_utils import Cluster
 
+        self._asker: subprocess.Popen[str] | None = None
+        """Asks Ray what is reserved: a process of its own, since one is connected once."""
         head: dict[str, Any] = {"num_cpus": head_cpus, "num_gpus": 0, "node_name": "head"}
-        head |= {"include_dashboard": False, "gcs_server_port": port}
-        self._cluster = Cluster(
-            initialize_head=True, head_node_args={**head, "_system_config": HEALTH}
-        )
+        head |= {"include_dashboard": False, "gcs_server_port": port, **_ALONE}
+        with _patience():
+            self._cluster = Cluster(
+                initialize_head=True, head_node_args={**head, "_system_config": _CONFIG}
+            )
         self.nodes: dict[str, Any] = {}
         for n in range(nodes):
             self.add(f"n{n}")
-        self._cluster.wait_for_nodes()
+        self._cluster.wait_for_nodes(timeout=PATIENCE_S)
 
     @property
     def address(self) -> str:
@@ -95,9 +138,10 @@ class RayCluster:
     def add(self, name: str) -> None:
         """Start a node."""
         options = {"num_cpus": 4, "num_gpus": GPUS, "labels": {"rack": f"r-{name}"}}
-        self.nodes[name] = self._cluster.add_node(
-            node_name=name, wait=False, object_store_memory=80 << 20, **options
-        )
+        with _patience():
+            self.nodes[name] = self._cluster.add_node(
+                node_name=name, wait=False, object_store_memory=80 << 20, **options
+            )
 
     def kill(self, name: str) -> None:
         """Kill a node as a power cut would: its raylet at once, and what it ran with it."""
@@ -107,16 +151,25 @@ class RayCluster:
 
     def held(self, owner: str) -> dict[str, dict[str, dict[str, float]]]:
         """What Ray itself says is reserved for the runs of a data directory: by job, by node."""
-        script = _HELD.format(address=self.address, owner=owner)
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
-        held: dict[str, dict[str, dict[str, float]]]
-        held = json.loads(done.stdout.partition("held ")[2])
+        if self._asker is None:
+            self._asker = subprocess.Popen(
+                [sys.executable, "-c", _HELD, self.address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._asker.stdin is not None
+        assert self._asker.stdout is not None
+        print(owner, file=self._asker.stdin, flush=True)
+        said = next(line for line in self._asker.stdout if line.startswith("held "))
+        held: dict[str, dict[str, dict[str, float]]] = json.loads(said.removeprefix("held "))
         return held
 
     def close(self) -> None:
         """End all of it."""
+        if self._asker is not None:
+            self._asker.kill()
+            self._asker.communicate()
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -19,6 +19,7 @@ from presage.model.cluster import Worker
 from presage.model.event import Outcome
 from presage.testing.executors import Watcher
 from tests.executors.kit import LocalKit
+from tests.waiting import PATIENCE_S
 
 IMAGE = "localhost/presage/shell:1"
 APPLETS = ("sh", "sleep", "echo", "cat", "tail", "env", "pwd", "true", "id")
@@ -55,7 +56,7 @@ def podman(program: Callable[..., str], place: Path) -> Iterator[str]:
         subprocess.run([engine, "import", str(archive), IMAGE], capture_output=True, check=True)
         command = [engine, "run", "--rm", "--network", "host", IMAGE, "true"]
         try:
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
         except subprocess.SubprocessError as error:
             said = str(getattr(error, "stderr", "") or error).strip()
             pytest.skip(f"podman cannot run containers on this machine: {said}")

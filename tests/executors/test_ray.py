@@ -77,9 +77,9 @@ while step < int(os.environ.get("STEPS", "100000")):
 
 
 @pytest.fixture(scope="module")
-def cluster(pytestconfig: pytest.Config) -> RayCluster:
-    """The cluster of this test run."""
-    return shared_cluster(pytestconfig)
+def cluster() -> RayCluster:
+    """The cluster of this group of tests."""
+    return shared_cluster()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ class TestRay(ExecutorSuite):
 
 def test_nodes_are_those_of_the_cluster_that_take_jobs(kit: RayKit) -> None:
     nodes = {node.name: node for node in kit.executor().nodes()}
-    assert set(nodes) == {"n0", "n1", "n2", "n3"}
+    assert set(nodes) == {"n0", "n1", "n2"}
     assert nodes["n1"].devices == (Device(),) * 4
     assert nodes["n1"].cpu_milli == 4000
     assert nodes["n1"].labels == {"rack": "r-n1"}
@@ -357,16 +357,16 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
     kit: RayKit, watch: Watcher, cluster: RayCluster
 ) -> None:
     kit.write_job("mover", command=[sys.executable, "-c", SAVING], resources={"gpus": 1})
-    watch.executor.launch(ev.Launch("mover", 1, (Worker(0, 0, "n3", (0,)),)))
+    watch.executor.launch(ev.Launch("mover", 1, (Worker(0, 0, "n2", (0,)),)))
     watch.until_log("mover", "step 40")
     steps_before = _last_step(kit.log("mover", 1, "worker-0"))
     began = time.monotonic()
-    cluster.kill("n3")
+    cluster.kill("n2")
     exited = watch.end("mover")
     assert exited.outcome is Outcome.LOST
     assert exited.reason is not None
-    assert "node n3 went away" in exited.reason.text
-    watch.until(lambda: ev.NodeDown("n3") in watch.facts, "known to be down")
+    assert "node n2 went away" in exited.reason.text
+    watch.until(lambda: ev.NodeDown("n2") in watch.facts, "known to be down")
     watch.executor.launch(ev.Launch("mover", 2, (Worker(0, 0, "n1", (0,)),)))
     watch.until_log("mover", "step", attempt=2)
     assert time.monotonic() - began <= 15.0
@@ -375,10 +375,10 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
     assert went_on > 0
     watch.stop("mover", 2)
     assert watch.end("mover", 2).outcome is Outcome.STOPPED
-    cluster.add("n3")
+    cluster.add("n2")
     watch.until(lambda: [f for f in watch.facts if isinstance(f, ev.NodeUp)], "back")
     kit.add_job("again", RoleWork("print('ran')"))
-    watch.executor.launch(ev.Launch("again", 1, (Worker(0, 0, "n3"),)))
+    watch.executor.launch(ev.Launch("again", 1, (Worker(0, 0, "n2"),)))
     assert watch.end("again").outcome is Outcome.SUCCEEDED
 
 

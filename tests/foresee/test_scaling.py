@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from presage.foresee import scaling
+from presage.foresee.gpus import find
 from presage.foresee.scaling import (
     ANY_JOB,
     Bend,
@@ -21,8 +22,12 @@ from presage.foresee.scaling import (
     Stretches,
     family_of,
     fit_steps,
+    foreseen_on,
+    foreseen_steps,
     own_scaling,
+    parameters_of,
 )
+from presage.model.setup import Setup
 from presage.learn.bundle import save_bundle
 from presage.model.errors import BundleError, UserError
 from presage.model.speed import SpeedBook, SpeedPoint
@@ -216,6 +221,49 @@ def test_a_fitted_family_is_known_by_the_model_a_job_names() -> None:
     speeds, fitted = Speeds(model), model.step_model("imagenet")
     told = speeds.ratio("job", "zoo:resnet50", 1, (4, 2), (1, 1))
     assert told == pytest.approx(fitted.time(4, 2, 1) / fitted.time(1, 1, 1), rel=1e-3)
+
+
+def test_what_nobody_measured_is_foreseen_from_bytes_and_links() -> None:
+    """BERT-large on eight cards: fine over NVLink, poor where copies go through the host."""
+    step = 0.45
+    told = {
+        name: foreseen_steps(336e6, step, find(name)) for name in ("a100-80g", "a6000", "rtx3090")
+    }
+    of_eight = {name: step / one.step_s(8) for name, one in told.items()}
+    assert of_eight["a100-80g"] > of_eight["a6000"] > of_eight["rtx3090"]
+    assert 0.8 < of_eight["a100-80g"] < 0.98
+    assert told["a100-80g"].step_s(1) == pytest.approx(step)
+    slow = foreseen_steps(336e6, step, find("a100-80g"), Setup(interconnect="eth10"))
+    assert slow.step_s(16, 2) > 1.5 * told["a100-80g"].step_s(16, 2)
+
+
+def test_measured_families_come_first_and_own_points_last() -> None:
+    sizes = {"hf:bert-large": 336e6}
+    foreseen = foreseen_on(find("rtx3090"), sizes.get)
+    model = ScalingModel().update("imagenet", **steps(TRUE))
+    ask = (1, (8, 1), (1, 1), 0.45)
+    both, alone = Speeds(model, foreseen=foreseen), Speeds(model)
+    assert both.ratio("job", "zoo:resnet50", *ask) == alone.ratio("job", "zoo:resnet50", *ask)
+    assert both.ratio("job", "other", *ask) == alone.ratio("job", "other", *ask)
+    only = Speeds(foreseen=foreseen)
+    assert only.tells
+    assert "foreseen" in only.version
+    assert only.ratio("job", "other", *ask) == 1.0
+    told = only.ratio("job", "hf:bert-large", *ask)
+    assert told == both.ratio("job", "hf:bert-large", *ask)
+    assert 0.5 < told < 3.0  # eight cards hardly do more than one
+    book = SpeedBook()
+    for point in points(linear, 1, 4, 8):
+        book.add("job", point)
+    bent = only.reading(book).ratio("job", "hf:bert-large", *ask)
+    assert bent < 0.3 < told
+
+
+def test_parameters_of_models_that_are_known_by_name() -> None:
+    assert parameters_of("zoo:resnet50") == pytest.approx(25.6e6, rel=0.01)
+    assert parameters_of("hf:llama-3.1-8b") == pytest.approx(8.03e9, rel=0.01)
+    for unknown in ("zoo:nothing-like-it", "hf:nobody/knows", "train.py", ""):
+        assert parameters_of(unknown) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import random
 import select
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,10 +20,10 @@ import httpx
 
 from presage.client import Client
 from presage.executors.node.processes import all_pids, environment
-from tests.server import zygote
+from tests.forking import Forked, Forker
 from tests.waiting import PATIENCE_S, eventually
 
-__all__ = ["PATIENCE_S", "Done", "Server", "Zygote", "eventually", "free_port", "gone"]
+__all__ = ["PATIENCE_S", "Command", "Done", "Server", "Zygote", "eventually", "free_port", "gone"]
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
@@ -56,37 +55,49 @@ class Done:
         return json.loads(self.out)
 
 
+@dataclass(frozen=True)
+class Command:
+    """A `presage` command that was started."""
+
+    forked: Forked
+    argv: tuple[str, ...]
+    out: Path
+    err: Path
+
+    def said(self) -> str:
+        """What it wrote on stderr so far."""
+        return self.err.read_text()
+
+    def done(self) -> Done:
+        """How it ended, once it has."""
+        try:
+            code = self.forked.wait(PATIENCE_S)
+        except TimeoutError:
+            words = " ".join(self.argv)
+            raise AssertionError(f"presage {words} hangs: {self.out.read_text()}") from None
+        return Done(code, self.out.read_text(), self.err.read_text())
+
+
 class Zygote:
-    """Starts `presage` commands without the second that imports take (see `zygote.py`)."""
+    """Starts `presage` commands without the seconds that imports take (see `forking.py`)."""
 
-    def __init__(self, home: Path, env: Mapping[str, str] = {}) -> None:
-        self._home, self._env = home, dict(env)
+    def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
+        self._home, self._env = home, dict(env or {})
         self._numbers = count()
-        one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", zygote.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **one_core, **env},
-            text=True,
-        )
-        assert self._read() == "ready"
+        self._forker = Forker(env)
 
-    def start(
-        self, *argv: str, env: Mapping[str, str] = {}, cwd: Path | None = None
-    ) -> tuple[int, Path]:
-        """Start a command: its PID, and where its output goes."""
+    def start(self, *argv: str, env: Mapping[str, str] = {}, cwd: Path | None = None) -> Command:
+        """Start a command."""
         out = self._home / f"{next(self._numbers)}.out"
-        wanted = {
-            "argv": argv,
-            "env": {**_clean_environment(), **self._env, **env},
-            "cwd": str(cwd or self._home),
-            "out": str(out),
-            "err": f"{out}.err",
-        }
-        assert self._process.stdin is not None
-        print(json.dumps(wanted), file=self._process.stdin, flush=True)
-        return int(self._read()), out
+        err = out.with_suffix(".err")
+        with Path(os.devnull).open() as nothing, out.open("a") as said, err.open("a") as wrong:
+            forked = self._forker.start(
+                argv,
+                {**_clean_environment(), **self._env, **env},
+                cwd or self._home,
+                (nothing.fileno(), said.fileno(), wrong.fileno()),
+            )
+        return Command(forked, argv, out, err)
 
     def run(
         self,
@@ -95,24 +106,17 @@ class Zygote:
         cwd: Path | None = None,
     ) -> Done:
         """Run a command to its end."""
-        pid, out = self.start(*argv, env=env, cwd=cwd)
-        assert gone(pid), f"presage {' '.join(argv)} hangs: {out.read_text()}"
-        code = int(Path(f"{out}.code").read_text())
-        return Done(code, out.read_text(), Path(f"{out}.err").read_text())
+        return self.start(*argv, env=env, cwd=cwd).done()
+
+    def programs(self) -> Path:
+        """A directory for PATH with a `presage` that starts as quickly."""
+        folder = self._home / "bin"
+        folder.mkdir()
+        return self._forker.programs(folder)
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        assert line, "the process that forks commands died"
-        return line
+        self._forker.close()
 
 
 def _clean_environment() -> dict[str, str]:
@@ -158,14 +162,15 @@ class Server:
         )
         self.stranger = httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False)
         """Asks without a token. Shared, since each client of httpx takes 50 ms to make."""
-        self._out: Path | None = None
+        self._command: Command | None = None
 
     # -- its life -------------------------------------------------------------------------------
 
     def start(self, *, ready: bool = True) -> Server:
         """Start it, and wait until somebody decides."""
         argv = ("serve", "--port", str(self.port), "--data", str(self.data), *self._options)
-        self.pid, self._out = self._zygote.start(*argv, env=self._env)
+        self._command = self._zygote.start(*argv, env=self._env)
+        self.pid = self._command.forked.pid
         if ready:
             self.wait_ready()
         return self
@@ -199,9 +204,9 @@ class Server:
 
     def log(self) -> str:
         """What it wrote."""
-        if self._out is None:
+        if self._command is None:
             return ""
-        return self._out.read_text() + Path(f"{self._out}.err").read_text()
+        return self._command.out.read_text() + self._command.err.read_text()
 
     def close(self) -> None:
         """End it and everything that it runs."""
@@ -222,6 +227,8 @@ class Server:
                 os.kill(self.pid, signal.SIGKILL)
                 raise AssertionError(f"the server ignores {number.name}: {self.log()}")
             self.pid = 0
+        if self._command is not None:
+            self._command.forked.link.close()
 
     # -- what one asks of it --------------------------------------------------------------------
 

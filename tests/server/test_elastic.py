@@ -95,12 +95,12 @@ def test_by_its_owner(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve(nodes="1x4").start()
     training = Training(server, tmp_path / "surface")
     training.free_the_rest()
-    done = server.presage("scale", training.id, "4", "--json")
-    assert (done.code, done.json["workers"]) == (0, 4), done.err
-    training.reaches(4)
+    done = server.presage("scale", training.id, "3", "--json")
+    assert (done.code, done.json["workers"]) == (0, 3), done.err
+    training.reaches(3)
     assert server.presage("scale", training.id, "1").code == 0
     training.reaches(1)
-    training.went_through(2, 4, 1)
+    training.went_through(2, 3, 1)
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, gone
+from tests.server.kit import PATIENCE_S, Command, Server, Zygote, eventually
 
 PATIENT = {"PRESAGE_WAIT_S": str(PATIENCE_S)}
 """Far longer than a start takes on any machine; users have 10 seconds."""
@@ -26,21 +26,14 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-class Command:
-    """A command that runs beside the test."""
+def begin(zygote: Zygote, url: str, *argv: str) -> Command:
+    """Start a command that runs beside the test."""
+    return zygote.start(*argv, env={**PATIENT, "PRESAGE_URL": url})
 
-    def __init__(self, zygote: Zygote, url: str, *argv: str) -> None:
-        self._pid, self._out = zygote.start(*argv, env={**PATIENT, "PRESAGE_URL": url})
 
-    def said(self) -> str:
-        """What it wrote on stderr so far."""
-        file = Path(f"{self._out}.err")
-        return file.read_text() if file.exists() else ""
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code and what it printed, once it is over."""
-        assert gone(self._pid), self.said()
-        return int(Path(f"{self._out}.code").read_text()), self._out.read_text()
+def jobs(server: Server) -> list[str]:
+    """The ids of all jobs."""
+    return [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]]
 
 
 def test_submit_waits_for_a_server_that_was_killed(
@@ -48,14 +41,16 @@ def test_submit_waits_for_a_server_that_was_killed(
 ) -> None:
     server = serve().start()
     server.kill()
-    submit = Command(zygote, server.url, "submit", str(manifest))
+    submit = begin(zygote, server.url, "submit", str(manifest))
     waiting = f"waiting for the server at {server.url} …\n"
     eventually(lambda: waiting in submit.said())
     server.start()
-    code, out = submit.end()
-    assert code == 0, submit.said()
+    done = submit.done()
+    assert done.code == 0, done.err
     assert submit.said().count("waiting") == 1
-    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 def test_a_submission_whose_answer_was_lost_is_one_job(
@@ -65,13 +60,15 @@ def test_a_submission_whose_answer_was_lost_is_one_job(
     server = serve().start()
     accepted = threading.Event()
     with _loses_answer_of(b"POST /api/v1/jobs?", server.port, accepted) as url:
-        submit = Command(zygote, url, "submit", str(manifest))
+        submit = begin(zygote, url, "submit", str(manifest))
         assert accepted.wait(PATIENCE_S)
         server.kill()
         server.start()
-        code, out = submit.end()
-    assert code == 0, submit.said()
-    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+        done = submit.done()
+    assert done.code == 0, done.err
+    assert [job["id"] for job in server.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 @contextmanager
@@ -116,12 +113,14 @@ def test_submit_waits_for_a_server_that_does_not_decide_yet(
     first = serve(*options, data=tmp_path / "first").start()
     second = serve(*options, data=tmp_path / "second").start()
     assert not second.leads()
-    submit = Command(zygote, second.url, "submit", str(manifest))
+    submit = begin(zygote, second.url, "submit", str(manifest))
     eventually(lambda: "waiting for the server at" in submit.said())
     first.kill()
-    code, out = submit.end()
-    assert code == 0, submit.said()
-    assert [job["id"] for job in second.http.get("/api/v1/jobs").json()["jobs"]] == [out.strip()]
+    done = submit.done()
+    assert done.code == 0, done.err
+    assert [job["id"] for job in second.http.get("/api/v1/jobs").json()["jobs"]] == [
+        done.out.strip()
+    ]
 
 
 @pytest.mark.parametrize("argv", [["submit"], ["ps", "--json"], ["users", "add", "ann"]])
@@ -129,9 +128,10 @@ def test_no_wait_fails_at_once(
     serve: Callable[..., Server], zygote: Zygote, manifest: Path, argv: list[str]
 ) -> None:
     server = serve()  # not started
-    command = Command(
+    command = begin(
         zygote, server.url, *argv, *([str(manifest)] if argv == ["submit"] else []), "--no-wait"
     )
-    assert command.end() == (3, "")
+    done = command.done()
+    assert (done.code, done.out) == (3, "")
     assert command.said().startswith(f"error: no server answers at {server.url} ")
     assert len(command.said().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -12,10 +13,20 @@ from pathlib import Path
 
 import httpx
 
+from presage.policy import registry
+from presage.server.front import Front
+from presage.server.service import Service
+from presage.server.settings import Settings
+from presage.sim.clusters import read_cluster
 from tests.server.kit import PATIENCE_S, eventually
 
-LATER = ("alembic", "httpx", "nicegui", "polars", "ray", "rich", "scipy", "sklearn", "torch")
+LATER = (
+    *("alembic", "fastapi", "httpx", "nicegui", "polars", "ray", "rich", "scipy", "sklearn"),
+    *("starlette", "torch"),
+)
 """Packages that take long to import, and that a server needs only after it decides."""
+
+HEALTH = {"status": "ok", "leading": False, "leader": None}
 
 START = f"""
 import sys
@@ -24,12 +35,14 @@ from pathlib import Path
 import presage.cli.main
 import presage.cli.serve
 from presage.policy import registry
-from presage.server.app import create_app
+from presage.server.front import Front
+from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.sim.clusters import read_cluster
 
 data, nodes, policy = Path(sys.argv[1]), read_cluster("2x4"), registry.NAMED["fifo"]
-service = create_app(Settings(data=data, nodes=nodes, policy=policy)).state.service
+service = Service(Settings(data=data, nodes=nodes, policy=policy))
+Front(service)
 service.live.start()
 assert service.live.leading.wait(60)
 print(*sorted({LATER!r} & sys.modules.keys()))
@@ -47,6 +60,53 @@ def test_a_start_imports_only_what_it_needs(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == ""
+
+
+def test_health_is_told_before_the_api_is_there_and_other_requests_wait(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "data", read_cluster("2x4"), registry.NAMED["fifo"])
+    service = Service(settings)
+
+    async def ask() -> None:
+        front = Front(service)
+        door = httpx.ASGITransport(app=front)
+        async with httpx.AsyncClient(transport=door, base_url="http://127.0.0.1") as http:
+            refused = await http.get("/readyz")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "not_leading"
+            assert (await http.get("/healthz")).json() == HEALTH
+            service.start(asyncio.get_running_loop())
+            assert await asyncio.to_thread(service.live.leading.wait, PATIENCE_S)
+            early = [await http.get(path) for path in ("/healthz", "/readyz")]
+            assert front._api is None
+            assert (await http.get("/api/v1/jobs")).json() == {"jobs": [], "next": None}
+            assert front._api is not None
+            later = [await http.get(path) for path in ("/healthz", "/readyz")]
+        leads = HEALTH | {"leading": True, "leader": settings.url}
+        assert [answer.json() for answer in (*early, *later)] == [leads] * 4
+        await front._open.aclose()
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.close()
+
+
+def test_a_server_whose_api_cannot_be_loaded_ends(tmp_path: Path) -> None:
+    broken = tmp_path / "fastapi"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise RuntimeError('broken on purpose')")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    words = ["-m", "presage", "serve", "--port", "0", "--data", str(tmp_path / "data")]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "the API could not be loaded" in done.stderr
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from presage.foresee.champions import Champions
 from presage.layout import Layout
@@ -53,20 +54,40 @@ def browser(program: Callable[..., str]) -> Iterator[Browser]:
         started.close()
 
 
+@pytest.fixture(scope="session")
+def signed_in(
+    browser: Browser, guarded: Server, tokens: dict[str, str]
+) -> Callable[[str], BrowserContext]:
+    """The browser of each person, with what it has loaded before: a new one would read and compile
+    half a megabyte of scripts again."""
+
+    @cache
+    def context(who: str) -> BrowserContext:
+        made = browser.new_context(reduced_motion="reduce")
+        name, token = "presage_token", tokens[who]
+        made.add_cookies([{"name": name, "value": token, "domain": "127.0.0.1", "path": "/ui"}])
+        return made
+
+    return context
+
+
 Visitor = Callable[..., Page]
 
 
 @pytest.fixture
-def visit(browser: Browser, guarded: Server, tokens: dict[str, str]) -> Iterator[Visitor]:
-    """Opens a page in a browser of its own, as somebody who has signed in. The test fails when a
+def visit(
+    browser: Browser, guarded: Server, signed_in: Callable[[str], BrowserContext]
+) -> Iterator[Visitor]:
+    """Opens a page as somebody who has signed in, or in a new browser. The test fails when a
     script of the page did, or when it asked another host for something."""
-    contexts = []
+    opened: list[Page | BrowserContext] = []
     broken: list[str] = []
 
     def open_page(path: str, who: str | None = "ada", *, width: int = 1280) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 844})
-        contexts.append(context)
+        context = browser.new_context() if who is None else signed_in(who)
         page = context.new_page()
+        opened.append(context if who is None else page)
+        page.set_viewport_size({"width": width, "height": 844})
         page.on("pageerror", lambda error: broken.append(str(error)))
         page.on(
             "request",
@@ -76,15 +97,10 @@ def visit(browser: Browser, guarded: Server, tokens: dict[str, str]) -> Iterator
                 else broken.append(asked.url)
             ),
         )
-        if who is not None:
-            name, token = "presage_token", tokens[who]
-            context.add_cookies(
-                [{"name": name, "value": token, "domain": "127.0.0.1", "path": "/ui"}]
-            )
         page.goto(guarded.url + path)
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in opened:
+        page.close()
     assert not broken

@@ -263,7 +263,7 @@ def test_jobs_come_in_pages(visit: Visitor, guarded: Server, tokens: dict[str, s
     expect(rows).to_have_count(50)
     page.get_by_label("Show").select_option("halted")
     expect(page.get_by_text("No job fits.")).to_be_visible()
-    assert "show=halted" in page.url
+    expect(page).to_have_url(re.compile("show=halted"))
     guarded.stop_everything()
 
 

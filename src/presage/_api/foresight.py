@@ -18,6 +18,7 @@ from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import find_model, on_one_rank, trace_options
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.foresee.loader import time_loader
 from presage.model.errors import PresageError, UserError
 from presage.model.setup import LoraAdapter, Parallelism, Setup
 
@@ -98,11 +99,13 @@ def predict(
     if not isinstance(batch, int) or batch < 1:
         raise UserError(f"a batch has 1 sample or more, not {batch!r}")
     named = _named(model, inputs)
-    graph = named.graph(setup)
+    timing = None if loader is None else time_loader(loader)
     from presage.foresee.predict import predict_model
 
-    foreseen = _with_history(predict_model(named, batch, kinds, setup), graph, kinds)
-    return foreseen
+    foreseen = predict_model(named, batch, kinds, setup, loader=timing)
+    if named.decoder is not None and setup.inference:
+        return foreseen
+    return _with_history(foreseen, named.graph(setup), kinds)
 
 
 def get_ready() -> None:
@@ -176,7 +179,7 @@ def _gpu_of(profile: Profile, gpus: Sequence[Gpu]) -> Gpu | None:
 
 def _as_seen(on: OnGpu, profile: Profile, gpu: Gpu, batch: int) -> OnGpu:
     from presage.foresee.answer import Quantiles
-    from presage.foresee.predict import verdict
+    from presage.foresee.verdicts import verdict
 
     if (busy := profile.gpu_util_pct) is not None:
         on = replace(on, gpu_util_pct=Quantiles(busy.p50, busy.p50, busy.p95))

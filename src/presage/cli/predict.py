@@ -182,6 +182,9 @@ def _show(prediction: Prediction) -> None:
 def _asked(prediction: Prediction) -> str:
     """What was asked, in one line."""
     said = prediction.options
+    if "kv_len" in said:
+        served = f"serving {said['concurrency']:,} sequences of {said['kv_len']:,} tokens"
+        return f"{prediction.name}, {served}, {said['precision']}"
     batch = f"batch {prediction.batch:,}"
     if said.get("accumulate", 1) > 1:
         batch += f" × {said['accumulate']}"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,12 +142,15 @@ class _ExecutorOptions:
 
 
 def _import_server() -> None:
-    """Bring in what only a server needs; nothing of it is garbage, so nobody looks for any."""
+    """Bring in what only a server needs, but for its API, which comes when it decides. Nothing of
+    it is garbage, so nobody looks for any."""
     gc.disable()
     try:
+        if find_spec("fastapi") is None:
+            raise MissingExtra("server", "the control plane")
         import uvicorn  # noqa: F401
 
-        import presage.server.app  # noqa: F401
+        import presage.server.front  # noqa: F401
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("presage"):
             raise
@@ -197,12 +201,12 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
     """Answer until somebody stops it."""
     import uvicorn
 
-    from presage import web
-    from presage.server.app import create_app
+    from presage.server.front import Front
+    from presage.server.service import Service
     from presage.server.settings import is_loopback
 
-    app = create_app(settings)
-    if not is_loopback(settings.host) and app.state.service.accounts.open():
+    service = Service(settings)
+    if not is_loopback(settings.host) and service.accounts.open():
         raise UserError(
             f"--host {settings.host} can be reached by others and there are no users: set "
             "PRESAGE_TOKEN to a secret of yours (it becomes the admin's token), or make a "
@@ -210,11 +214,12 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
-    if web.installed():
-        say(f"dashboard: {settings.url}{web.HOME}/")
+    if find_spec("nicegui") is not None:
+        say(f"dashboard: {settings.url}/ui/")
     uvicorn.Server(
         uvicorn.Config(
-            app,
+            Front(service),
+            lifespan="on",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=3,

@@ -46,3 +46,8 @@ class Reader:
         known = changes is self._changes and start >= 0
         self._changes, self._at = changes, changes.dropped + len(changes.jobs)
         return changes.jobs[start:] if known else None
+
+    def peek(self, changes: Changes) -> list[Job] | None:
+        """What `read` would say."""
+        start = self._at - changes.dropped
+        return changes.jobs[start:] if changes is self._changes and start >= 0 else None

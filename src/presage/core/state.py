@@ -45,7 +45,8 @@ PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
     JobState.STOPPING,
     JobState.SUCCEEDED,
 )
-WENT_WELL = ev.Outcome.SUCCEEDED
+WENT_WELL, STOPPED = ev.Outcome.SUCCEEDED, ev.Outcome.STOPPED
+CANCEL, HALT = StopIntent.CANCEL, StopIntent.HALT
 _AS_THEY_ARE: Mapping[str, JobSpec] = MappingProxyType({})
 
 
@@ -157,10 +158,11 @@ class State:
             free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
             if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
                 return False
-            if any(free[d] < 0 or memory[d] < 0 for d in worker.devices):
-                return False
+            for d in worker.devices:
+                if free[d] < 0 or memory[d] < 0:
+                    return False
         # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
-        shares = any(ask_of(job, worker.role).shared for worker in hold)
+        shares = [worker for worker in hold if ask_of(job, worker.role).shared]
         return not (shares and self._being_left() & devices_of(hold))
 
     def _being_left(self) -> set[tuple[str, int]]:
@@ -309,11 +311,11 @@ class State:
         """A run did not end well; what it was told to stop for goes before why it ended."""
         intent = job.intent
         self._vacate(now, job)
-        if intent is StopIntent.CANCEL:
+        if intent is CANCEL:
             self._end(now, job, JobState.CANCELLED, stopped)
-        elif intent is StopIntent.HALT:
+        elif intent is HALT:
             self._move(now, job, JobState.HALTED, stopped)
-        elif outcome is ev.Outcome.STOPPED:
+        elif outcome is STOPPED:
             self._queue(now, job, reason)
         else:
             verdict = judge(job, outcome, reason)
@@ -394,23 +396,23 @@ class State:
     # -- decisions ------------------------------------------------------------------------------
 
     def _launch(self, now: float, e: ev.Launch) -> None:
-        job = self.jobs[e.job]
+        job_id, workers = e.job, e.workers
+        job = self.jobs[job_id]
+        reserved = bool(self.reservations) and self._drop_reservation(job_id, workers)
         if job.state is PENDING:
-            if self.reservations:
-                self._drop_reservation(e.job)
             job.attempt = e.attempt
-            job.allocation = e.workers
+            job.allocation = workers
             self._move(now, job, STARTING, None)
-            del self.pending[e.job]
-            self.active[e.job] = job
+            del self.pending[job_id]
+            self.active[job_id] = job
         else:
-            job.allocation += e.workers
+            job.allocation += workers
             self.changes.note(job)
-        self._hold(job, e.workers)
+        self._hold(job, workers, reserved)
         if missing(job):
-            self.incomplete[e.job] = job
+            self.incomplete[job_id] = job
         elif self.incomplete:
-            self.incomplete.pop(e.job, None)
+            self.incomplete.pop(job_id, None)
 
     def _stop(self, now: float, e: ev.Stop) -> None:
         job = self.jobs[e.job]
@@ -453,9 +455,7 @@ class State:
         """What `undo` will need to take this decision back; call it before `apply`."""
         if isinstance(decision, ev.WakeAt):
             return self.wake_at
-        job = self.jobs[decision.job]
-        held = self.reservations.get(decision.job)
-        return held, _BEFORE(job)
+        return self.reservations.get(decision.job), _BEFORE(self.jobs[decision.job])
 
     def undo(self, decision: ev.Decision, memo: Any) -> None:
         """Take back the latest decision, given the memo made before it was applied."""
@@ -545,11 +545,13 @@ class State:
             job.gpu_s += elapsed * job.held_milli / WHOLE_GPU
         job.mark = now
 
-    def _hold(self, job: Job, workers: tuple[Worker, ...]) -> None:
+    def _hold(self, job: Job, workers: tuple[Worker, ...], reserved: bool = False) -> None:
+        """Workers get their room, unless it was taken for them before."""
         capacity, milli = self.capacity, 0
         for worker in workers:
             ask = ask_of(job, worker.role)
-            capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
+            if not reserved:
+                capacity.shift(capacity.index[worker.node], ask, worker.devices, -1)
             milli += ask.gpu_milli
         job.held_milli += milli
         queue = job.spec.queue
@@ -571,16 +573,20 @@ class State:
         capacity, job = self.capacity, self.jobs[job_id]
         self.reservations[job_id] = workers
         for worker in workers:
-            ask = ask_of(job, worker.role)
-            capacity.take(capacity.index[worker.node], ask, worker.devices)
+            i = capacity.index[worker.node]
+            capacity.shift(i, ask_of(job, worker.role), worker.devices, -1)
 
-    def _drop_reservation(self, job_id: str) -> None:
+    def _drop_reservation(self, job_id: str, workers: tuple[Worker, ...] | None = None) -> bool:
+        """Give back the room that is reserved for a job; True if it is that of these workers, who
+        have it from now on."""
         hold = self.reservations.pop(job_id, None)
-        if hold is not None:
-            capacity, job = self.capacity, self.jobs[job_id]
-            for worker in hold:
-                ask = ask_of(job, worker.role)
-                capacity.give(capacity.index[worker.node], ask, worker.devices)
+        if hold is None or hold == workers:
+            return hold is not None
+        capacity, job = self.capacity, self.jobs[job_id]
+        for worker in hold:
+            ask = ask_of(job, worker.role)
+            capacity.give(capacity.index[worker.node], ask, worker.devices)
+        return False
 
 
 _EVERYTHING = attrgetter(*(field.name for field in fields(Job)))

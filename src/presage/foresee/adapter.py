@@ -15,7 +15,7 @@ from typing import Protocol
 from presage.core.ports import Predictor
 from presage.foresee.gpus import Gpu
 from presage.foresee.interference import InterferenceEstimator, JobAlone, taking_turns
-from presage.foresee.scaling import ScalingModel, Speeds
+from presage.foresee.scaling import Foreseen, ScalingModel, Speeds
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, OomRetry
@@ -93,22 +93,26 @@ class TimeSharing:
 
 class EstimatePredictor:
     """A `Predictor` over what was foreseen at submission; `scaling` says how workloads scale with
-    their workers where own runs do not."""
+    their workers where own runs do not, `foreseen` where that was not measured either."""
 
     def __init__(
-        self, slowdowns: Slowdowns, otherwise: Predictor, scaling: ScalingModel | None = None
+        self,
+        slowdowns: Slowdowns,
+        otherwise: Predictor,
+        scaling: ScalingModel | None = None,
+        foreseen: Foreseen | None = None,
     ) -> None:
         self._slowdowns = slowdowns
         self._kind = getattr(slowdowns, "kind", None)
         self._otherwise = otherwise
-        self._speeds = Speeds(scaling)
+        self._speeds = Speeds(scaling, foreseen=foreseen)
         self._out_of_memory: dict[str, int] = {}
         """What needs the same -> how often a run of it ran out of memory."""
 
     def with_speeds(self, speeds: SpeedBook) -> EstimatePredictor:
         """One that reads this book, and is the same else: both hear of what ran out of memory."""
         made = copy(self)
-        made._speeds = Speeds(self._speeds.fitted, speeds)
+        made._speeds = self._speeds.reading(speeds)
         return made
 
     @property
@@ -139,7 +143,15 @@ class EstimatePredictor:
         spec, least = job.spec, sum(role.min for role in job.spec.roles)
         told = job.progress >= _TELLING and job.allocation
         old = _shape(job.allocation) if told else (least, 1)
-        times = self._speeds.ratio(same_work(spec), spec.model, least, _shape(workers), old)
+        known = job.estimates.step_s if job.estimates is not None else None
+        times = self._speeds.ratio(
+            same_work(spec),
+            spec.model,
+            least,
+            _shape(workers),
+            old,
+            known.p50 if known is not None else None,
+        )
         if times == 1.0:
             return estimate
         scaled = (estimate.p10 * times, estimate.p50 * times, estimate.p90 * times)

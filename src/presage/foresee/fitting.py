@@ -18,13 +18,8 @@ import polars as pl
 
 from presage.foresee import interference, roofline_rows, utilization
 from presage.foresee.known import graph_memory_rows, graph_step_rows
-from presage.foresee.memory import (
-    GRAPH_FEATURES,
-    TABLE_FEATURES,
-    MemoryEstimator,
-    TableMemoryEstimator,
-    table_features,
-)
+from presage.foresee.memory import GRAPH_FEATURES, MemoryEstimator
+from presage.foresee.memory_table import TABLE_FEATURES, TableMemoryEstimator, table_features
 from presage.foresee.roofline_fitting import fit_steps
 from presage.foresee.steptime import (
     TOTALS,
@@ -85,7 +80,7 @@ def fit_memory(table: pl.DataFrame, date: str) -> tuple[Arrays, dict[str, Any]]:
     factor, guess = graph.residual_.out_of_fold_, graph.out_of_fold_
     card = {
         "name": "memory",
-        "version": "1",
+        "version": "2",
         "date": date,
         "data": f"{_GPUMEMNET}; {len(truth)} runs, {len(np.unique(_families(table)))} families",
         "licence": "CC-BY-4.0",

@@ -61,10 +61,9 @@ class PlanOption:
     def label(self) -> str:
         """In a few words: `8 × h100-80g, fsdp`."""
         spread = f", {self.spread}" if self.gpus > 1 else ""
-        again = f", {self.setup.checkpoint} checkpointing"
-        return (
-            f"{self.gpus} × {self.gpu}{spread}{again if self.setup.checkpoint != 'none' else ''}"
-        )
+        kept = self.setup.checkpoint
+        again = f", ckpt {kept}" if kept != "none" else ""
+        return f"{self.gpus} × {self.gpu}{spread}{again}"
 
     @property
     def batch_text(self) -> str:

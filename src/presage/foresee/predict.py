@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from math import erf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,19 @@ from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.interference import JobAlone
+from presage.foresee.loader import LoaderTiming, fed
 from presage.foresee.memory import MemoryPhysics, largest_batch
 from presage.foresee.prices import cost_of, price_of, price_source
+from presage.foresee.served import predict_serving
 from presage.foresee.steptime import Operators
 from presage.foresee.timing import StepForecast, step_time
 from presage.foresee.utilization import Features, profile_of
+from presage.foresee.verdicts import chance_below, verdict
 from presage.learn import Floats
 from presage.model.errors import ConfigError, GraphError
 from presage.model.setup import Setup
 
-__all__ = ["chance_below", "predict_graph", "predict_model", "share", "verdict"]
-
-_P90 = 1.2815515655446004
-"""Standard deviations between the median and the 90 % quantile of a normal distribution."""
+__all__ = ["predict_graph", "predict_model", "share"]
 
 
 def predict_model(
@@ -40,17 +39,25 @@ def predict_model(
     setup: Setup,
     *,
     largest: bool = True,
+    loader: LoaderTiming | None = None,
 ) -> Prediction:
     """Foresee a model that is run as the set-up says, at a batch on some kinds of GPUs. To look
-    for the largest batch that fits takes most of the time: without it, `max_batch` is 0."""
+    for the largest batch that fits takes most of the time: without it, `max_batch` is 0. `loader`
+    is what each GPU is fed by, if it was timed."""
     assumed = []
     if model.decoder is not None and setup.seq is None:
         setup = replace(setup, seq=decoder_length(model.decoder, setup))
         assumed.append(f"{setup.seq:,} tokens a sample")
     for gpu in gpus:
         _check_gpu(gpu, setup)
-    graph = model.graph(setup)
-    answer = predict_graph(graph, batch, gpus, setup, model.decoder, largest=largest)
+    if model.decoder is not None and setup.inference:
+        answer = predict_serving(model.decoder, gpus, setup)
+    else:
+        answer = predict_graph(
+            *(model.graph(setup), batch, gpus, setup, model.decoder),
+            largest=largest,
+            loader=loader,
+        )
     said = setup.assumptions(language=model.decoder is not None)
     return replace(answer, assumptions=[*assumed, *said])
 
@@ -69,6 +76,7 @@ def predict_graph(
     decoder: DecoderShape | None = None,
     *,
     largest: bool = True,
+    loader: LoaderTiming | None = None,
 ) -> Prediction:
     """Foresee a graph at a batch on some kinds of GPUs; a decoder's shape tells more of it."""
     if setup is None:
@@ -81,7 +89,8 @@ def predict_graph(
     answers = {}
     for gpu in gpus:
         time = step_time(graph, operators, batch, gpu, setup, decoder)
-        answers[gpu.name] = _on(physics, gpu, setup, time, largest)
+        step, busy = _fed(physics, gpu, setup, time, loader)
+        answers[gpu.name] = _on(physics, gpu, setup, replace(time, step_ms=step), busy, largest)
     macs = graph.forward_macs()
     return Prediction(
         name=graph.name,
@@ -92,8 +101,24 @@ def predict_graph(
         activations=graph.activations(),
         options=_options(graph, setup),
         gpus=answers,
-        evidence=_evidence(graph, setup, gpus),
+        evidence=_evidence(graph, gpus, loader),
     )
+
+
+def _fed(
+    physics: MemoryPhysics,
+    gpu: Gpu,
+    setup: Setup,
+    time: StepForecast,
+    loader: LoaderTiming | None,
+) -> tuple[Floats, Floats]:
+    """Milliseconds of a step and percent of utilization behind what feeds it."""
+    job = Features.of([profile_of(physics.graph, physics.batch, gpu)])
+    if loader is None:
+        return time.step_ms, estimators.utilization_of(job)[0]
+    alone = estimators.job_utilization().unstarved(job)[0]
+    behind = fed(list(time.step_ms), list(alone), loader, physics.batch * setup.accumulate)
+    return np.array(behind.step_ms), np.array(behind.util_pct)
 
 
 def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
@@ -107,12 +132,16 @@ def _options(graph: OpGraph, setup: Setup) -> dict[str, Any]:
 
 
 def _on(
-    physics: MemoryPhysics, gpu: Gpu, setup: Setup, time: StepForecast, largest: bool
+    physics: MemoryPhysics,
+    gpu: Gpu,
+    setup: Setup,
+    time: StepForecast,
+    busy: Floats,
+    largest: bool,
 ) -> OnGpu:
     graph, batch = physics.graph, int(physics.batch)
     estimator = estimators.memory().graph
     forecast = estimator.forecast(physics, gpu, setup)
-    busy = estimators.utilization_of(Features.of([profile_of(graph, batch, gpu)]))[0]
     most = largest_batch(estimator, graph, gpu, setup) if largest else 0
     samples = batch * setup.accumulate * setup.data_parallel
     tokens = _tokens(graph, setup)
@@ -150,40 +179,18 @@ def _joined(memory: Domain, time: Domain) -> Domain:
     return Domain(round(max(memory.distance, time.distance), 2), words)
 
 
-def chance_below(quantiles: Sequence[float] | Floats, room: float) -> float:
-    """The chance that something with these p10, p50, p90 is at most `room`: normal in logarithms,
-    with a width for each side."""
-    low, middle, high = (max(float(value), 1e-9) for value in quantiles)
-    away = log(max(room, 1e-9) / middle)
-    width = log(high / middle) if away > 0 else log(middle / low)
-    return 0.5 * (1 + erf(away / max(width, 1e-9) * _P90 / sqrt(2)))
-
-
-def verdict(memory: Sequence[float] | Floats, gpu: Gpu, most: int, batch: int) -> dict[str, Any]:
-    """Whether quantiles of memory fit: the fields `fits`, `headroom_mib` and `reason`."""
-    room = float(gpu.usable_mib)
-    return {
-        "fits": bool(memory[2] <= room),
-        "headroom_mib": round(room - float(memory[2]), 1),
-        "reason": _reason(memory, room, most, batch),
-    }
-
-
-def _reason(memory: Sequence[float] | Floats, room: float, most: int, batch: int) -> str:
-    need = f"{memory[2] / 1024:.1f} of {room / 1024:.1f} GiB at the 90 % quantile"
-    if memory[2] <= room:
-        return f"fits: {need}; batch up to {most:,}"
-    if memory[0] <= room:
-        return f"may not fit: {need}, {memory[1] / 1024:.1f} at the median; batch {most:,} is safe"
-    less = f"batch {most:,} would" if most else "not even one sample would"
-    return f"does not fit: {need}; {less} of the {batch:,} asked"
-
-
-def _evidence(graph: OpGraph, setup: Setup, gpus: Sequence[Gpu]) -> list[str]:
+def _evidence(graph: OpGraph, gpus: Sequence[Gpu], loader: LoaderTiming | None) -> list[str]:
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
-        *(f"{estimators.version(name)}" for name in ("memory", "step_time", "utilization")),
+        *(estimators.version(name) for name in ("memory", "step_time", "utilization")),
     ]
+    if loader is None:
+        lines.append("utilization allows for jobs that wait for their samples: --loader tells")
+    else:
+        lines.append(
+            f"its loader hands out {loader.p50:,.0f} samples/s on this machine "
+            f"({loader.batches} batches timed)"
+        )
     if any(price_of(gpu) is not None for gpu in gpus):
         lines.append(price_source())
     return lines + list(graph.notes)

@@ -12,16 +12,18 @@ nothing and forgets exponentially. The global batch of a job stays the same what
 
 `Speeds` is what a live cluster knows: the curve of the family that a job names, or one for any
 job, bent to what runs of the same workload reported at the sizes they had. Those points are in the
-journal; here they are only read.
+journal; here they are only read. Where nobody measured a family, `foreseen_steps` has its curve
+from bytes and links (`communication`), if the model's parameters and the seconds of its step are
+known.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import combinations
 from math import exp, log
 from pathlib import Path
@@ -30,8 +32,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.foresee.communication import Exposure, RankLoad, communication, fabric
+from presage.foresee.gpus import Gpu
+from presage.model.setup import Parallelism, Setup
 from presage.learn.bundle import load_bundle, save_bundle
-from presage.model.errors import BundleError, UserError
+from presage.model.errors import BundleError, PresageError, UserError
 from presage.model.speed import SpeedBook, SpeedPoint
 
 if TYPE_CHECKING:
@@ -41,13 +46,17 @@ __all__ = [
     "ANY_JOB",
     "COLUMNS",
     "Bend",
+    "Foreseen",
     "ScalingModel",
     "Speeds",
     "StepModel",
     "Stretches",
     "family_of",
     "fit_steps",
+    "foreseen_on",
+    "foreseen_steps",
     "own_scaling",
+    "parameters_of",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -222,6 +231,72 @@ def own_scaling() -> ScalingModel | None:
     return ScalingModel.load(path) if path.is_file() else None
 
 
+# -- without measurements -----------------------------------------------------------------------
+
+Foreseen = Callable[[str, float], StepModel | None]
+"""The name of a model and the seconds of its step on one worker -> how it scales, if that can be
+foreseen."""
+_MOST_ANSWERS = 4096
+
+
+def foreseen_steps(
+    parameters: float,
+    step_s: float,
+    gpu: Gpu,
+    setup: Setup | None = None,
+    how: Exposure | None = None,
+) -> StepModel:
+    """The step of a model of so many parameters that takes so long on one GPU; one local batch is
+    what it takes then. Sharding and links are those of the set-up, else plain data parallelism."""
+    setup = setup or Setup(precision="amp")
+    sharding = setup.parallel.sharding
+    kind = Parallelism("ddp" if sharding == "none" else sharding)
+    load = RankLoad(parameters, parameters, gradient_bytes=2 if setup.half else 4)
+
+    def lost(replicas: int, machine: int) -> float:
+        asked = replace(setup, gpus=replicas, parallel=kind)
+        over = fabric(gpu, setup.interconnect, machine)
+        third = 1e3 * step_s / setup.accumulate / 3
+        return communication(load, asked, over, third, 2 * third, how).exposed_ms / 1e3
+
+    near, far = lost(2, 8), lost(2, 1)
+    near_each, far_each = (lost(8, 8) - near) / 6, (lost(16, 8) - far) / 14
+    fixed, per_sample = (share * step_s for share in ANY_JOB.coefficients[:2])
+    return StepModel((fixed, per_sample, near, max(0.0, near_each), far, max(0.0, far_each)), 1.0)
+
+
+def foreseen_on(gpu: Gpu, parameters: Callable[[str], float | None] | None = None) -> Foreseen:
+    """How models scale on this GPU, by their parameters; None for one that nobody knows."""
+    count = parameters or parameters_of
+
+    @lru_cache(_MOST_ANSWERS)
+    def answer(model: str, step_s: float) -> StepModel | None:
+        size = count(model)
+        return None if size is None else foreseen_steps(size, step_s, gpu)
+
+    return answer
+
+
+@cache
+def parameters_of(model: str) -> float | None:
+    """Parameters of a model of the zoo or of the bundled table of architectures; needs no
+    PyTorch."""
+    kind, _, name = model.rpartition(":")
+    try:
+        if kind == "zoo":
+            from presage.foresee.graph import precomputed, zoo
+
+            graph = precomputed.read(zoo.find(name))
+            return float(graph.params) if graph is not None else None
+        if kind == "hf":
+            from presage.foresee.graph.architectures import find_architecture
+
+            return find_architecture(name).published_params
+    except PresageError:
+        return None
+    return None
+
+
 # -- own runs -----------------------------------------------------------------------------------
 
 ANY_JOB = StepModel((0.05, 0.95, 0.0, 0.0, 0.0, 0.0), 1.0)
@@ -290,13 +365,25 @@ class Stretches:
 
 
 class Speeds:
-    """How the jobs of a cluster scale, by a fitted model and the points of a book."""
+    """How the jobs of a cluster scale, by a fitted model, by what is foreseen where it knows
+    nothing, and by the points of a book."""
 
-    def __init__(self, fitted: ScalingModel | None = None, book: SpeedBook | None = None) -> None:
-        self.fitted = fitted
+    def __init__(
+        self,
+        fitted: ScalingModel | None = None,
+        book: SpeedBook | None = None,
+        foreseen: Foreseen | None = None,
+    ) -> None:
+        self.fitted, self.foreseen = fitted, foreseen
         self._book = book if book is not None else SpeedBook()
         self._name = fitted.version if fitted is not None else "scaling of any job"
+        if foreseen is not None:
+            self._name += ", else foreseen"
         self._known: dict[tuple[str, StepModel, int], tuple[tuple[SpeedPoint, ...], Bend]] = {}
+
+    def reading(self, book: SpeedBook) -> Speeds:
+        """The same with the points of another book."""
+        return Speeds(self.fitted, book, self.foreseen)
 
     @property
     def version(self) -> str:
@@ -306,17 +393,38 @@ class Speeds:
     @property
     def tells(self) -> bool:
         """Whether anything is known of any job."""
-        return self.fitted is not None or self._book.count > 0
+        return self.fitted is not None or self.foreseen is not None or self._book.count > 0
 
-    def ratio(self, work: str, model: str | None, least: int, new: Shape, old: Shape) -> float:
-        """Time on the new workers over that on the old, of a job whose fewest workers are `least`;
-        always 1 as long as nothing is known of how it scales."""
-        if self.fitted is None and len({p.workers for p in self._book.of(work)}) < 2:
-            return 1.0
-        fitted = self.fitted
-        prior = fitted.step_model(family_of(model)) if fitted is not None else ANY_JOB
+    def ratio(
+        self,
+        work: str,
+        model: str | None,
+        least: int,
+        new: Shape,
+        old: Shape,
+        step_s: float | None = None,
+    ) -> float:
+        """Time on the new workers over that on the old, of a job whose fewest workers are `least`
+        and whose step takes so long on them, if that is known; always 1 as long as nothing is
+        known of how it scales."""
+        prior = self._prior(model, step_s)
+        if prior is None:
+            if len({p.workers for p in self._book.of(work)}) < 2:
+                return 1.0
+            prior = ANY_JOB
         foreseen = prior.time(*new, least) / prior.time(*old, least)
         return foreseen * self._bend(prior, work, least).times(new[0], old[0])
+
+    def _prior(self, model: str | None, step_s: float | None) -> StepModel | None:
+        """What was measured of its family; else what is foreseen of it; else of any family."""
+        family = family_of(model)
+        if self.fitted is not None and family in self.fitted.families:
+            return self.fitted.step_model(family)
+        if self.foreseen is not None and model and step_s:
+            told = self.foreseen(model, step_s)
+            if told is not None:
+                return told
+        return self.fitted.step_model(family) if self.fitted is not None else None
 
     def _bend(self, prior: StepModel, work: str, least: int) -> Bend:
         key, points = (work, prior, least), self._book.of(work)

@@ -289,6 +289,15 @@ class StepTimeEstimator(Estimator):
         full = 1.0 / (1.0 + (_FULL_MS / max(row[0], 1e-9)) ** 4)
         return float(_like_the_measured(gpu) * np.exp(-strange / _STRANGE) * full)
 
+    def mattered(
+        self, model: OpGraph | Operators, batch: float, gpu: Gpu, setup: Setup
+    ) -> dict[str, float]:
+        """What moved the answer of the trees, as factors; nothing where they are not asked."""
+        ops, asked = _asked(model, setup)
+        if self.inside(ops, batch, gpu, asked) <= 0.0:
+            return {}
+        return self.explain(_row(ops, batch, gpu, asked))
+
     def explain(self, row: Floats) -> dict[str, float]:
         """The features that moved the answer most away from the roofline, as factors."""
         names = step_feature_names()

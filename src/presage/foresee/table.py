@@ -22,12 +22,12 @@ from presage.foresee.known import (
     known_models,
     scaled_batches,
 )
-from presage.foresee.memory import table_features
+from presage.foresee.memory_table import table_features
 from presage.foresee.roofline import plain_precision
-from presage.model.setup import Layout, Setup, TrainingPrecision
 from presage.foresee.steptime import MEASURED_ON, totals
 from presage.learn import Floats
 from presage.model.errors import UserError
+from presage.model.setup import Layout, Setup, TrainingPrecision
 
 __all__ = ["TARGETS", "predict_table"]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from presage.model.value import value
+
 __all__ = ["Estimate", "Estimates"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Estimate:
     """Ten, fifty and ninety percent quantiles of a quantity."""
 

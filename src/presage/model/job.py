@@ -57,6 +57,9 @@ class JobState(StrEnum):
         return self in _ENDED
 
 
+_RUNNING = JobState.RUNNING  # naming a member looks it up through the class, which is slow
+
+
 _ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
@@ -250,11 +253,10 @@ class Job:
 
     def ran(self, now: float) -> float:
         """Seconds it has run until now, over all attempts."""
-        running = self.state is JobState.RUNNING
-        return self.ran_s + (now - self.mark) if running else self.ran_s
+        return self.ran_s + (now - self.mark) if self.state is _RUNNING else self.ran_s
 
     def attained(self, now: float) -> float:
         """GPU-seconds of service until now, over all attempts."""
-        if self.state is not JobState.RUNNING:
+        if self.state is not _RUNNING:
             return self.gpu_s
         return self.gpu_s + (now - self.mark) * self.held_milli / WHOLE_GPU

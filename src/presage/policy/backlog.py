@@ -1,4 +1,4 @@
-"""The waiting jobs, kept sorted: one heap per group of jobs that every rule treats alike.
+"""The waiting jobs, kept sorted: one queue per group of jobs that every rule treats alike.
 
 Jobs of a group share queue, roles and placement, so when the first of them does not fit, none
 does: a pass costs as many tries as there are groups, however long the queue. Entries of jobs that
@@ -7,7 +7,9 @@ no longer wait are dropped when they come up.
 
 from __future__ import annotations
 
+from bisect import insort
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any
 
 from presage.core.ports import SortKey
@@ -20,6 +22,7 @@ from presage.policy.elastic import least_workers
 __all__ = ["Backlog", "Group", "Groups", "waits"]
 
 _PENDING = JobState.PENDING
+_FIRST = itemgetter(0)
 _MOST_KNOWN = 10_000
 
 
@@ -30,6 +33,7 @@ class Group:
         "checked",
         "elastic",
         "failed_at",
+        "front",
         "heap",
         "key",
         "kind",
@@ -51,6 +55,8 @@ class Group:
         self.elastic = job.spec.elastic
         self.kind, self.size = _size(job)
         """For `at_most`: only groups of the same kind can be compared, by their sizes."""
+        self.front: list[tuple[SortKey, Job]] = []
+        """The first who wait, in order, as far as anybody looked; all others are in the heap."""
         self.heap: list[tuple[SortKey, Job]] = []
         self.whole = max(ask_of(job, r).gpu_milli for r in range(len(job.spec.roles))) // WHOLE_GPU
         """Wholly free GPUs that one node must have for its largest worker."""
@@ -65,6 +71,14 @@ class Group:
     def one_role(self) -> bool:
         """Whether all workers are alike: then no choice of nodes keeps out what would fit."""
         return self.kind is not None
+
+    def has(self, place: int) -> bool:
+        """Whether so many wait before another; who that is stands at that place of `front`."""
+        while len(self.front) <= place:
+            if not self.heap:
+                return False
+            self.front.append(heappop(self.heap))
+        return True
 
     def at_most(self, other: Group) -> bool:
         """Whether a job of this group needs no more of anything than one of the other."""
@@ -93,7 +107,7 @@ class Groups:
         group = self._known.get(kind)
         if group is None:
             if len(self._known) >= _MOST_KNOWN:
-                self._known = {key: one for key, one in self._known.items() if one.heap}
+                self._known = {key: one for key, one in self._known.items() if one.front}
             group = self._known[kind] = Group(kind, job)
         return group
 
@@ -107,14 +121,19 @@ class Backlog:
 
     def push(self, key: SortKey, job: Job, group: Group) -> None:
         """Add a job that began to wait."""
-        if not group.heap:
+        front = group.front
+        if not front:
             self.groups[group.key] = group
-        heappush(group.heap, (key, job))
+            front.append((key, job))
+        elif key < front[-1][0]:
+            insort(front, (key, job), key=_FIRST)
+        else:
+            heappush(group.heap, (key, job))
 
-    def pop(self, group: Group) -> None:
-        """Take the first job of a group off; a group without jobs is forgotten."""
-        heappop(group.heap)
-        if not group.heap:
+    def pop(self, group: Group, place: int = 0) -> None:
+        """Take a job off that is in front of a group; a group without jobs is forgotten."""
+        del group.front[place]
+        if not group.front and not group.has(0):
             del self.groups[group.key]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -275,12 +275,10 @@ class Tenancy:
                 self._weights[job] = weight
         return self.left_of(job) * weight[0] * weight[1]
 
-    def busy_s(self, waiting: Iterable[float]) -> float:
-        """Seconds for which the jobs that run and this work would keep every GPU busy."""
-        capacity, work_of = self._capacity, self.work_of
-        gpus = sum([len(capacity.free_gpu[i]) for i in bits(capacity.open)])
-        active = [work_of(job) for job in self.plan.state.active.values()]
-        return sum(chain(active, waiting)) / max(1, gpus)
+    def running_work(self) -> list[float]:
+        """Seconds for which the jobs that hold GPUs would keep one busy, each of them."""
+        work_of = self.work_of
+        return [work_of(job) for job in self.plan.state.active.values()]
 
     def set_aside(self, count: int) -> None:
         """Keep the first GPUs for jobs that have to be profiled, or all idle ones for 0."""

@@ -116,7 +116,8 @@ class Srtf:
 
     def __call__(self, job: Job, plan: Plan, predict: Predictor) -> SortKey:
         """Seconds it still needs."""
-        return (max(0.0, predict.runtime(job).p50 - job.ran(plan.now)), job.seq)
+        left = predict.runtime(job).p50 - job.ran(plan.now)
+        return (left if left > 0.0 else 0.0, job.seq)
 
     def standing(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
         """When it will end."""
@@ -126,7 +127,8 @@ class Srtf:
 
     def differ(self, lower: float, higher: float, now: float) -> bool:
         """Jobs that should have ended are alike."""
-        return higher - max(lower, now) > 1e-5 + 1e-12 * abs(higher)
+        apart = higher - (lower if lower > now else now)
+        return apart > 1e-5 + 1e-12 * abs(higher)
 
     def edge(self, key: SortKey, now: float) -> tuple[Place, Place]:
         """When it would end if it started now, but for rounding."""

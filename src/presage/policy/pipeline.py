@@ -170,8 +170,7 @@ class Pipeline:
             # A job that lacks workers gets no service until it is whole.
             return None if job.id in incomplete else rounds.next_change(job, now)
 
-        self._runs.look(plan, predict)
-        due = self._runs.next_change(plan, change)
+        due = self._runs.next_change(plan, predict, change)
         if due < inf:
             plan.wake_at(_next_round(due, rounds.round_s))
 

@@ -100,7 +100,12 @@ class Placer:
     def _has_slots(self, job: Job, wanted: Wanted, nodes: int, capacity: Capacity) -> bool:
         """Whether each role on its own would find places enough: cheap, and most fail here."""
         roles = job.spec.roles
-        counts = {0: len(wanted)} if len(roles) == 1 else Counter(r for r, _ in wanted)
+        if len(roles) == 1:
+            ask, count, types = ask_of(job, 0), len(wanted), roles[0].gpu_types
+            if count * ask.gpu_milli > capacity.free_milli:
+                return False
+            return slots(capacity, ask, nodes & capacity.accepts(types), count) >= count
+        counts = Counter(r for r, _ in wanted)
         milli = sum(count * ask_of(job, r).gpu_milli for r, count in counts.items())
         return milli <= capacity.free_milli and all(
             slots(capacity, ask_of(job, r), nodes & capacity.accepts(roles[r].gpu_types), count)

@@ -58,31 +58,47 @@ class Runs:
                 self._place(job, plan, predict)
         return self.line
 
-    def next_change(self, plan: Plan, change: Callable[[Job, float], float | None]) -> float:
-        """The soonest of what `change` says of the runs; it is never before a run's `until`."""
-        due, looked, soonest = self._due, list[Run](), inf
+    def next_change(
+        self, plan: Plan, predict: Predictor, change: Callable[[Job, float], float | None]
+    ) -> float:
+        """The soonest of what `change` says of the runs; it is never before a run's `until`. Runs
+        that changed since the last look stay where they are until the next."""
+        changed = self._reader.peek(plan.state.changes)
+        if changed is None:
+            self.look(plan, predict)
+        fresh, active, now, soonest = set(changed or ()), plan.state.active, plan.now, inf
+        for job in fresh:
+            if job.allocation and active.get(job.spec.id) is job:
+                at = change(job, now)
+                if at is not None and at < soonest:
+                    soonest = at
+        due, known, looked = self._due, self._known, list[Run]()
         while due and due[0][0] < soonest:
             entry = heappop(due)
-            if entry[2] in self._known and self._known[entry[2]][1] == entry[0]:
+            job = entry[2]
+            if job in known and known[job][1] == entry[0]:
                 looked.append(entry)
-                at = change(entry[2], plan.now)
-                soonest = soonest if at is None else min(soonest, at)
+                at = None if job in fresh else change(job, now)
+                if at is not None and at < soonest:
+                    soonest = at
         for entry in looked:
             heappush(due, entry)
         return soonest
 
     def _place(self, job: Job, plan: Plan, predict: Predictor) -> None:
-        known, line = self._known, self.line
+        known, line, seq = self._known, self.line, job.seq
         old = known.pop(job, None)
         if old is not None:
-            at = bisect_left(line, (old[0], job.seq))
-            self.untouched = min(self.untouched, len(line) - at - 1)
+            at = bisect_left(line, (old[0], seq))
             del line[at]
-        if plan.state.active.get(job.spec.id) is job:
+            if len(line) - at < self.untouched:
+                self.untouched = len(line) - at
+        if job.allocation and plan.state.active.get(job.spec.id) is job:
             where, until = known[job] = self._standing(job, plan.now, predict)
-            run = where, job.seq, job
+            run = where, seq, job
             at = bisect_left(line, run)
+            if len(line) - at < self.untouched:
+                self.untouched = len(line) - at
             line.insert(at, run)
-            self.untouched = min(self.untouched, len(line) - at - 1)
             if until < inf:
-                heappush(self._due, (until, job.seq, job))
+                heappush(self._due, (until, seq, job))

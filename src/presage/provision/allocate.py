@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from presage.provision.usage import MEMORY, Floats, Usage
+from presage.provision.usage import MEMORY, Floats, Ints, Usage
 
 __all__ = ["AllocationRules", "AllocationScore", "Wish", "allocate", "margin_for", "score"]
 
@@ -142,19 +142,29 @@ def margin_for(
     rules: AllocationRules,
     target_pct: float,
     least: float = _LEAST_MARGIN,
+    kin: Ints | None = None,
 ) -> float:
     """The smallest margin, in steps of a tenth of a percent, that fulfils the target here. It may
     be negative, down to `least`, so that all policies are compared at equal service. If none does
-    (a wish for nothing stays nothing), the smallest of those that come closest."""
+    (a wish for nothing stays nothing), the smallest of those that come closest. With `kin`, the
+    workload of each pod, the target is met with the standard error over workloads to spare: new
+    telemetry is of a workload that is not among them."""
     counted = ~usage.first
     sample = np.repeat(counted, usage.counts)
     use, size = usage.use[sample], int(sample.sum())
+    group = None if kin is None else kin[np.repeat(usage.pod, usage.counts)[sample]]
 
-    def met(step: int) -> int:
+    def met(step: int) -> float:
         given = allocate(usage, wish, step * _MARGIN_STEP, rules)
-        return int((use <= usage.spread(given)[sample] * (1 + _ROUNDING)).sum())
+        good = use <= usage.spread(given)[sample] * (1 + _ROUNDING)
+        total = float(good.sum())
+        if group is None or step == most:
+            return total
+        away = np.bincount(group, good - total / size)
+        return total - float(np.sqrt((away**2).sum()))
 
     low, high = round(least / _MARGIN_STEP), round(_MOST_MARGIN / _MARGIN_STEP)
+    most = high
     needed = min(int(np.ceil(size * target_pct / 100 - _ROUNDING)), met(high))
     if met(low) >= needed:
         return low * _MARGIN_STEP

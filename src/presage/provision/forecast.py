@@ -81,9 +81,16 @@ class UsageForecaster:
 
     @classmethod
     def fit(
-        cls, usage: Usage, now: ExpectedPhases, table: PhaseTable, target_pct: float, seed: int = 0
+        cls,
+        usage: Usage,
+        now: ExpectedPhases,
+        table: PhaseTable,
+        target_pct: float,
+        seed: int = 0,
+        kin: Ints | None = None,
     ) -> UsageForecaster:
-        """Learn from all windows but the first of each pod."""
+        """Learn from all windows but the first of each pod. With `kin`, the workload of each pod,
+        pods are judged by trees that have not seen their workload."""
         rows = np.flatnonzero(~usage.first)
         make = sklearn_ensemble("the forecast policy").RandomForestRegressor
         small = max(_SMALL * float(np.mean(usage.use)), float(np.finfo(np.float64).tiny))
@@ -99,7 +106,7 @@ class UsageForecaster:
             target = ((covered >= 1) | stays[rows, None]).astype(np.float64)
         features = _features(usage, now, table, small)[rows]
         weights = np.ones(len(rows)) if is_memory else usage.counts[rows].astype(np.float64)
-        units = _units(usage)[rows]
+        units = _units(usage, kin)[rows]
         fold = units % _FOLDS
         trees = int(np.clip(_WINDOWS_X_TREES / len(rows), _LEAST_TREES, _MOST_TREES))
         forests, cover = [], np.empty_like(target)
@@ -118,9 +125,8 @@ class UsageForecaster:
         least = _LEAST_COVERAGE_MEMORY if is_memory else _LEAST_COVERAGE
         amounts = _amounts(usage, multiples, small)[rows]
         sizes = np.sqrt(base[rows])
-        price = _price(
-            amounts, sizes, cover, target, weights, None if is_memory else units, target_pct, least
-        )
+        cautious = None if is_memory and kin is None else units
+        price = _price(amounts, sizes, cover, target, weights, cautious, target_pct, least)
         own = np.full(len(usage), np.nan)
         own[rows] = _at(amounts, _chosen(amounts, cover, price * sizes, least))
         return cls(forests, multiples, small, table, price, least, own)
@@ -221,8 +227,11 @@ def _features(usage: Usage, now: ExpectedPhases, table: PhaseTable, small: float
     return np.column_stack(columns)
 
 
-def _units(usage: Usage) -> Ints:
-    """Per window, what it is judged with: its pod, or where pods are few a stretch of time."""
+def _units(usage: Usage, kin: Ints | None = None) -> Ints:
+    """Per window, what it is judged with: its workload where that is known of enough pods, else
+    its pod, or where pods are few a stretch of time."""
+    if kin is not None and np.unique(kin).size >= _LEAST_PODS:
+        return kin[usage.pod]
     if len(usage.pods) >= _LEAST_PODS:
         return usage.pod
     stretch = max(1, (int(usage.order.max()) + 1) // (3 * _FOLDS))

@@ -28,7 +28,7 @@ from presage.provision.allocate import (
 )
 from presage.provision.forecast import UsageForecaster
 from presage.provision.policies import ExpectedPhases, PhaseSource, PhaseTable
-from presage.provision.usage import Floats, Usage, Value, resources_in
+from presage.provision.usage import Floats, Ints, Usage, Value, resources_in
 from presage.telemetry.series import Series
 
 if TYPE_CHECKING:
@@ -140,11 +140,13 @@ def rightsize(
     slow_reduction: float | None = None,
     ceilings: Mapping[str, float] | None = None,
     seed: int = 0,
+    kin: Mapping[str, str] | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> RightsizeResult:
     """Replay telemetry under each policy. `target_pct` sets the margin of each, and `margin`
-    is not used then; `ceilings` has the most of a resource that is ever given; `report` hears of
-    progress."""
+    is not used then; `ceilings` has the most of a resource that is ever given; `kin` names the
+    workload of pods in the training, so that margins are set for workloads that nobody has seen;
+    `report` hears of progress."""
     chosen = _checked(policies, window_s, model, margin, target_pct, slow_reduction)
     wanted = Value.parse(value)
     names = resources_in(series)
@@ -169,7 +171,10 @@ def rightsize(
         if usage.first.all():
             continue
         training = Usage.of(model.training, name, window_s) if model is not None else None
-        bench = _Bench(usage, training, outlook, trained_outlook, wanted, target_pct, seed)
+        relatives = _kin(training, kin) if training is not None else None
+        bench = _Bench(
+            usage, training, outlook, trained_outlook, wanted, target_pct, seed, relatives
+        )
         rules = AllocationRules(slow_reduction, (ceilings or {}).get(name))
         if outlook is not None:
             outlooks[name] = bench.now
@@ -197,6 +202,7 @@ class _Bench:
     value: Value
     target_pct: float | None
     seed: int
+    kin: Ints | None = None
 
     @cached_property
     def now(self) -> ExpectedPhases:
@@ -219,9 +225,16 @@ class _Bench:
         phase = self.trained_outlook.phase[usage.places]
         use = usage.use
         if fold is not None and len(usage.pods) > 1:
-            outside = np.repeat(usage.pod % _FOLDS != fold, usage.counts)
+            outside = np.repeat(self._fold_of[usage.pod] != fold, usage.counts)
             use, phase = use[outside], phase[outside]
         return PhaseTable.measured(use, phase, self.trained_outlook.share.shape[1], self.value)
+
+    @property
+    def _fold_of(self) -> Ints:
+        """The fold of each pod of the training; kin are in one."""
+        assert self.training is not None
+        pods = np.arange(len(self.training.pods)) if self.kin is None else self.kin
+        return np.asarray(pods % _FOLDS, np.int64)
 
     @property
     def foresees(self) -> bool:
@@ -234,7 +247,7 @@ class _Bench:
         assert self.training is not None
         target = _DEFAULT_TARGET_PCT if self.target_pct is None else self.target_pct
         return UsageForecaster.fit(
-            self.training, self.trained_now, self.table(), target, self.seed
+            self.training, self.trained_now, self.table(), target, self.seed, self.kin
         )
 
     def wish(self, policy: str) -> Wish:
@@ -252,14 +265,14 @@ class _Bench:
         if policy == "forecast" and self.foresees:
             # Its price has been set for the target, with some caution.
             own = self.forecaster.own_wish()
-            return margin_for(self.training, own, rules, self.target_pct, least=0.0)
+            return margin_for(self.training, own, rules, self.target_pct, 0.0, self.kin)
         if policy in ("phase", "forecast"):
             folds = [self.table(fold) for fold in range(_FOLDS)]
-            each = [folds[pod % _FOLDS] for pod in range(len(self.training.pods))]
+            each = [folds[fold] for fold in self._fold_of]
             wish = known.by_phase(self.training, self.value, self.trained_now, each)
         else:
             wish = self._plain(policy, self.training)
-        return margin_for(self.training, wish, rules, self.target_pct)
+        return margin_for(self.training, wish, rules, self.target_pct, kin=self.kin)
 
     def _plain(self, policy: str, usage: Usage) -> Wish:
         if policy == "static":
@@ -268,6 +281,14 @@ class _Bench:
         if policy in ("vpa", "krr"):
             return known.vpa(usage) if policy == "vpa" else known.krr(usage)
         return (known.dynamic if policy == "dynamic" else known.adaptive)(usage, self.value)
+
+
+def _kin(training: Usage, kin: Mapping[str, str] | None) -> Ints | None:
+    """A number for the workload of each pod; a pod that nobody names a workload of is alone."""
+    if kin is None:
+        return None
+    names = [kin.get(pod, f"\0{pod}") for pod in training.pods]
+    return np.asarray(np.unique(names, return_inverse=True)[1].reshape(-1), np.int64)
 
 
 def _checked(

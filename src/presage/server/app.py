@@ -49,13 +49,15 @@ class _Api(FastAPI):
         return self.openapi_schema
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application of one server. It opens the database now, and decides while it runs."""
-    service = Service(settings)
+def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
+    """The application of one server. It opens the database now, and decides while it runs, unless
+    it is given a service that somebody else starts and ends."""
+    service = started or Service(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start(asyncio.get_running_loop())
+        if started is None:
+            service.start(asyncio.get_running_loop())
         tasks = [asyncio.create_task(deliver(service))]
         if dashboard is not None:
             tasks.append(asyncio.create_task(_show(service, dashboard)))
@@ -66,7 +68,8 @@ def create_app(settings: Settings) -> FastAPI:
                 await task
         if dashboard is not None:
             await dashboard.close()
-        await asyncio.to_thread(service.close)
+        if started is None:
+            await asyncio.to_thread(service.close)
 
     app = _Api(
         title="Presage",

@@ -68,6 +68,11 @@ class Oracle:
         task = self._world.tasks[job.id]
         return task.utilization if self._world.rules.beside is None else task.spec.model or ""
 
+    def stopped(self, job_id: str) -> None:
+        """A job was stopped: what it costs to start it again comes on top."""
+        if self._world.rules.restart_cost_s:
+            self._known.pop(job_id, None)
+
     def forget(self, job_id: str) -> None:
         """A job ended."""
         self._known.pop(job_id, None)

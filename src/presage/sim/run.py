@@ -175,7 +175,7 @@ def _collect(world: World, state: State, oracle: Oracle, recorder: Recorder, now
             oracle.forget(task.spec.id)
     if world.stopped:
         for job_id in world.stopped:
-            oracle.forget(job_id)
+            oracle.stopped(job_id)
         world.stopped.clear()
 
 

@@ -133,7 +133,7 @@ class Use:
 
 
 _END, _MEMORY, _READY, _OUTAGE, _RETURN = range(5)
-_WENT_WELL = Outcome.SUCCEEDED
+_WENT_WELL, _STOPPED, _LOST = Outcome.SUCCEEDED, Outcome.STOPPED, Outcome.LOST
 
 
 class World:
@@ -218,7 +218,7 @@ class World:
         task = self.tasks.get(decision.job)
         if task is None or decision.attempt != task.attempt or not task.workers:
             return
-        lost = any(worker.node in self._lost for worker in task.workers)
+        lost = bool(self._lost) and any(worker.node in self._lost for worker in task.workers)
         if len(task.workers) < task.needed:
             task.waited_s += self.now - task.queued_at
         self._progress(task)
@@ -230,7 +230,7 @@ class World:
         self.stopped.append(task.spec.id)
         self.stops += 1
         task.queued_at = self.now
-        outcome = Outcome.LOST if lost else Outcome.STOPPED
+        outcome = _LOST if lost else _STOPPED
         self._facts.append(JobExited(task.spec.id, task.attempt, outcome))
 
     def resize(self, decision: Resize) -> None:

@@ -231,3 +231,6 @@ def test_inference_has_neither_gradients_nor_state() -> None:
     assert ROLES.index("gradient") not in roles
     assert ROLES.index("state") not in roles
     assert (graph.phase == 0).all()
+    kinds = {KINDS[kind] for kind in graph.kind.tolist()}
+    assert not kinds & {"loss", "update"}
+    assert live_peak(graph, 1).bytes < 1.1 * LLAMA.params * 2

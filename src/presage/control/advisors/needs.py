@@ -25,7 +25,7 @@ from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, Slowdown
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
 from presage.foresee.own import SIZES, OwnRuns
-from presage.foresee.scaling import own_scaling
+from presage.foresee.scaling import foreseen_on, own_scaling
 from presage.manifest import ModelReference, Needs
 from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import PresageError, UserError
@@ -80,15 +80,16 @@ def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
     share devices, what they do to each other there. What own runs add to it, an engine takes from
     its state."""
     kinds = {device.type for node in nodes for device in node.devices}
+    gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
     slowdowns: Slowdowns = TimeSharing()
     if shares and CORE not in kinds:
         from presage.foresee import estimators
 
-        gpu = next(filter(None, map(_in_catalogue, sorted(kinds))), None)
         version = estimators.version("interference")
         known = find(gpu or _REFERENCE_GPU)
         slowdowns = FittedSlowdowns(estimators.interference(), known, version)
-    return EstimatePredictor(slowdowns, Declared(), own_scaling())
+    foreseen = foreseen_on(find(gpu)) if gpu is not None else None
+    return EstimatePredictor(slowdowns, Declared(), own_scaling(), foreseen)
 
 
 class NeedsEstimator:

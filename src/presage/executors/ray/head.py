@@ -24,7 +24,7 @@ from presage.executors.node.wire import MessageError, find, write
 from presage.layout import Layout
 from presage.model.errors import UserError
 
-__all__ = ["HEALTH", "RayHead"]
+__all__ = ["BARE", "HEALTH", "RayHead"]
 
 log = logging.getLogger("presage.ray")
 
@@ -35,7 +35,10 @@ HEALTH = {
     "health_check_timeout_ms": 1000,
 }
 """Settings of a head with which a lost node is noticed in two or three seconds."""
-_START_S = 60.0
+BARE = {"prestart_worker_first_driver": False}
+"""Settings without workers in advance: an agent is the only one that a node ever runs."""
+_START_S = 180.0
+"""Far longer than it takes: a head that cannot start ends, and that is noticed at once."""
 
 
 class RayHead:
@@ -89,7 +92,8 @@ class RayHead:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += [f"--port={port}", f"--node-name={os.uname().nodename}"]
         command += ["--include-dashboard=false", "--disable-usage-stats"]
-        command += [f"--system-config={json.dumps(HEALTH)}"]
+        command += ["--no-monitor", "--include-log-monitor=false"]  # nobody asks them
+        command += [f"--system-config={json.dumps(HEALTH | BARE)}"]
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,

@@ -27,10 +27,11 @@ __all__ = ["RayLink"]
 
 log = logging.getLogger("presage.ray")
 
-_CONNECT_S = 3.0
+_CONNECT_S = 5.0
 _AGAIN_S = 1.0
 _LOOK_S = 3.0
-_START_S = 60.0
+_START_S = 180.0
+"""Far longer than a driver takes: one that cannot connect says so and ends."""
 _SILENT_S = 12.0
 """A driver that said nothing for so long is stuck, since its cluster is."""
 _ENVIRONMENT = {"RAY_gcs_server_port_wait_time_s": "8"}
@@ -55,7 +56,7 @@ class RayLink:
         *,
         head: RayHead | None = None,
         log: Path | None = None,
-        patience_s: float = 45.0,
+        patience_s: float = 180.0,
     ) -> None:
         if find_spec("ray") is None:
             raise MissingExtra("ray", "the executor ray")

@@ -459,9 +459,11 @@ class DecoderBlocks:
         s, t, w = self.shape, self.tape, self.widths
         h = self._gathered(self.norm(x, s.width))
         words = s.vocabulary / self.setup.parallel.tensor
-        if self.setup.loss == "chunked":
+        if self.setup.loss == "chunked" and not self.setup.inference:
             return self._chunked(h, words)
         logits = self._logits(h, words)
+        if self.setup.inference:
+            return logits
         if s.softcap:
             logits = t.apply(
                 "tanh", "activation", [logits], logits.count, w.compute, save_out=True

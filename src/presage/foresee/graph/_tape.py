@@ -7,15 +7,12 @@ Sizes are per sample; nothing here knows a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from presage.foresee.graph.opgraph import KINDS, ROLES
 
-__all__ = ["END", "Tape", "TapeValue", "TapeWeight"]
-
-END = 2
-"""The segment of what outlives the step."""
+__all__ = ["Tape", "TapeValue", "TapeWeight"]
 
 Place = tuple[int, int]
 """(segment, operator of it)."""
@@ -102,6 +99,9 @@ class TapeRow:
     read: float
     written: float
     weights: float
+    read_once: float
+    """Elements that do not depend on the batch."""
+    written_once: float
 
 
 @dataclass(slots=True)
@@ -112,7 +112,6 @@ class Tape:
     """Values with `sources` are computed again instead of saved."""
     accumulate: bool = False
     gradient_width: Callable[[TapeWeight], float] = lambda parameter: parameter.width
-    gradient_kept: bool = True
     rows: tuple[list[TapeRow], list[TapeRow]] = field(default_factory=lambda: ([], []))
     values: list[TapeValue] = field(default_factory=list)
     edges: list[tuple[Place, Place]] = field(default_factory=list)
@@ -162,11 +161,19 @@ class Tape:
         made = [TapeValue(n, w, False, here, here, power=p, writer=here) for n, w, p in outs]
         self.values += made
         width = outs[0][1] if outs else (inputs[0].width if inputs else 4)
-        read = sum(v.count for v in inputs if v.power)
-        written = sum(n for n, _, p in outs if p)
         rows.append(
             TapeRow(
-                name, KINDS.index(kind), self.segment, last, width, macs, read, written, weights
+                name,
+                KINDS.index(kind),
+                self.segment,
+                last,
+                width,
+                macs,
+                read=sum(v.count for v in inputs if v.power),
+                written=sum(n for n, _, p in outs if p),
+                weights=weights,
+                read_once=sum(v.count for v in inputs if not v.power) + weights,
+                written_once=sum(n for n, _, p in outs if not p),
             )
         )
         self.touch(*inputs)
@@ -212,15 +219,7 @@ class Tape:
         trains = parameter is not None and parameter.trainable
         out.grad = self.learning and (trains or any(v.grad for v in inputs))
         if out.grad:
-            kept = list(saves)
-            if save_out:
-                kept.append(out)
-            if extra:
-                beside = TapeValue(extra, 1.0, False, out.born, out.born)
-                self.values.append(beside)
-                kept.append(beside)
-            if parameter is not None and parameter.cached and parameter.copy is not None:
-                kept.append(parameter.copy)
+            kept = [*saves, *([out] if save_out else []), *self._beside(out, extra, parameter)]
             self.steps.append(
                 _TapeStep(
                     name,
@@ -237,6 +236,17 @@ class Tape:
                 )
             )
         return out
+
+    def _beside(
+        self, out: TapeValue, extra: float, parameter: TapeWeight | None
+    ) -> Iterator[TapeValue]:
+        """What is saved that no other operator sees: a mask, the copy of a weight."""
+        if extra:
+            mask = TapeValue(extra, 1.0, False, out.born, out.born)
+            self.values.append(mask)
+            yield mask
+        if parameter is not None and parameter.cached and parameter.copy is not None:
+            yield parameter.copy
 
     def _copy(self, parameter: TapeWeight, reads: list[TapeValue]) -> None:
         """The copy of a weight that a product reads."""
@@ -364,7 +374,7 @@ class Tape:
         name = f"{step.name}_weight_backward"
         made = self.emit(name, step.kind, reads, [(parameter.count, width, 0)], macs=macs)[0]
         made.role = ROLES.index("transient")
-        if self.accumulate or parameter.merge or not self.gradient_kept:
+        if self.accumulate or parameter.merge:
             self.emit("accumulate", "elementwise", [made], [], weights=parameter.count)
             return
         if width != kept:

@@ -20,7 +20,7 @@ from presage.foresee.graph._tape import Tape, TapeValue, TapeWeight
 from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS, ROLES, Floats, InputSpec, Ints, OpGraph, Tensors
 from presage.foresee.sharding import ShardUnit, shard
-from presage.model.optimizers import optimizer_memory
+from presage.model.optimizers import OptimizerMemory, optimizer_memory
 from presage.model.setup import Setup
 
 __all__ = ["busiest_graph", "decoder_graph", "decoder_length"]
@@ -193,10 +193,8 @@ class _DecoderAssembly:
         forward = sum(t.forward * t.times for t in self.templates)
         count = forward + sum(t.backward * t.times for t in self.templates)
         memory = optimizer_memory("none" if setup.inference else setup.optimizer)
-        updates = memory.passes
-        total = count + updates
-        rows, names, shapes, dtypes = self._rows(updates)
-        store = _TensorStore(total)
+        rows = self._rows(memory)
+        store = _TensorStore(count + memory.passes)
         for template, (starts, backs) in zip(self.templates, places, strict=True):
             self._lives(store, template, starts, backs)
         weights = self._lasting(store)
@@ -206,15 +204,15 @@ class _DecoderAssembly:
         tensors = store.tensors()
         graph = OpGraph(
             name=self.shape.name,
-            operators=names,
-            kind=rows["kind"],
-            phase=rows["phase"],
-            shapes=shapes,
-            dtypes=dtypes,
-            macs=_poly(rows["macs"]),
-            read=_poly(rows["read"]),
-            written=_poly(rows["written"]),
-            weights=rows["weights"].astype(np.float64),
+            operators=tuple(rows.names),
+            kind=rows.column("kind").astype(np.int64),
+            phase=np.array(rows.phases, np.int64),
+            shapes=tuple(rows.shapes),
+            dtypes=tuple(rows.dtypes),
+            macs=_poly(rows.column("macs")),
+            read=_poly(rows.column("read"), rows.column("read_once")),
+            written=_poly(rows.column("written"), rows.column("written_once")),
+            weights=rows.column("weights"),
             edges=self._edges(places),
             tensors=tensors,
             params=round(weights[0]),
@@ -239,51 +237,32 @@ class _DecoderAssembly:
             at += t.backward * t.times
         return list(zip(starts, backs, strict=True))
 
-    def _rows(
-        self, updates: int
-    ) -> tuple[
-        dict[str, npt.NDArray[Any]],
-        tuple[str, ...],
-        tuple[tuple[int, ...], ...],
-        tuple[str, ...],
-    ]:
+    def _rows(self, memory: OptimizerMemory) -> _OperatorRows:
+        """Operators in the order they run."""
         order = [(t, 0) for t in self.templates] + [(t, 1) for t in reversed(self.templates)]
-        names: list[str] = []
-        shapes: list[tuple[int, ...]] = []
-        dtypes: list[str] = []
-        columns: dict[str, list[npt.NDArray[Any]]] = {
-            key: [] for key in ("kind", "phase", "macs", "read", "written", "weights")
-        }
+        rows = _OperatorRows()
         tokens = max(1, round(self.seq / self.setup.parallel.context))
         for template, segment in order:
             here = template.tape.rows[segment]
-            times = template.times
-            names += [row.name for row in here] * times
-            shapes += [_shape(row.written, row.last, tokens) for row in here] * times
-            dtypes += [self._dtype(row.width, row.kind) for row in here] * times
-            columns["phase"].append(np.full(len(here) * times, segment))
-            for key in ("kind", "macs", "read", "written", "weights"):
-                column = np.array([getattr(row, key) for row in here])
-                columns[key].append(np.tile(column, times))
+            rows.add(
+                template.times,
+                segment,
+                [row.name for row in here],
+                [_shape(row.written, row.last, tokens) for row in here],
+                [self._dtype(row.width, row.kind) for row in here],
+                {key: [getattr(row, key) for row in here] for key in _OperatorRows.KEYS},
+            )
         trained = sum(
             p.count * t.times for t in self.templates for p in t.tape.parameters if p.trainable
         )
-        names += ["optimizer"] * updates
-        shapes += [(round(trained),)] * updates
-        dtypes += ["float32"] * updates
-        for key, value in (
-            ("kind", KINDS.index("update")),
-            ("phase", 2),
-            ("macs", 0.0),
-            ("read", 0.0),
-            ("written", 0.0),
-            ("weights", trained),
-        ):
-            columns[key].append(np.full(updates, value))
-        joined = {key: np.concatenate(parts) for key, parts in columns.items()}
-        joined["kind"] = joined["kind"].astype(np.int64)
-        joined["phase"] = joined["phase"].astype(np.int64)
-        return joined, tuple(names), tuple(shapes), tuple(dtypes)
+        update = {key: [0.0] for key in _OperatorRows.KEYS} | {
+            "kind": [KINDS.index("update")],
+            "weights": [trained],
+            "read_once": [trained * (1 + (memory.values > 0))],
+            "written_once": [trained],
+        }
+        rows.add(memory.passes, 2, ["optimizer"], [(round(trained),)], ["float32"], update)
+        return rows
 
     def _dtype(self, width: float, kind: int) -> str:
         if width > 2:
@@ -342,7 +321,7 @@ class _DecoderAssembly:
         store.lasting(rotary if self.shape.rotary else 0.0, 1, "buffer")
         return all_, trained
 
-    def _update(self, store: _TensorStore, count: int, memory: Any) -> None:
+    def _update(self, store: _TensorStore, count: int, memory: OptimizerMemory) -> None:
         """State and temporaries of the optimizer."""
         setup, kept = self.setup, self.kept
         if setup.inference:
@@ -523,9 +502,45 @@ class _TensorStore:
         )
 
 
-def _poly(column: npt.NDArray[Any]) -> Floats:
+class _OperatorRows:
+    """Operators as they are collected."""
+
+    KEYS = ("kind", "macs", "read", "written", "weights", "read_once", "written_once")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.phases: list[int] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.dtypes: list[str] = []
+        self.columns: dict[str, list[Floats]] = {key: [] for key in self.KEYS}
+
+    def add(
+        self,
+        times: int,
+        phase: int,
+        names: list[str],
+        shapes: list[tuple[int, ...]],
+        dtypes: list[str],
+        columns: dict[str, list[float]],
+    ) -> None:
+        """The same operators so many times."""
+        self.names += names * times
+        self.phases += [phase] * (len(names) * times)
+        self.shapes += shapes * times
+        self.dtypes += dtypes * times
+        for key, values in columns.items():
+            self.columns[key].append(np.tile(np.array(values, np.float64), times))
+
+    def column(self, key: str) -> Floats:
+        joined: Floats = np.concatenate(self.columns[key])
+        return joined
+
+
+def _poly(column: Floats, once: Floats | None = None) -> Floats:
     out = np.zeros((len(column), 3))
     out[:, 1] = column
+    if once is not None:
+        out[:, 0] = once
     return out
 
 

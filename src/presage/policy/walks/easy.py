@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -33,12 +33,15 @@ from presage.policy.placer import Placer
 from presage.policy.rules import Rules
 from presage.policy.runs import Run, Runs
 from presage.policy.start import Starter
-from presage.policy.walks.turns import Head, Turns
+from presage.policy.walks.turns import Turns
 
 __all__ = ["Easy", "Shadow", "end", "soonest"]
 
 _PENDING, _RUNNING, _SUCCEEDED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED
 _SPARE = 1000
+_Turn = tuple[SortKey, SortKey, int, int, Group]
+"""Who is next of a group: the band of its queue, its key, the number of the group, and the place
+in it."""
 
 
 class Easy(Turns):
@@ -74,7 +77,7 @@ class Easy(Turns):
             if kind not in self._shapes:
                 self._shapes[kind] = _Shape(group, self.rules.placer_of(job).by_room)
             shape = self._shape_of[group] = self._shapes[kind]
-        if not group.heap:
+        if not group.front:
             shape.groups[group] = None
         super().push(key, job, group, plan)
         if self._first is not None and key < self._first[0]:
@@ -82,38 +85,44 @@ class Easy(Turns):
 
     def _drop_empty(self) -> None:
         """Forget groups in which nobody waits."""
-        self._shape_of = {group: one for group, one in self._shape_of.items() if group.heap}
+        self._shape_of = {group: one for group, one in self._shape_of.items() if group.front}
         self._shapes = {kind: one for kind, one in self._shapes.items() if one.waiting()}
 
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, then those behind a blocked one that do not delay it."""
         state, capacity = plan.state, plan.state.capacity
         if self._by_room and self._all_wait(state):
-            if all([shape.stuck(capacity) for shape in self._shapes.values()]):
+            shapes = [shape for shape in self._shapes.values() if not shape.stuck(capacity)]
+            if not shapes:
                 return  # nothing became free that anybody could use
+            decided = len(plan.decisions)
             first = self._start_first(plan, predict)
             if first is None or state.incomplete or capacity.free_milli <= 0:
                 return
-            if self._all_wait(state):
-                self._fill_open(first, plan, predict)
+            if len(plan.decisions) == decided or self._all_wait(state):
+                self._fill_open(first, shapes, plan, predict)
                 return
             heads = self._heads(plan)
         else:
             heads = self.start_some(plan, predict)
             if not heads or state.incomplete or capacity.free_milli <= 0:
                 return
-        group = heads[0][3]
-        key, head = group.heap[0]
-        self.advance(heads)
-        self._fill(head, heads, None, plan, predict)
-        self.backlog.push(key, head, group)
+        blocked = heads[0][3]
+        turns: list[_Turn] = []
+        for band, key, number, group in heads:
+            if group is not blocked:
+                turns.append((band, key, number, 0, group))
+            elif group.has(1):
+                turns.append((band, group.front[1][0], number, 1, group))
+        heapify(turns)
+        self._fill(blocked.front[0][1], turns, None, plan, predict)
 
     def _all_wait(self, state: State) -> bool:
         """Whether the first of every group still waits, as nearly always."""
         if state.reservations:
             return False
         groups = self.backlog.groups.values()
-        return not [1 for group in groups if group.heap[0][1].state is not _PENDING]
+        return not [1 for group in groups if group.front[0][1].state is not _PENDING]
 
     def _start_first(self, plan: Plan, predict: Predictor) -> Group | None:
         """Start jobs in order; the group of the first that does not fit."""
@@ -122,7 +131,7 @@ class Easy(Turns):
             shape = self._shape_of[group]
             if group.failed_at == capacity.released or shape.stuck(capacity):
                 return group
-            if self.starter.start(group.heap[0][1], group, plan, predict) is not None:
+            if self.starter.start(group.front[0][1], group, plan, predict) is not None:
                 shape.failed_at = capacity.released
                 return group
             self.backlog.pop(group)
@@ -134,63 +143,67 @@ class Easy(Turns):
         while groups:
             if self._first is None:
                 group = min(groups.values(), key=_first_key)
-                self._first = group.heap[0][0], group
+                self._first = group.front[0][0], group
             key, group = self._first
-            if not group.heap or group.heap[0][0] != key:
+            if not group.front or group.front[0][0] != key:
                 self._first = None
-            elif waits(group.heap[0][1], state):
+            elif waits(group.front[0][1], state):
                 return group
             else:
                 self.backlog.pop(group)
         return None
 
-    def _fill_open(self, first: Group, plan: Plan, predict: Predictor) -> None:
+    def _fill_open(
+        self, first: Group, shapes: list[_Shape], plan: Plan, predict: Predictor
+    ) -> None:
         """Fill behind the first job of a group; groups that are stuck are not even looked at."""
-        capacity, (key, head) = plan.state.capacity, first.heap[0]
-        shapes = [shape for shape in self._shapes.values() if not shape.stuck(capacity)]
+        capacity = plan.state.capacity
+        shapes = [shape for shape in shapes if not shape.stuck(capacity)]
         groups = [group for shape in shapes for group in shape.waiting()]
         is_stuck = first not in groups
-        if not is_stuck:
-            self.backlog.pop(first)
-            groups = [group for group in groups if group.heap]
-        heads: list[Any] = [((), group.heap[0][0], n, group) for n, group in enumerate(groups)]
-        if heads:
-            heapify(heads)
-            stuck = _Stuck(self.backlog.groups, groups, first if is_stuck else None)
-            self._fill(head, heads, stuck, plan, predict)
-        if not is_stuck:
-            self.backlog.push(key, head, first)
+        if not is_stuck and not first.has(1):
+            groups.remove(first)
+        turns: list[_Turn] = []
+        for number, group in enumerate(groups):
+            place = 1 if group is first else 0
+            turns.append(((), group.front[place][0], number, place, group))
+        if turns:
+            heapify(turns)
+            stuck = _Stuck(self.backlog.groups, groups, first, is_stuck)
+            self._fill(first.front[0][1], turns, stuck, plan, predict)
 
     def _fill(
-        self, head: Job, heads: list[Head], stuck: _Stuck | None, plan: Plan, predict: Predictor
+        self, head: Job, turns: list[_Turn], stuck: _Stuck | None, plan: Plan, predict: Predictor
     ) -> None:
-        """Try jobs behind the blocked head, in order; those that stay go back to their groups."""
+        """Try jobs behind the blocked head, in order."""
         rules, state, capacity = self.rules, plan.state, plan.state.capacity
         queues = rules.queues if rules.queues.bounded else None
-        aside: list[tuple[SortKey, Job, Group]] = []
         fill, tries, most = _Fill(head, self._shadow, plan, predict), 0, rules.backfill
-        while heads and capacity.free_milli > 0:
-            group = heads[0][3]
-            key, job = group.heap[0]
-            unseen = stuck.count if stuck is not None else 0
+        unseen = stuck.count if stuck is not None else 0
+        while turns and capacity.free_milli > 0:
+            band, key, number, place, group = turns[0]
+            job = group.front[place][1]
             if tries + unseen >= most and tries + (stuck.before(key) if stuck else 0) >= most:
                 break
             tries += 1
-            if not waits(job, state):
-                self.advance(heads)
-                continue
-            if queues is not None and queues.admit(job, plan, group.milli):
-                heappop(heads)
-                continue
-            started = fill.start(job, self._shape_of[group], rules.placer_of(job))
-            if started is None:
-                heappop(heads)
-                continue
-            if not started:
-                aside.append((key, job, group))
-            self.advance(heads)
-        for key, job, group in aside:
-            self.backlog.push(key, job, group)
+            stays = False
+            if waits(job, state):
+                if queues is not None and queues.admit(job, plan, group.milli):
+                    heappop(turns)
+                    continue
+                started = fill.start(job, self._shape_of[group], rules.placer_of(job))
+                if started is None:
+                    heappop(turns)
+                    continue
+                stays = not started
+            if stays:
+                place += 1
+            else:
+                self.backlog.pop(group, place)
+            if group.has(place):
+                heapreplace(turns, (band, group.front[place][0], number, place, group))
+            else:
+                heappop(turns)
 
 
 class _Shape:
@@ -232,7 +245,7 @@ class _Shape:
 
     def waiting(self) -> list[Group]:
         """Groups that have waiting jobs."""
-        found = [group for group in self.groups if group.heap]
+        found = [group for group in self.groups if group.front]
         if len(found) < len(self.groups):
             self.groups = dict.fromkeys(found)
         return found
@@ -243,10 +256,13 @@ class _Stuck:
     tried, as if it had been."""
 
     def __init__(
-        self, all_groups: Mapping[Any, Group], looked: list[Group], first: Group | None
+        self, all_groups: Mapping[Any, Group], looked: list[Group], first: Group, is_first: bool
     ) -> None:
+        """`is_first`: whether the group of the first, who is blocked, is one of them."""
         self._all, self._looked, self._first = all_groups, looked, first
+        self._is_first = is_first
         self.count = len(all_groups) - len(looked)
+        """How many there are at most."""
         self._keys: list[SortKey] | None = None
 
     def before(self, key: SortKey) -> int:
@@ -254,9 +270,9 @@ class _Stuck:
         if self._keys is None:
             looked, first = {*self._looked, self._first}, self._first
             rest = [group for group in self._all.values() if group not in looked]
-            keys = [group.heap[0][0] for group in rest]
-            if first is not None and len(first.heap) > 1:  # the blocked job itself does not count
-                keys.append(min(first.heap[1:3])[0])
+            keys = [group.front[0][0] for group in rest]
+            if self._is_first and first.has(1):  # the blocked job itself does not count
+                keys.append(first.front[1][0])
             self._keys = sorted(keys)
         return bisect_left(self._keys, key)
 
@@ -552,7 +568,7 @@ def _end_of(run: Run) -> float:
 
 
 def _first_key(group: Group) -> SortKey:
-    return group.heap[0][0]
+    return group.front[0][0]
 
 
 def _held(job: Job, state: State) -> tuple[Worker, ...]:

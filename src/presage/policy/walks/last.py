@@ -30,8 +30,6 @@ class Last:
         if isinstance(order, HasStanding):
             self._differ, self._edge = order.differ, order.edge
         self._runs: list[Run] = []
-        self._ranks: list[Place] = []
-        """Where they stand and their sequence, both negated, so that they rise."""
         self._milli: list[int] = []
         """What each and all behind it hold."""
         self._depth: list[int] = []
@@ -46,37 +44,34 @@ class Last:
         self._left = -1
         """How many of them have not lost and are behind those that did; -1: nobody lost."""
         self._line = self._all.look(plan, predict)
-        ranks, kept = self._ranks, bisect_left(self._depth, self._all.untouched)
+        self._asked: SortKey | None = None
+        runs, kept = self._runs, bisect_left(self._depth, self._all.untouched)
         self._all.untouched = inf
         if self._firm is not None:
             kept, self._firm = min(kept, self._firm), None
-        if kept and not self._differ(-inf, -ranks[kept - 1][0], plan.now):
+        if kept and not self._differ(-inf, runs[kept - 1][0], plan.now):
             kept = 0
-        if kept < len(ranks):
-            del self._runs[kept:], ranks[kept:], self._milli[kept:], self._depth[kept:]
+        if kept < len(runs):
+            del runs[kept:], self._milli[kept:], self._depth[kept:]
 
     def is_behind(self, number: int, key: SortKey) -> bool:
         """Whether one of them comes after a waiting job with that key."""
-        low, high = self._edge(key, self._plan.now)
+        if key is not self._asked:  # the same is asked for several times in a row
+            self._asked, self._ends = key, self._edge(key, self._plan.now)
+        low, high = self._ends
         run = self._runs[number]
         place = run[:2]
         return place > high or (place >= low and self._key(run) > key)
 
-    def behind(self, key: SortKey, enough: int) -> int:
-        """Milli-GPUs that jobs behind a key hold, counted up to what is enough."""
-        low, high = self._edge(key, self._plan.now)
-        ranks, milli, sure = self._ranks, self._milli, (-high[0], -high[1])
-        while (not ranks or (ranks[-1] < sure and milli[-1] < enough)) and self._look():
-            pass
-        count = bisect_left(ranks, sure)
-        held = milli[count - 1] if count else 0
-        while held < enough and (count < len(ranks) or self._look()):
-            run = self._runs[count]
-            if run[:2] < low or self._key(run) < key:
-                break
-            held = milli[count]
-            count += 1
-        return held
+    def hold(self, key: SortKey, enough: int) -> bool:
+        """Whether jobs behind a key hold so many milli-GPUs."""
+        milli = self._milli
+        while not milli or milli[-1] < enough:
+            if milli and not self.is_behind(len(milli) - 1, key):
+                return False
+            if not self._look():
+                return False
+        return self.is_behind(bisect_left(milli, enough), key)
 
     def loser(self, over: int) -> int:
         """The first who has to go when so much is held too much; -1 when nobody is left."""
@@ -85,7 +80,8 @@ class Last:
             while (not milli or milli[-1] < over) and self._look():
                 pass
             left = len(milli)
-        return min(bisect_left(milli, over, 0, left), left - 1)
+        found = bisect_left(milli, over, 0, left)
+        return found if found < left else left - 1
 
     def drop(self, number: int) -> Job:
         """This one lost."""
@@ -94,34 +90,45 @@ class Last:
 
     def _look(self) -> bool:
         """Take more of them into account; False when there are none."""
-        line, now = self._line, self._plan.now
+        line, now, depth = self._line, self._plan.now, self._depth
         size = len(line)
-        end = size - (self._depth[-1] if self._depth else 0)
+        end = size - depth[-1] if depth else size
         while end:
             begin = end - 1
-            while begin and not self._differ(line[begin - 1][0], line[begin][0], now):
-                begin -= 1
-            if end - begin == 1:
-                found = [line[begin]] if can_stop(line[begin][2]) else []
+            run = line[begin]
+            if not begin or self._differ(line[begin - 1][0], run[0], now):
+                if can_stop(run[2]):
+                    self._add(run, size - begin)
+                    return True
             else:
-                found = [run for run in line[begin:end] if can_stop(run[2])]
-            if found:
-                self._add(found, size - begin)
-                return True
+                begin = self._first_alike(begin)
+                if self._look_at_alike(begin, end):
+                    return True
             end = begin
         return False
 
-    def _add(self, found: list[Run], depth: int) -> None:
+    def _first_alike(self, begin: int) -> int:
+        """From which one on all stand alike."""
+        line, now = self._line, self._plan.now
+        while begin and not self._differ(line[begin - 1][0], line[begin][0], now):
+            begin -= 1
+        return begin
+
+    def _look_at_alike(self, begin: int, end: int) -> bool:
+        """The same for some of whom only keys tell the order."""
+        found = [run for run in self._line[begin:end] if can_stop(run[2])]
         if len(found) > 1:
             self._firm = len(self._runs) if self._firm is None else self._firm
             found.sort(key=self._key, reverse=True)
-        held = self._milli[-1] if self._milli else 0
         for run in found:
-            held += run[2].held_milli
-            self._runs.append(run)
-            self._ranks.append((-run[0], -run[1]))
-            self._milli.append(held)
-            self._depth.append(depth)
+            self._add(run, len(self._line) - begin)
+        return bool(found)
+
+    def _add(self, run: Run, depth: int) -> None:
+        milli, held = self._milli, run[2].held_milli
+        milli.append(milli[-1] + held if milli else held)
+        self._runs.append(run)
+        self._depth.append(depth)
 
     def _key(self, run: Run) -> SortKey:
         return self._order(run[2], self._plan, self._predict)

@@ -10,11 +10,15 @@ A pass looks at running jobs from the last to the first, and only at as many as 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
+from math import inf
+from operator import itemgetter
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
+from presage.core.state import State
 from presage.core.workers import devices_of
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
@@ -28,8 +32,10 @@ from presage.policy.walks.line import Placing
 __all__ = ["Ranked"]
 
 _PENDING = JobState.PENDING
-_Entry = tuple[SortKey, Job]
-_Chosen = tuple[_Entry, Group]
+_REQUEUE = StopIntent.REQUEUE
+_FIRST = itemgetter(0)
+_Entry = tuple[SortKey, Job, Group]
+_Lane = list[_Entry]
 
 
 class Ranked(Placing):
@@ -38,10 +44,10 @@ class Ranked(Placing):
     def __init__(self, starter: Starter, runs: Runs) -> None:
         super().__init__(starter)
         self._last = Last(runs, starter.rules.order)
-        self._lanes: dict[int, list[_Entry]] = {}
-        """Who waits, as a heap for each number of milli-GPUs. An entry that is not the one in
+        self._lanes: dict[int, _Lane] = {}
+        """Who waits, in order, for each number of milli-GPUs. An entry that is not the one in
         `_known` is out of date."""
-        self._known: dict[Job, _Chosen] = {}
+        self._known: dict[Job, _Entry] = {}
 
     def reset(self) -> None:
         """Nobody waits."""
@@ -49,17 +55,16 @@ class Ranked(Placing):
 
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
-        entry = key, job
-        self._known[job] = entry, group
+        self._known[job] = entry = key, job, group
         lane = self._lanes.get(group.milli)
         if lane is None:
             self._lanes[group.milli] = [entry]
         else:
-            heappush(lane, entry)
+            insort(lane, entry, key=_FIRST)
 
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
-        for job, ((key, _), _) in self._known.items():
+        for key, job, _ in self._known.values():
             if waits(job, plan.state):
                 yield job, key
 
@@ -79,39 +84,39 @@ class Ranked(Placing):
         for loser in reversed(losers):
             lend(plan, (loser, loser.allocation), -1)
         state = plan.state
-        lent = set[tuple[str, int]]().union(*(devices_of(one.allocation) for one in losers))
         for job, workers in placed:
-            if lent.isdisjoint(devices_of(workers)) and state.ready(job.spec.id):
+            if state.ready(job.spec.id) and not _is_lent(workers, losers):
                 plan.place(job, workers)
             else:
                 waiting.append(job)
         _stop(plan, losers, waiting)
 
     def _place(
-        self, chosen: list[_Chosen], plan: Plan, lent: bool
+        self, chosen: list[_Entry], plan: Plan, lent: bool
     ) -> tuple[list[Job], list[tuple[Job, tuple[Worker, ...]]]]:
         """Find places, to start there or to wait for them if they are `lent`; who finds none goes
-        back to the queue."""
+        on waiting in its lane."""
         capacity, rules = plan.state.capacity, self.rules
-        queues, released, lanes = rules.queues, capacity.released, self._lanes
+        queues, released = rules.queues if rules.queues.bounded else None, capacity.released
         waiting: list[Job] = []
         placed: list[tuple[Job, tuple[Worker, ...]]] = []
         full: set[Group] = set()
-        for entry, group in chosen:
-            job = entry[1]
+        for entry in chosen:
+            _, job, group = entry
             found = None
-            stuck = group in full if lent else group.failed_at == released
-            stuck = stuck or not capacity.has_whole(group.whole)
-            if not stuck and not (queues.bounded and queues.admit(job, plan, group.milli)):
+            if (
+                (group not in full if lent else group.failed_at != released)
+                and capacity.has_whole(group.whole)
+                and (queues is None or not queues.admit(job, plan, group.milli))
+            ):
                 found = rules.placer_of(job).find(job, plan, group.least)
                 if found is None and group.one_role:
                     full.add(group)
                     group.failed_at = released
             if found is None:
-                heappush(lanes[group.milli], entry)
                 waiting.append(job)
                 continue
-            del self._known[job]
+            self._drop(entry)
             if lent:
                 plan.reserve(job, found)
                 placed.append((job, found))
@@ -119,59 +124,81 @@ class Ranked(Placing):
                 plan.place(job, found)
         return waiting, placed
 
-    def _rank(self, plan: Plan, predict: Predictor) -> tuple[list[_Chosen], list[Job]]:
-        """Waiting jobs that rank high enough, taken off their lanes, and running ones that do
-        not."""
-        state, known, last = plan.state, self._known, self._last
-        reservations = state.reservations
+    def _drop(self, entry: _Entry) -> None:
+        """Take one off its lane that is among the first there."""
+        del self._known[entry[1]]
+        milli = entry[2].milli
+        lane = self._lanes[milli]
+        lane.remove(entry)
+        if not lane:
+            del self._lanes[milli]
+
+    def _rank(self, plan: Plan, predict: Predictor) -> tuple[list[_Entry], list[Job]]:
+        """Waiting jobs that rank high enough, and running ones that do not."""
+        state, last = plan.state, self._last
         last.begin(plan, predict)
         spare = state.capacity.open_milli - sum(state.usage.values())
         """What is left when the chosen and all running jobs that have not lost are served."""
-        chosen: list[_Chosen] = []
+        limit: float = inf
+        """Whoever needs as much as one that was refused is refused, too."""
+        chosen: list[_Entry] = []
         losers: list[Job] = []
-        heads = self._heads()
+        heads = [(lane[0][0], milli, 0, lane) for milli, lane in self._lanes.items()]
+        heapify(heads)
+        smallest = min(self._lanes) if heads else 0
         while heads:
-            key, milli, lane = heads[0]
+            key, milli, at, lane = heads[0]
+            if milli >= limit:
+                heappop(heads)
+                continue
             if spare < 0 and (loser := last.loser(-spare)) >= 0 and not last.is_behind(loser, key):
                 losers.append(last.drop(loser))
                 spare += losers[-1].held_milli
                 continue
-            need = milli - spare
-            if need > 0 and last.behind(key, need) < need:
-                # Whoever needs as much as one that was refused is refused, too.
-                heads = [head for head in heads if head[1] < milli]
-                heapify(heads)
+            if milli > spare and not last.hold(key, milli - spare):
+                if milli == smallest:
+                    break
+                limit = milli
                 continue
-            entry = heappop(lane)
-            job = entry[1]
-            one = known.get(job)
-            if one is not None and one[0] is entry:
-                if job.state is _PENDING and (not reservations or waits(job, state)):
-                    spare -= milli
-                    chosen.append(one)
-                else:
-                    del known[job]
-            if lane:
-                heapreplace(heads, (lane[0][0], milli, lane))
+            entry = lane[at]
+            if self._is_current(entry, state):
+                spare -= milli
+                chosen.append(entry)
+                at += 1
+            else:
+                del lane[at]
+            if at < len(lane):
+                heapreplace(heads, (lane[at][0], milli, at, lane))
             else:
                 heappop(heads)
+                if not lane:
+                    del self._lanes[milli]
         while spare < 0 and (loser := last.loser(-spare)) >= 0:
             losers.append(last.drop(loser))
             spare += losers[-1].held_milli
         return chosen, losers
 
-    def _heads(self) -> list[tuple[SortKey, int, list[_Entry]]]:
-        """The first job of every lane as a heap."""
-        lanes = self._lanes
-        heads = [(lane[0][0], milli, lane) for milli, lane in lanes.items() if lane]
-        if len(heads) < len(lanes):
-            self._lanes = {milli: lane for milli, lane in lanes.items() if lane}
-        heapify(heads)
-        return heads
+    def _is_current(self, entry: _Entry, state: State) -> bool:
+        """Whether a job waits still, and since it was added."""
+        job = entry[1]
+        if self._known.get(job) is not entry:
+            return False
+        if job.state is _PENDING and (not state.reservations or waits(job, state)):
+            return True
+        del self._known[job]
+        return False
+
+
+def _is_lent(workers: tuple[Worker, ...], losers: list[Job]) -> bool:
+    """Whether workers use devices that running jobs have to give back first."""
+    devices = devices_of(workers)
+    return any(not devices.isdisjoint(devices_of(loser.allocation)) for loser in losers)
 
 
 def _stop(plan: Plan, losers: list[Job], waiting: list[Job]) -> None:
     """Stop the losers who hold a kind of GPU that somebody who ranks higher waits for."""
+    if not waiting:
+        return
     capacity = plan.state.capacity
     wanted = 0
     for job in waiting:
@@ -179,5 +206,7 @@ def _stop(plan: Plan, losers: list[Job], waiting: list[Job]) -> None:
             wanted |= capacity.accepts(role.gpu_types)
     reason = Reason(ReasonCode.PREEMPTED, f"{len(waiting)} waiting jobs rank before it")
     for loser in losers:
-        if any(wanted >> capacity.index[worker.node] & 1 for worker in loser.allocation):
-            plan.stop(loser, StopIntent.REQUEUE, reason)
+        for worker in loser.allocation:
+            if wanted >> capacity.index[worker.node] & 1:
+                plan.stop(loser, _REQUEUE, reason)
+                break

@@ -4,9 +4,11 @@ shares moves to idle GPUs when nobody waits for them (`policy.colocate` says wha
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from typing import Any
 
 from presage.core.capacity import Capacity, bits
@@ -15,7 +17,7 @@ from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.state import State
 from presage.core.workers import least_milli
-from presage.model.cluster import Worker
+from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.job import Job, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Group, waits
 from presage.policy.colocate import Tenancy
@@ -26,11 +28,14 @@ from presage.policy.sharing import SharingRules, movable, shares
 __all__ = ["Shared"]
 
 _MOST_KNOWN = 10_000
+_ROUNDING = 1e-9
+"""A sum that was added to and taken from is right to this part of the most it ever was."""
 
 
 class Shared:
-    """Who waits, in order, and for each the walk in which it last found no place: places appear
-    only where somebody left since."""
+    """Who waits, in order. Those who ask for the same whole GPUs are one lane, of which the first
+    is asked for all. For each of the others it is known in which walk it last found no place:
+    places appear only where somebody left since."""
 
     def __init__(self, rules: Rules, sharing: SharingRules) -> None:
         self.rules = rules
@@ -42,18 +47,22 @@ class Shared:
     def reset(self) -> None:
         """Nobody waits."""
         self._line: list[_Queued] = []
-        self._shapes: dict[Any, _SharedShape] = {}
-        self._shape_of: dict[Group, _SharedShape | None] = {}
+        self._there: dict[Job, _Queued] = {}
+        """The jobs in line."""
+        self._one_by_one = _Lane()
+        """All whose lane does not tell whether they fit."""
+        self._known: dict[Any, _Lane] = {}
+        self._lane_of: dict[Group, _Lane] = {}
+        self._lanes: dict[_Lane, None] = {}
+        """Those in which somebody waits."""
         self._is_new = False
         """Whether somebody came since the last walk."""
-        self._there: dict[Job, None] = {}
-        """The jobs in line."""
         self._unasked: list[_Queued] = []
         """Those of whom it was not asked yet how long they need."""
         self._version: object = None
         """What the predictor was when it was asked of the others."""
-        self._waiting: set[_SharedShape | None] = set()
-        """Of those who waited then; None stands for those who may share."""
+        self._work_s, self._most_work_s = 0.0, 0.0
+        """The work of the others, and the most that it ever was."""
         self._reader = Reader()
         self._walked_at = -1
         """`Capacity.released` after the last walk."""
@@ -64,25 +73,28 @@ class Shared:
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
         ready = not shares(job) or self.sharing.profiled(job, plan.now)
-        entry = _Queued((ready, key), job, self._shape(job, group))
+        entry = _Queued((ready, key), job, self._lane(job, group))
         insort(self._line, entry)
+        insort(entry.lane.line, entry)
+        self._lanes[entry.lane] = None
         self._unasked.append(entry)
         self._is_new = True
-        self._there[job] = None
+        self._there[job] = entry
 
-    def _shape(self, job: Job, group: Group) -> _SharedShape | None:
-        """What a job shares with all that ask for the same whole GPUs; None when it may share, or
-        when more than room decides."""
+    def _lane(self, job: Job, group: Group) -> _Lane:
+        """Where a job waits: with all that ask for the same whole GPUs, unless it may share or
+        more than room decides."""
         if not self._by_room or not group.one_role or shares(job):
-            return None
-        shape = self._shape_of.get(group)
-        if shape is None:
-            if len(self._shape_of) > _MOST_KNOWN:
-                self._shapes, self._shape_of = {}, {}
+            return self._one_by_one
+        lane = self._lane_of.get(group)
+        if lane is None:
+            if len(self._lane_of) > _MOST_KNOWN:
+                self._known = {kind: one for kind, one in self._known.items() if one.line}
+                self._lane_of = {}
             kind = group.key[1:]  # all but the queue
-            shape = self._shapes.setdefault(kind, _SharedShape(group.milli, group.whole))
-            self._shape_of[group] = shape
-        return shape
+            lane = self._known.setdefault(kind, _Lane(True, group.milli, group.whole))
+            self._lane_of[group] = lane
+        return lane
 
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
@@ -105,92 +117,146 @@ class Shared:
         self._drop_gone(state)
         if self._line and self._nothing_new(state.capacity):
             return
-        self._waiting, self._is_new = {entry.shape for entry in self._line}, False
+        self._is_new = False
         if not self._line:
             if rules.move_gain_s and not state.reservations:
                 self._spread(plan, predict)
             return
-        some_share = None in self._waiting or not self._by_room
-        walk = self._freed.look(state.capacity, some_share and self._some_tried())
+        walk = self._freed.look(state.capacity, self._some_tried())
         view = self._view.look(plan, predict)
         if not self._line[0].key[0]:
             view.set_aside(rules.profile_gpus)
         capacity = state.capacity
         for entry in self._turns(view):
-            job, shape = entry.job, entry.shape
-            if shape is not None and shape.stuck(capacity):
+            job, lane = entry.job, entry.lane
+            if lane.stuck(capacity):
                 continue
             if not waits(job, state):
                 continue  # it was halted and resumed while it waited, and is there twice
             if queues.bounded and queues.admit(job, plan, least_milli(job)):
                 continue
-            asks_all = shape is not None or rules.profile_s
+            asks_all = lane.alike or rules.profile_s
             nodes = ~0 if asks_all else self._freed.since(entry.tried)
             found = view.find(job, self.rules.placer_of(job), nodes) if nodes else None
             if found is not None:
                 plan.place(job, found)
                 view.add(job)
                 continue
-            if shape is not None:
-                shape.failed_at = capacity.released
+            if lane.alike:
+                lane.failed_at = capacity.released
                 continue
             entry.tried = walk
             if not self.rules.greedy:
                 break
         if rules.profile_s:
             self._move_profiled(plan, view)
-        if some_share and self._some_tried():
+        if self._some_tried():
             self._freed.keep(state.capacity)
         self._walked_at = capacity.released
 
     def _some_tried(self) -> bool:
-        return any(entry.tried >= 0 for entry in self._line)
+        return any(entry.tried >= 0 for entry in self._one_by_one.line)
 
     def _drop_gone(self, state: State) -> None:
         """Forget those who no longer wait."""
         changed, there = self._reader.read(state.changes), self._there
         if changed is not None and len(there) == len(self._line):
-            gone = [job for job in changed if job in there and not waits(job, state)]
-            if not gone:
-                return
-        self._line = [entry for entry in self._line if waits(entry.job, state)]
-        self._there = {entry.job: None for entry in self._line}
+            for job in changed:
+                if job in there and not waits(job, state):
+                    self._drop(there.pop(job))
+        else:
+            self._sort_anew([entry for entry in self._line if waits(entry.job, state)])
+
+    def _drop(self, entry: _Queued) -> None:
+        """One of those in line goes; nobody is there twice."""
+        lane = entry.lane
+        del self._line[bisect_left(self._line, entry)]
+        del lane.line[bisect_left(lane.line, entry)]
+        if not lane.line:
+            del self._lanes[lane]
+        entry.gone = True
+        if entry.left:
+            del lane.lefts[bisect_left(lane.lefts, (-entry.left, entry))]
+            self._work_s = self._work_s - entry.work if self._line else 0.0
+
+    def _sort_anew(self, line: list[_Queued]) -> None:
+        """These are in line, in order, and nobody else."""
+        for entry in self._line:
+            entry.gone = True
+        for lane in self._lanes:
+            lane.line, lane.lefts = [], []
+        self._line, self._there, self._lanes = line, {}, {}
+        self._work_s = self._most_work_s = 0.0
+        for entry in line:
+            entry.gone = False
+            self._there[entry.job] = entry
+            self._lanes[entry.lane] = None
+            entry.lane.line.append(entry)
+            if entry.left:
+                self._note(entry)
 
     def _nothing_new(self, capacity: Capacity) -> bool:
         """Whether it is known that nobody who waits can start."""
         if self._is_new or not self._by_room:
             return False
-        for shape in self._waiting:
-            if shape is None:
-                if self._walked_at != capacity.released:
-                    return False
-            elif not shape.stuck(capacity):
-                return False
-        return True
+        if self._one_by_one.line and self._walked_at != capacity.released:
+            return False
+        return all([lane.stuck(capacity) for lane in self._lanes if lane.alike])
 
     def _fresh(self, plan: Plan, predict: Predictor) -> Tenancy:
         return Tenancy(self.sharing).look(plan, predict)
 
-    def _turns(self, view: Tenancy) -> list[_Queued]:
+    def _turns(self, view: Tenancy) -> Iterable[_Queued]:
         """Those that would end last if they waited for their turn, longest first; then the
         others."""
-        line, capacity = self._line, view.plan.state.capacity
-        open_ = {one for one in self._waiting if one is None or not one.stuck(capacity)}
-        able = [entry for entry in line if entry.shape in open_] if self._by_room else line
-        if not self.sharing.puts_long_first or len(line) == 1 or not able:
-            return able
-        state, same = view.plan.state, self._version is view.version
-        for entry in self._unasked if same else line:
-            if not waits(entry.job, state):
-                continue
-            entry.left, entry.work = view.left_of(entry.job), view.work_of(entry.job)
-        self._unasked, self._version = [], view.version
-        enough = view.busy_s([entry.work for entry in line]) / self.sharing.long_first
-        late = [entry for entry in able if entry.left >= enough]
-        if not late:
-            return able
-        late.sort(key=lambda entry: -entry.left)
-        return late + [entry for entry in able if entry.left < enough]
+        capacity = view.plan.state.capacity
+        able = [lane for lane in self._lanes if not lane.stuck(capacity)]
+        if self.sharing.puts_long_first and len(self._line) > 1 and able:
+            self._ask(view)
+            late = self._late(able, view)
+            if late:
+                first = set(late)
+                rest = (entry for entry in _in_turn(able, capacity) if entry not in first)
+                return chain(late, rest)
+        return _in_turn(able, capacity)
+
+    def _ask(self, view: Tenancy) -> None:
+        """Ask how long those need of whom it was not asked yet."""
+        asked = self._unasked
+        if self._version is not view.version:
+            self._version, asked = view.version, self._line
+            self._work_s = self._most_work_s = 0.0
+            for lane in self._lanes:
+                lane.lefts = []
+        for entry in asked:
+            if not entry.gone:
+                entry.left, entry.work = view.left_of(entry.job), view.work_of(entry.job)
+                self._note(entry)
+        self._unasked = []
+
+    def _note(self, entry: _Queued) -> None:
+        insort(entry.lane.lefts, (-entry.left, entry))
+        self._work_s += entry.work
+        self._most_work_s = max(self._most_work_s, self._work_s)
+
+    def _late(self, able: list[_Lane], view: Tenancy) -> list[_Queued]:
+        """Jobs that need more time than all work there is would keep the GPUs busy."""
+        longest = max(-lane.lefts[0][0] for lane in able)
+        gpus = max(1, view.plan.state.capacity.open_milli // WHOLE_GPU)
+        scale, slack_s = gpus * self.sharing.long_first, _ROUNDING * self._most_work_s
+        if longest * scale < self._work_s - slack_s:
+            return []  # whatever those need who run
+        running = view.running_work()
+        work_s = sum(running)
+        slack_s += _ROUNDING * work_s
+        enough, slack_s = (work_s + self._work_s) / scale, slack_s / scale
+        if any([lane.has_left(enough - slack_s, enough + slack_s) for lane in able]):
+            waiting = [entry.work for entry in self._line]
+            enough = sum(chain(running, waiting)) / gpus / self.sharing.long_first
+        late: list[tuple[float, _Queued]] = []
+        for lane in able:
+            late += lane.lefts[: bisect_right(lane.lefts, -enough, key=_first)]
+        return [entry for _, entry in sorted(late)]
 
     def _spread(self, plan: Plan, predict: Predictor) -> None:
         """Move jobs that slow each other down to GPUs that are idle."""
@@ -240,34 +306,67 @@ class _Queued:
     key: tuple[bool, SortKey]
     """Whether it has not to be profiled first, and its place in the order."""
     job: Job
-    shape: _SharedShape | None
+    lane: _Lane
     tried: int = -1
     """The walk in which it last found no place."""
     left: float = 0.0
-    """Seconds it still needs."""
+    """Seconds it still needs; 0: it was not asked yet."""
     work: float = 0.0
     """Seconds for which it would keep a GPU busy."""
+    gone: bool = False
+    """Whether it is no longer in line."""
 
     def __lt__(self, other: _Queued) -> bool:
         return self.key < other.key
 
 
 @dataclass(slots=True, eq=False)
-class _SharedShape:
-    """Waiting jobs that ask for the same whole GPUs: where one does not fit, none does."""
+class _Lane:
+    """Waiting jobs that ask for the same whole GPUs; or all others, to be asked one by one."""
 
-    milli: int
-    whole: int
+    alike: bool = False
+    """Where one of them does not fit, none does."""
+    milli: int = 0
+    whole: int = 0
     failed_at: int = -1
     """`Capacity.released` when one of them last did not fit."""
+    line: list[_Queued] = field(default_factory=list)
+    """In order."""
+    lefts: list[tuple[float, _Queued]] = field(default_factory=list)
+    """Those of whom it was asked how long they need, by that, longest first."""
 
     def stuck(self, capacity: Capacity) -> bool:
         """Whether it is known that none of them fits."""
-        return (
+        return self.alike and (
             self.failed_at == capacity.released
             or self.milli > capacity.free_milli
             or not capacity.has_whole(self.whole)
         )
+
+    def has_left(self, low: float, high: float) -> bool:
+        """Whether one of them needs so long."""
+        at = bisect_left(self.lefts, -high, key=_first)
+        return at < len(self.lefts) and -self.lefts[at][0] >= low
+
+
+def _first(pair: tuple[float, _Queued]) -> float:
+    return pair[0]
+
+
+def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[_Queued]:
+    """Who waits in some lanes, in order; a lane that gets stuck is left."""
+    heads = [(lane.line[0].key, n, 0, lane) for n, lane in enumerate(lanes)]
+    heapify(heads)
+    while heads:
+        _, n, k, lane = heads[0]
+        if lane.stuck(capacity):
+            heappop(heads)
+            continue
+        yield lane.line[k]
+        if k + 1 < len(lane.line):
+            heapreplace(heads, (lane.line[k + 1].key, n, k + 1, lane))
+        else:
+            heappop(heads)
 
 
 class _Freed:

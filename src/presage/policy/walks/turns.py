@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from typing import Any
 
 from presage.core.plan import Plan
@@ -43,7 +44,8 @@ class Turns(Placing):
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
         for group in self.backlog.groups.values():
-            yield from ((job, key) for key, job in group.heap if waits(job, plan.state))
+            there = chain(group.front, group.heap)
+            yield from ((job, key) for key, job in there if waits(job, plan.state))
 
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, the first of each group in turn."""
@@ -59,10 +61,10 @@ class Turns(Placing):
             if self._band is not None and (now := self._band(group.queue, plan)) != band:
                 heapreplace(heads, (now, *heads[0][1:]))
                 continue
-            if not group.heap or not waits(group.heap[0][1], state):
+            if not group.front or not waits(group.front[0][1], state):
                 self.advance(heads)
                 continue
-            job = group.heap[0][1]
+            job = group.front[0][1]
             if not starter.makes_room and any(small.at_most(group) for small in failed):
                 heappop(heads)
                 continue
@@ -82,10 +84,10 @@ class Turns(Placing):
     def advance(self, heads: list[Head]) -> None:
         """The first job of the leading group is done with: go on to its next."""
         band, _, number, group = heads[0]
-        if group.heap:
+        if group.front:
             self.backlog.pop(group)
-        if group.heap:
-            heapreplace(heads, (band, group.heap[0][0], number, group))
+        if group.front:
+            heapreplace(heads, (band, group.front[0][0], number, group))
         else:
             heappop(heads)
 
@@ -93,7 +95,7 @@ class Turns(Placing):
         """The first job of every group as a heap."""
         groups, band = self.backlog.groups.values(), self._band
         heads: list[Any] = [
-            (() if band is None else band(group.queue, plan), group.heap[0][0], k, group)
+            (() if band is None else band(group.queue, plan), group.front[0][0], k, group)
             for k, group in enumerate(groups)
         ]
         heapify(heads)

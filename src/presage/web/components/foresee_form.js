@@ -35,12 +35,13 @@ export default {
             <option v-for="kind in others" :value="kind">{{ kind }}</option></select>
         </div></div>
       <div class="sliders">
-        <label v-for="(about, key) in sliders" class="field">{{ about[0] }}
+        <div v-for="(about, key) in sliders" class="field"><span aria-hidden="true">{{ about[0] }}</span>
           <span class="slider">
             <input type="range" :min="about[1]" :max="about[2]" step="1" :value="power(key)" :aria-label="about[0] + ', slider'"
                    @input="state[key] = 2 ** Number($event.target.value)">
-            <input type="number" min="1" :name="key" v-model.number="state[key]" :placeholder="key === 'seq' ? 'usual' : ''">
-          </span></label>
+            <input type="number" min="1" :name="key" v-model.number="state[key]" :aria-label="about[0]"
+                   :placeholder="key === 'seq' ? 'usual' : ''">
+          </span></div>
       </div>
       <div class="choices">
         <label v-for="(about, key) in choices" class="field">{{ about[0] }}
