@@ -20,9 +20,9 @@ from typing import Any
 
 from presage.foresee.graph import precomputed, zoo
 from presage.foresee.graph.architectures import find_architecture
-from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoder_configs import DECODER_TYPES, shape_from_config
-from presage.foresee.graph.huggingface import config_name, read_json
+from presage.foresee.graph.decoder_graph import busiest_graph
+from presage.foresee.graph.huggingface import as_long, config_name, read_json
 from presage.foresee.graph.named import NamedModel
 from presage.foresee.graph.opgraph import InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
@@ -42,6 +42,7 @@ __all__ = [
 
 _TIMEOUT_S = 120.0
 _MEMORY_MIB = 16384
+_ALWAYS = 3  # options that every graph has; others were not traced beforehand
 _FORMS = "file.py:function, package.module:function, model.onnx, config.json or zoo:resnet50"
 
 
@@ -84,10 +85,32 @@ def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
 
 def trace_options(setup: Setup) -> dict[str, Any]:
     """What of a set-up changes the graph that is traced on one GPU."""
+    plain = Setup()
+    said = {
+        "accumulate": setup.accumulate,
+        "checkpointing": setup.checkpoint,
+        "attention": setup.attention,
+        "layout": setup.layout,
+        "compile": setup.compile,
+        "seq": setup.seq,
+    }
+    usual = (
+        plain.accumulate,
+        plain.checkpoint,
+        plain.attention,
+        plain.layout,
+        plain.compile,
+        None,
+    )
     return {
         "optimizer": setup.optimizer,
         "precision": setup.precision,
         "inference": setup.inference,
+        **{
+            name: value
+            for (name, value), default in zip(said.items(), usual, strict=True)
+            if value != default
+        },
     }
 
 
@@ -118,20 +141,30 @@ def load_graph(
     precision: str = "fp32",
     inference: bool = False,
     timeout_s: float = _TIMEOUT_S,
+    seq: int | None = None,
+    **more: Any,
 ) -> OpGraph:
     """The graph of a target; anything wrong with it is a `UserError` of one line.
 
-    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`.
+    `inputs` describes one sample, like `3x224x224` or `128:int64,128:int64`; `seq` the tokens of
+    a text where it does not. `more` are further options of `torch_trace.trace`.
     """
     specs = None if inputs is None else InputSpec.parse(inputs)
     options: dict[str, Any] = {
         "optimizer": optimizer,
         "precision": precision,
         "inference": inference,
+        **more,
     }
     kind, _, rest = target.partition(":")
     if kind == "zoo":
-        return _from_zoo(rest, specs, options)
+        return _from_zoo(rest, specs, options, seq)
+    if kind == "hf":
+        found = find_architecture(target)
+        _need_torch()
+        from presage.foresee.graph.huggingface import read_config
+
+        return read_config(found.config, name=found.name, inputs=specs, seq=seq, **options)
     if target.lower().endswith((".onnx", ".json")):
         path = _file(target)
         _need_torch()
@@ -141,7 +174,7 @@ def load_graph(
             return read_onnx(path, inputs=specs, **options)
         from presage.foresee.graph.huggingface import read_config
 
-        return read_config(path, inputs=specs, **options)
+        return read_config(path, inputs=specs, seq=seq, **options)
     place, _, function = target.rpartition(":")
     if not place or not function:
         raise GraphError(f"'{target}' names no model: {_near_zoo(target)}write {_FORMS}")
@@ -187,9 +220,13 @@ def _silence_torch() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True
 
 
-def _from_zoo(name: str, specs: tuple[InputSpec, ...] | None, options: dict[str, Any]) -> OpGraph:
+def _from_zoo(
+    name: str, specs: tuple[InputSpec, ...] | None, options: dict[str, Any], seq: int | None
+) -> OpGraph:
     entry = zoo.find(name)
-    if specs is None or specs == entry.inputs:
+    if specs is None and seq is not None:
+        specs = tuple(as_long(spec, seq) for spec in entry.inputs)
+    if (specs is None or specs == entry.inputs) and len(options) == _ALWAYS:
         graph = precomputed.read(entry, **options)
         if graph is not None:
             return graph

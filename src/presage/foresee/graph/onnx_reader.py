@@ -34,11 +34,10 @@ def read_onnx(
     path: Path,
     *,
     inputs: tuple[InputSpec, ...] | None = None,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    inference: bool = False,
+    **options: Any,
 ) -> OpGraph:
-    """The graph of the model in a file. `inputs` replaces sizes that the file leaves open."""
+    """The graph of the model in a file. `inputs` replaces sizes that the file leaves open;
+    `options` are those of `trace`."""
     from presage.foresee.graph.torch_trace import trace
 
     if importlib.util.find_spec("onnx") is None:
@@ -50,9 +49,7 @@ def read_onnx(
             lambda: _module(model),
             specs,
             name=path.stem,
-            optimizer=optimizer,
-            precision=precision,
-            inference=inference,
+            **options,
         )
     except GraphError as error:
         if not model.batch:
