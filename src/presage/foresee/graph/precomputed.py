@@ -47,7 +47,8 @@ def read(
 ) -> OpGraph | None:
     """The graph of a zoo entry, or None if this variant was not traced beforehand."""
     optimizer = optimizer_memory(optimizer).name
-    wanted = [name for name, variant in _VARIANTS.items() if variant == (precision, inference)]
+    same = "fp32" if precision == "tf32" else precision  # other units, the same tensors
+    wanted = [name for name, variant in _VARIANTS.items() if variant == (same, inference)]
     archive = files("presage.foresee.graph") / _ARCHIVE
     if not wanted or not archive.is_file():
         return None
@@ -57,6 +58,7 @@ def read(
         except KeyError:
             return None
     graph = OpGraph.from_bytes(data)
+    graph = replace(graph, options=graph.options | {"precision": precision})
     return graph if inference else with_optimizer(graph, optimizer)
 
 
