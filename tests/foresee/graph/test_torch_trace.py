@@ -619,7 +619,7 @@ def test_sparse_gradients_have_the_rows_that_were_read() -> None:
     assert alive(thin, 3, "gradient", len(thin)) == 3 * 5 * 16 * 4 + head
 
 
-class Branch(Module):
+class Deciding(Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum().item() > 0 else -x
 
@@ -632,7 +632,7 @@ class Narrow(Module):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Branch(), r"decides by the values of its data in encoder\.1 \(Branch\)"),
+        (Deciding(), r"decides by the values of its data in encoder\.1 \(Deciding\)"),
         (Narrow(), r"failed while it was traced in encoder\.1 \(Narrow\): AttributeError"),
         (nn.Linear(9, 8), r"does not take the input 8: .* in encoder\.1 \(Linear\)"),
     ],
