@@ -194,7 +194,7 @@ def write_bundle(data: Path, date: str, path: Path) -> dict[str, Any]:
         "GPUs (NVIDIA/DeepLearningExamples)",
         "licence": "Apache-2.0, BSD-3-Clause",
         "features": ["operations and bytes of a step"],
-        "splits": "models, GPUs and sources left out by turns",
+        "splits": "sizes, GPUs and sources left out by turns",
         "errors": errors,
     }
     save_bundle(path, arrays, card)

@@ -334,7 +334,7 @@ class Throughput:
             raise BundleError(f"these arrays hold no throughput model: {wrong}") from None
         return cls(values, effects, spread, seen, ranges)
 
-    def distance(self, shape: DecoderShape, setup: Setup, gpu: Gpu, tokens: float) -> _Distance:
+    def distance(self, shape: DecoderShape, setup: Setup, gpu: Gpu, tokens: float) -> _Remoteness:
         """How far a question is from what was measured, from 0 to 1, and why."""
         why: list[str] = []
         far = covered = 0.0
@@ -353,11 +353,11 @@ class Throughput:
             if beyond > 0:
                 far += 0.15 * beyond
                 why.append(f"{name} beyond those measured ({low:.3g} to {high:.3g})")
-        return _Distance(min(1.0, far), min(1.0, far) - covered, tuple(why))
+        return _Remoteness(min(1.0, far), min(1.0, far) - covered, tuple(why))
 
 
 @dataclass(frozen=True, slots=True)
-class _Distance:
+class _Remoteness:
     far: float
     wider: float
     """What of it the intervals for an unseen GPU do not cover."""
