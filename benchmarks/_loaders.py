@@ -23,7 +23,7 @@ _SAMPLES = 256
 Sample = tuple[npt.NDArray[np.float32], int]
 
 
-class _Kept(Dataset[Sample]):
+class _Kept(Dataset[Sample]):  # type: ignore[misc]  # PyTorch's types are not looked at
     """Compressed samples, and what is done to one when it is asked for."""
 
     def __init__(
@@ -96,7 +96,7 @@ def _table(raw: npt.NDArray[Any], chance: np.random.Generator) -> npt.NDArray[np
     numbers = raw.astype(np.float32)
     ranked = numbers.argsort().argsort().astype(np.float32) / numbers.size
     ranked += chance.normal(0, 0.01, ranked.shape).astype(np.float32)
-    return np.outer(ranked, ranked)[np.triu_indices(ranked.size)]
+    return np.outer(ranked, ranked)[np.triu_indices(ranked.size)].astype(np.float32)
 
 
 KINDS: dict[str, tuple[tuple[int, ...], Any, int]] = {
@@ -144,7 +144,7 @@ def make_net(kind: str, large: bool) -> nn.Module:
     )  # fmt: skip
 
 
-class _LastOfGru(nn.Module):
+class _LastOfGru(nn.Module):  # type: ignore[misc]
     def __init__(self, size: int, hidden: int) -> None:
         super().__init__()
         self.gru, self.head = nn.GRU(size, hidden, batch_first=True), nn.Linear(hidden, 10)

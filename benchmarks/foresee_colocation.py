@@ -162,7 +162,7 @@ def fitted_elsewhere(known: Pairs, new: Pairs, trees: int) -> list[dict[str, Any
             "constant": np.full(len(new.speed), np.median(known.speed)),
         }
         errors = {name: round(mae(new.speed, guess), 4) for name, guess in guesses.items()}
-        head = {"fitted on": "Gavel", "asked of": "Lucid", "from": source}
+        head: dict[str, Any] = {"fitted on": "Gavel", "asked of": "Lucid", "from": source}
         held = round(coverage(new.speed, interval), 3)
         rows.append({**head, "rows": len(new.speed), **errors, "80 % holds": held})
     return rows

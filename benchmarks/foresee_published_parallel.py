@@ -2,7 +2,7 @@
 
 `python -m benchmarks.foresee_published_parallel [--json]`: tokens a second a GPU of language
 models (published_llm_training), and what eight GPUs do over eight times one
-(published_training).
+(published_training). About three minutes of one core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import polars as pl
 
 from benchmarks._data import shared
 from presage.foresee.communication_fitting import EightFold, efficiency, fit_exposure, pairs
-from presage.foresee.throughput_fitting import Trainings, fit_throughput, learn, published_rows
+from presage.foresee.throughput_fitting import Trainings, learn, published_rows
 from presage.learn import Floats
 from presage.learn.conformal import grouped_folds
 
@@ -32,7 +32,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     table = pl.read_parquet(shared("profiles/published_llm_training.parquet"))
     trainings = Trainings.of(published_rows(table))
-    for kind in ("model", "gpu", "stack"):
+    for kind in ("model", "size", "gpu", "stack"):
         lines += _tokens(trainings, kind, show=not arguments.json)
     table = pl.read_parquet(shared("profiles/published_training.parquet"))
     for kind in ("model", "gpu", "source"):
@@ -51,18 +51,16 @@ def _tokens(trainings: Trainings, kind: str, *, show: bool) -> list[dict[str, An
     found = np.empty((len(labels), 3))
     for fold in np.unique(place):
         out = place == fold
-        model, held = learn(trainings[~out], (kind,), INNER_FOLDS), trainings[out]
-        found[out] = model.interval(model.parts(held.columns, held.groups), [kind])
-    plain = fit_throughput(trainings).seconds(trainings.columns, trainings.groups)
+        unseen = "size" if kind == "model" else kind  # as shipped: any model may be of a new size
+        model, _ = learn(trainings[~out], (unseen,), INNER_FOLDS)
+        held = trainings[out]
+        found[out] = model.interval(model.parts(held.columns, held.groups), [unseen])
     split = f"{'source' if kind == 'stack' else kind}-out"
     lines = [_line(split, "all", trainings.seconds, found)]
-    members = labels if kind != "model" else trainings.labels("stack")
+    members = labels if kind in ("gpu", "stack") else trainings.labels("stack")
     for member in sorted(set(members)):
         here = members == member
         lines.append(_line(split, str(member), trainings.seconds[here], found[here]))
-    if kind == "model":
-        middle = np.c_[plain, plain, plain]
-        lines.append(_line("in sample", "all", trainings.seconds, middle))
     if show:
         for line in lines:
             print(_said(line), flush=True)

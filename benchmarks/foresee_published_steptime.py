@@ -20,11 +20,11 @@ from benchmarks._data import shared
 from presage.foresee.roofline_fitting import (
     WAYS,
     Observation,
-    cluster,
     fit_roofline,
     foreseen,
     label,
     left_out,
+    machine,
 )
 from presage.foresee.roofline_rows import SHIPPED, fitted_rows, published_rows
 from presage.learn import Floats
@@ -85,7 +85,7 @@ def _intervals(
     """p10, p50, p90 of each: calibrated on the errors of the groups that it is not of."""
     truth = np.array([row.ms for row in asked])
     groups = np.array([label(row, way) for row in asked])
-    alike = np.array([cluster(row, way) for row in asked])
+    alike = np.array([machine(row) for row in asked])
     scaled = truth * np.exp(np.log(guess / truth) / scale)
     ours = np.arange(len(asked)) < fitted
     found = np.empty((len(asked), 3))
@@ -93,6 +93,7 @@ def _intervals(
         here, others = groups == group, ours & (groups != group)
         known = GroupConformal.fit(truth[others], scaled[others], {way: alike[others]})
         found[here] = known.interval(guess[here], scale[here])
+        found[here, 1] = guess[here]
     return found
 
 

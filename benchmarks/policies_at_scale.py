@@ -1,9 +1,9 @@
 """What each policy costs at scale, and whether another checkout decides the same.
 
-`python -m benchmarks.policies_at_scale [--src DIR] [--quick] [--json]`. CPU seconds are the
-simulation's own (`cpu_s`); each run has a process of its own. With `--src` every run is done with
-that checkout's `src` as well, right after, and the hashes of both journals are compared: time,
-facts and decisions of every step.
+`python -m benchmarks.policies_at_scale [--src DIR] [--only TITLE] [--quick] [--json]`. CPU seconds
+are the simulation's own (`cpu_s`); each run has a process of its own. With `--src` every run is
+done with that checkout's `src` as well, right after, and the hashes of both journals are compared:
+time, facts and decisions of every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,12 @@ def cases(quick: bool) -> dict[str, list[Case]]:
     }
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print rows."""
+def table(title: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Print rows as they come."""
     print(
-        f"\n{title:<10} {'jobs':>8} {'queue':>7} {'steps':>8} {'CPU s':>8} {'us/job':>8}", end=""
+        f"\n{title:<10} {'jobs':>8} {'queue':>7} {'steps':>8} {'CPU s':>8} {'us/job':>8} "
+        f"{'other':>8} {'journals':>9}"
     )
-    print(f" {'other':>8} {'journals':>9}" if "identical" in rows[0] else "")
     for row in rows:
         line = (
             f"{row['policy']:<10} {row['jobs']:>8,} {row['longest_queue']:>7,} {row['steps']:>8,} "
@@ -142,7 +142,7 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
         if "identical" in row:
             same = "identical" if row["identical"] else "DIFFERENT"
             line += f" {row['other_cpu_s']:>8.2f} {same:>9}"
-        print(line)
+        print(line, flush=True)
 
 
 def main() -> None:
@@ -151,18 +151,23 @@ def main() -> None:
     parser.add_argument("--src", type=Path, help="the src of another checkout, to run as well")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a few thousand jobs at most")
+    parser.add_argument("--only", choices=list(cases(True)), help="one table")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(tuple(json.loads(options.one)))))
         return
-    found: dict[str, list[dict[str, Any]]] = {}
-    for title, some in cases(options.quick).items():
-        found[title] = [compare(case, options.src) for case in some]
-        if not options.json:
-            table(title, found[title])
+    wanted = cases(options.quick)
+    tables = {
+        title: (compare(case, options.src) for case in some)
+        for title, some in wanted.items()
+        if options.only in (None, title)
+    }
     if options.json:
-        print(json.dumps({"policies_at_scale": found}))
+        print(json.dumps({"policies_at_scale": {title: list(t) for title, t in tables.items()}}))
+        return
+    for title, rows in tables.items():
+        table(title, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ a gap below 3 % of the use is printed and not judged. Needs the shared data and 
 
 `--unseen` asks another question: are margins for 95 % met on workloads that nobody has seen? Scout
 is split by workload into three parts, each held out once (up to 12 runs of a workload), GenAI by
-pod; margins are set with pods as if they were not kin, as before, and by workload.
+pod; margins are set with pods as if they were not kin, with those that are alike as kin, which is
+what happens where nobody names workloads, and by workload.
 
     python -m benchmarks.provisioning [--only scout,vr,genai] [--unseen] [--json] [--html FILE]
 """
@@ -105,37 +106,37 @@ def _in_turn(
 ) -> list[dict[str, Any]]:
     known = sorted({kin[pod.pod] for pod in pods})
     part = {one: place % PARTS for place, one in enumerate(known)}
-    found: dict[tuple[str, str, bool], list[tuple[float, float, int]]] = {}
+    found: dict[tuple[str, str, str], list[tuple[float, float, int]]] = {}
     for held in range(PARTS):
         training = [pod for pod in pods if part[kin[pod.pod]] != held]
         test = [pod for pod in pods if part[kin[pod.pod]] == held]
         model = PhaseModel.fit(training)
-        for by_workload in (False, True):
+        for by, names in (("pod", {}), ("likeness", None), ("workload", kin)):
             told = rightsize(
                 test,
                 ("adaptive", "forecast"),
                 window_s,
                 model=model,
                 target_pct=TARGET,
-                kin=kin if by_workload else None,
+                kin=names,
             )
             for policy, resources in told.sized.items():
                 for resource, sized in resources.items():
                     size = int(sized.usage.counts[~sized.usage.first].sum())
                     score = sized.score
-                    found.setdefault((policy, resource, by_workload), []).append(
+                    found.setdefault((policy, resource, by), []).append(
                         (score.fulfilment_pct, score.alloc_over_use or np.nan, size)
                     )
             print(f"{name}: part {held + 1} of {PARTS}", file=sys.stderr)
     rows = []
-    for (policy, resource, by_workload), parts in sorted(found.items()):
+    for (policy, resource, by), parts in sorted(found.items()):
         met, given, sizes = np.array(parts).T
         rows.append(
             {
                 "data": name,
                 "resource": resource,
                 "policy": policy,
-                "margins by": "workload" if by_workload else "pod",
+                "margins by": by,
                 "met %": round(float(np.average(met, weights=sizes)), 2),
                 "parts %": [round(float(value), 1) for value in met],
                 "given ÷ use": round(float(np.average(given, weights=sizes)), 3),

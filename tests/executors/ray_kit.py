@@ -59,7 +59,7 @@ for owner in sys.stdin:
 
 _ALONE = {"no_monitor": True, "include_log_monitor": False}
 """Nobody asks for what these processes do."""
-_CONFIG = HEALTH | BARE | {"health_check_timeout_ms": round(1000 * PATIENCE_S)}
+_CONFIG = HEALTH | BARE | {"health_check_timeout_ms": 20_000}
 """A node that is gone refuses the connection and is noticed as soon as ever; one that takes long
 on a busy machine is waited for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -25,6 +26,7 @@ from presage.sim.traces import COLUMNS, Trace
 from presage.sim.world import WorldRules
 from presage.store.memory import MemoryStore
 from presage.testing.machine import StablePredictor
+from tests.counting import opcodes
 from tests.scenario import Known, Scenario, job, nodes
 
 GIB = 1024
@@ -303,3 +305,19 @@ def _trace(jobs: list[tuple[int, int, int, int, bool]]) -> Trace:
         rest = None if name in nothing else texts.get(name, 0)
         columns.setdefault(name, [rest] * len(jobs))
     return Trace("drawn", "test", pl.DataFrame(columns, schema=COLUMNS))
+
+
+def test_a_pass_costs_the_same_however_many_wait_for_whole_gpus() -> None:
+    work = []
+    for waiting in (100, 1000):
+        engine = Engine(build("colocate"), Told())
+        jobs = [ev.JobSubmitted(job(f"j{n}", gpus=2)) for n in range(waiting)]
+        engine.handle(0.0, [*map(ev.NodeUp, nodes(2)), *jobs])
+        new, done = (
+            ev.JobSubmitted(job("last", gpus=2)),
+            ev.JobExited("j0", 1, ev.Outcome.SUCCEEDED),
+        )
+        work.append(opcodes(partial(engine.handle, 1.0, [new])))
+        work[-1] += opcodes(partial(engine.handle, 2.0, [done]))
+        assert list(engine.state.active) == ["j1"]
+    assert work[1] < 1.3 * work[0]

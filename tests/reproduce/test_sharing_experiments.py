@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from presage.policy.registry import NAMED
 from presage.reproduce import hotcloud20, lucid_week
-from presage.reproduce._pairs import Errors, MeasuredPairs, measured_pairs, read_table
+from presage.reproduce._pairs import Errors, MeasuredPairs, measured_pairs, read_table, unseen
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,32 @@ def test_the_world_has_the_measured_speeds_and_predictions_do_not(
     exact, wrong, worse = (week_pairs.predictions(error).speed for error in (0.0, 1.0, 2.0))
     assert (exact == week_pairs.speed).all()
     assert abs(worse - exact).mean() > abs(wrong - exact).mean() > 0.01
+
+
+def test_of_unseen_workloads_a_policy_sees_less_and_the_world_stays(
+    week_pairs: MeasuredPairs, shared_data: Path
+) -> None:
+    timed = unseen(week_pairs, shared_data, "a graph and its loader")
+    assert (timed.speed == week_pairs.speed).all()
+    assert (timed.foreseen != week_pairs.foreseen).mean() > 0.5
+    assert abs(timed.foreseen - timed.speed).mean() < 0.1
+    assert timed.believed is not None
+    off = [timed.believed[name].util_pct / one.util_pct for name, one in week_pairs.alone.items()]
+    assert 0.1 < np.std(np.log(off)) < 0.3
+
+
+@pytest.mark.slow
+def test_sharing_pays_for_workloads_that_nobody_measured(
+    week_pairs: MeasuredPairs, shared_data: Path
+) -> None:
+    known = unseen(week_pairs, shared_data, "a graph and honest intervals")
+    batch = hotcloud20.draw(known, Errors.of_unseen_workloads(0.3), seed=7, error=1.0)
+    ours, one = (
+        hotcloud20.measure(batch, hotcloud20.POLICIES[name], known, 1.0)
+        for name in ("colocate", "one job a GPU")
+    )
+    assert ours.makespan_s < 0.75 * one.makespan_s
+    assert ours.jct_s < one.jct_s
 
 
 @pytest.mark.slow

@@ -141,8 +141,11 @@ def _named(model: Any, inputs: str | Sequence[InputSpec] | None) -> NamedModel:
     def build(setup: Setup) -> OpGraph:
         from presage.foresee.graph.torch_trace import trace
 
+        options = trace_options(setup)
+        if options.pop("seq", None) is not None:
+            raise UserError("the inputs of a module say how long it is: leave seq out")
         name = type(model).__name__
-        return on_one_rank(lambda: trace(model, specs, name=name, **trace_options(setup)), setup)
+        return on_one_rank(lambda: trace(model, specs, name=name, **options), setup)
 
     return NamedModel(type(model).__name__, build)
 

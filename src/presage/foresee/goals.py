@@ -56,7 +56,7 @@ def amount_of(value: str | float, what: str) -> int:
     match = _AMOUNT.fullmatch(text)
     if match is None:
         raise UserError(f"{what}: write an amount such as 2B, 300M, 50k or 12000, not {value!r}")
-    exact = float(match[1]) * 10 ** int(match[2] or 0) * _SIZES[match[3]]
+    exact = float(match[1]) * 10.0 ** int(match[2] or 0) * _SIZES[match[3]]
     if not 1 <= exact <= _MOST:
         raise UserError(f"{what}: give an amount from 1 to 10^18, not {value!r}")
     return round(exact)

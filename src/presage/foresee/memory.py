@@ -34,6 +34,7 @@ from presage.foresee.floors import Floor, floor_mib
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.opgraph import OpGraph
 from presage.foresee.memory_table import floor_of
+from presage.foresee.sharding import communicator_bytes
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
 from presage.learn.evaluate import grouped_folds
@@ -56,8 +57,9 @@ _MOST_UP, _MOST_DOWN = 1.0, 0.15
 """Bounds of the learned term, as shares of what depends on the batch."""
 _WIDER = 4.0
 """By how much an interval grows, in logarithms, from what was measured to what is unlike it."""
-_LINKS_MIB = Floor(80.0, 250.0, 900.0)
-"""Buffers of the library that GPUs talk through, if there are several; outside the allocator."""
+_LINKS = (0.3, 1.0, 2.5)
+"""How much less or more the library that GPUs talk through holds than is reckoned, by version and
+topology; it is outside the allocator."""
 _NOT_FULL = 0.9
 """Share of a card up to which a workspace that is only tried may lift the median."""
 
@@ -167,7 +169,7 @@ class MemoryEstimator(Estimator):
         """The whole answer for one GPU; `floor` is that of own runs on the machine, if any."""
         self._check_fitted("residual_")
         floor = floor or floor_mib(gpu)
-        links = _LINKS_MIB if setup.gpus > 1 else Floor(0.0, 0.0, 0.0)
+        links = Floor(*(share * communicator_bytes(setup) / MIB for share in _LINKS))
         like = likeness(physics.graph, physics.batch, gpu, setup)
         term, unsure = self._term(physics, like, setup)
         middle = floor.p50 + links.p50 + physics.reserved + term

@@ -33,12 +33,12 @@ from presage.model.setup import Setup
 __all__ = [
     "WAYS",
     "Observation",
-    "cluster",
     "fit_roofline",
     "fit_steps",
     "foreseen",
     "label",
     "left_out",
+    "machine",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -276,10 +276,10 @@ def label(row: Observation, way: str) -> str:
     return row.gpu.name if way == "gpu" else row.family if way == "family" else row.source
 
 
-def cluster(row: Observation, way: str) -> str:
-    """What errs alike where that way is left out. Sources are too few to tell how the next one
-    will err: each of their families is taken for one of its own."""
-    return f"{row.source} {row.family}" if way == "source" else label(row, way)
+def machine(row: Observation) -> str:
+    """What errs alike, whatever is left out: the steps of one source on one GPU. Sources alone are
+    too few to tell how the next one will err."""
+    return f"{row.source} {row.gpu.name}"
 
 
 def foreseen(roofline: Roofline, row: Observation) -> tuple[float, StepParts]:
@@ -321,7 +321,7 @@ def fit_steps(
     with its group left out, by way."""
     roofline = fit_roofline([*rows, *helpers])
     found = {way: left_out(rows, helpers, way, roofline) for way in WAYS}
-    labels = {way: np.array([cluster(row, way) for row in rows]) for way in WAYS}
+    labels = dict.fromkeys(WAYS, np.array([machine(row) for row in rows]))
     truth = np.array([row.ms for row in rows])
     scaled = {
         way: truth * np.exp(np.log(guess / truth) / scale) for way, (guess, scale) in found.items()

@@ -112,13 +112,13 @@ class RooflineSteps:
         return StepParts(float((each * work.count).sum()), host)
 
     def quantiles(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Floats:
-        """p10, p50, p90 in milliseconds."""
+        """p10, p50, p90 in milliseconds; the middle is the roofline's own."""
         parts = self.parts(ops, batch, gpu, setup)
         distance = self.distance(ops, batch, gpu, setup)
         scale = difficulty(parts, gpu) * distance.wider
         guess = np.array([parts.step_ms])
-        found: Floats = self.intervals.interval(guess, np.array([scale]), distance.unseen)[0]
-        return found
+        low, _, high = self.intervals.interval(guess, np.array([scale]), distance.unseen)[0]
+        return np.array([min(low, guess[0]), guess[0], max(high, guess[0])])
 
     def distance(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Distance:
         """From what the roofline was fitted on."""

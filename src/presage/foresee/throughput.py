@@ -36,6 +36,7 @@ __all__ = [
     "difficulty",
     "groups_of",
     "llm_step",
+    "precision_on",
     "priced",
     "step_seconds",
     "throughput",
@@ -224,6 +225,15 @@ def groups_of(setup: Setup, gpu: Gpu, stack: str | None) -> dict[str, str]:
     }
 
 
+def precision_on(gpu: Gpu, setup: Setup) -> str:
+    """The precision of products and the architecture; both kinds of 16 bits are one where a GPU
+    is as fast in both."""
+    kinds = {"amp": "fp16", "amp-bf16": "bf16"}
+    kind = kinds.get(setup.precision, setup.precision)
+    alike = kind == "fp16" or (kind == "bf16" and gpu.bf16_tflops)
+    return f"{gpu.architecture} {'16 bits' if alike else kind}"
+
+
 class Throughput:
     """Learned efficiencies, effects of groups, and how far predictions are off."""
 
@@ -239,7 +249,7 @@ class Throughput:
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
         self.spread = dict(spread)
-        """How far off seconds are, by what was left out: model, gpu, stack."""
+        """How far off seconds are, by what was left out: size, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
         """Pairs of architecture and precision that were measured."""
         self.ranges = dict(ranges or {})
@@ -276,9 +286,9 @@ class Throughput:
         return np.asarray(whole[:, None] * np.exp(scale[:, None] * offsets))
 
     def unseen(self, groups: Mapping[str, str]) -> list[str]:
-        """What nothing was measured of; a model always counts as new."""
+        """What nothing was measured of; a model's size always counts as new."""
         new = [kind for kind in ("gpu", "stack") if (kind, groups[kind]) not in self.effects]
-        return ["model", *new]
+        return ["size", *new]
 
     def to_arrays(self) -> Arrays:
         """What `from_arrays` takes."""
@@ -327,15 +337,15 @@ class Throughput:
     def distance(self, shape: DecoderShape, setup: Setup, gpu: Gpu, tokens: float) -> _Distance:
         """How far a question is from what was measured, from 0 to 1, and why."""
         why: list[str] = []
-        far = 0.0
+        far = covered = 0.0
         if ("gpu", gpu.name) not in self.effects:
             known = ("architecture", gpu.architecture) in self.effects
-            far += 0.2 if known else 0.5
+            far, covered = (0.2, 0.2) if known else (0.5, 0.2)
             why.append(f"no published training on {gpu.name}" + ("" if known else " or its kind"))
-        pair = f"{gpu.architecture} {setup.precision}"
+        pair = precision_on(gpu, setup)
         if pair not in self.seen.get("precision", ()):
             far += 0.2
-            why.append(f"none in {setup.precision} on {gpu.architecture}")
+            why.append(f"none in {setup.precision} on {gpu.architecture} GPUs")
         asked = {"parameters": shape.params, "tokens": tokens, "GPUs": setup.gpus}
         for name, size in asked.items():
             low, high = self.ranges.get(name, (size, size))
@@ -343,12 +353,14 @@ class Throughput:
             if beyond > 0:
                 far += 0.15 * beyond
                 why.append(f"{name} beyond those measured ({low:.3g} to {high:.3g})")
-        return _Distance(min(1.0, far), tuple(why))
+        return _Distance(min(1.0, far), min(1.0, far) - covered, tuple(why))
 
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
     far: float
+    wider: float
+    """What of it the intervals for an unseen GPU do not cover."""
     why: tuple[str, ...]
 
 
@@ -376,7 +388,7 @@ def llm_step(
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    found = model.interval(parts, model.unseen(groups), 1 + distance.far)
+    found = model.interval(parts, model.unseen(groups), 1 + distance.wider)
     low, middle, high = map(float, found[0])
     speed = of.tokens / middle
     return LlmStep(

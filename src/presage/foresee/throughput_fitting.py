@@ -1,9 +1,9 @@
 """Learn efficiencies of language-model trainings from published figures.
 
-`python -m presage.foresee.throughput_fitting DATA DATE` writes the shipped bundle anew, from rows
-whose licence allows it. The fit is one maximum a posteriori estimate: logarithms of efficiencies
-around what physics lets one expect, and effects of groups (architecture, GPU, software stack)
-around zero, so that a group with few rows stays near the others. Only fitting reads tables.
+`communication_fitting` writes the bundle that is shipped. The fit is one maximum a posteriori
+estimate: logarithms of efficiencies around what physics lets one expect, and effects of groups
+(architecture, GPU, software stack) around zero, so that a group with few rows stays near the
+others. Only fitting reads tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from presage.foresee._llm_work import StepWork, work
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.throughput import EFFECTS, PRIORS, Throughput, difficulty, groups_of, priced
+from presage.foresee.throughput import (
+    EFFECTS,
+    PRIORS,
+    Throughput,
+    difficulty,
+    groups_of,
+    precision_on,
+    priced,
+)
 from presage.learn import Floats
 from presage.learn.conformal import Conformal, grouped_folds
 from presage.learn.posterior import most_probable
@@ -179,7 +187,7 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
 
 NOISE = 0.07
 """What the same training differs by from one publication to the next."""
-WAYS = ("model", "gpu", "stack")
+WAYS = ("size", "gpu", "stack")
 """What predictions are made without, to learn how far they are off."""
 
 
@@ -218,9 +226,11 @@ class Trainings:
         )
 
     def labels(self, kind: str) -> npt.NDArray[np.str_]:
-        """The model, GPU or software of each."""
+        """The model, its size (to a factor of two), GPU or software of each."""
         if kind == "model":
             return np.array([row.model for row in self.rows])
+        if kind == "size":
+            return np.array([str(round(np.log2(r.shape.active_params))) for r in self.rows])
         return np.array([one[kind] for one in self.groups])
 
     @property
@@ -264,7 +274,7 @@ def fit_throughput(
 
 
 def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, Any]]:
-    pairs = sorted({f"{r.gpu.architecture} {r.setup.precision}" for r in trainings.rows})
+    pairs = sorted({precision_on(r.gpu, r.setup) for r in trainings.rows})
     sizes = {
         "parameters": [r.shape.params for r in trainings.rows],
         "tokens": [r.batch * (r.setup.seq or r.shape.longest) for r in trainings.rows],
@@ -288,15 +298,17 @@ def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> d
     return found
 
 
-def learn(trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 12) -> Throughput:
-    """Fit, and learn from fits without each model, GPU and software how far they are off."""
-    spread = {}
+def learn(
+    trainings: Trainings, kinds: Sequence[str] = WAYS, folds: int = 12
+) -> tuple[Throughput, dict[str, float]]:
+    """Fit, and learn from fits without each model, GPU and software how far they are off; with
+    the typical errors of these."""
+    spread, errors = {}, {}
     for kind in kinds:
         parts = without(trainings, kind, folds)
+        found = np.sum(list(parts.values()), axis=0)
         spread[kind] = Conformal.fit(
-            trainings.seconds,
-            np.sum(list(parts.values()), axis=0),
-            trainings.labels(kind),
-            difficulty(parts),
+            trainings.seconds, found, trainings.labels(kind), difficulty(parts)
         )
-    return fit_throughput(trainings, spread)
+        errors[f"{kind}_out"] = round(float(np.median(np.abs(trainings.seconds / found - 1))), 4)
+    return fit_throughput(trainings, spread), errors

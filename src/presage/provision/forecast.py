@@ -125,7 +125,7 @@ class UsageForecaster:
         least = _LEAST_COVERAGE_MEMORY if is_memory else _LEAST_COVERAGE
         amounts = _amounts(usage, multiples, small)[rows]
         sizes = np.sqrt(base[rows])
-        cautious = None if is_memory and kin is None else units
+        cautious = None if is_memory else units
         price = _price(amounts, sizes, cover, target, weights, cautious, target_pct, least)
         own = np.full(len(usage), np.nan)
         own[rows] = _at(amounts, _chosen(amounts, cover, price * sizes, least))

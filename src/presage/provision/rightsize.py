@@ -27,6 +27,7 @@ from presage.provision.allocate import (
     score,
 )
 from presage.provision.forecast import UsageForecaster
+from presage.provision.kin import alike
 from presage.provision.policies import ExpectedPhases, PhaseSource, PhaseTable
 from presage.provision.usage import Floats, Ints, Usage, Value, resources_in
 from presage.telemetry.series import Series
@@ -145,8 +146,8 @@ def rightsize(
 ) -> RightsizeResult:
     """Replay telemetry under each policy. `target_pct` sets the margin of each, and `margin`
     is not used then; `ceilings` has the most of a resource that is ever given; `kin` names the
-    workload of pods in the training, so that margins are set for workloads that nobody has seen;
-    `report` hears of progress."""
+    workload of pods in the training, so that margins are set for workloads that nobody has seen
+    (without, pods that are alike count as one workload); `report` hears of progress."""
     chosen = _checked(policies, window_s, model, margin, target_pct, slow_reduction)
     wanted = Value.parse(value)
     names = resources_in(series)
@@ -164,6 +165,9 @@ def rightsize(
     if model is not None and (set(chosen) & set(_NEED_BUNDLE)):
         outlook = ExpectedPhases.of(model, series, window_s)
         trained_outlook = ExpectedPhases.of(model, model.training, window_s)
+    families = kin
+    if families is None and model is not None and target_pct is not None:
+        families = alike(model.training)
     sized: dict[str, dict[str, SizedResource]] = {policy: {} for policy in chosen}
     outlooks = {}
     for place, name in enumerate(names):
@@ -171,7 +175,7 @@ def rightsize(
         if usage.first.all():
             continue
         training = Usage.of(model.training, name, window_s) if model is not None else None
-        relatives = _kin(training, kin) if training is not None else None
+        relatives = _kin(training, families) if training is not None else None
         bench = _Bench(
             usage, training, outlook, trained_outlook, wanted, target_pct, seed, relatives
         )
@@ -285,7 +289,7 @@ class _Bench:
 
 def _kin(training: Usage, kin: Mapping[str, str] | None) -> Ints | None:
     """A number for the workload of each pod; a pod that nobody names a workload of is alone."""
-    if kin is None:
+    if not kin:
         return None
     names = [kin.get(pod, f"\0{pod}") for pod in training.pods]
     return np.asarray(np.unique(names, return_inverse=True)[1].reshape(-1), np.int64)

@@ -3,21 +3,31 @@
 In the world, jobs beside each other have the speeds that were measured, at most 1; a pair that was
 not measured has the fitted model's. A policy sees what a model says that was fitted without the
 job's own model; where a pair was not measured, the world's speed with an error drawn from those.
+`unseen` puts in its place what is foreseen of workloads of which there is a graph and nothing
+else: nobody has measured them, alone or beside others, on this GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from presage.foresee._jobsteps import JobUtilization
+from presage.foresee._realjobs import RealJobs, read_lucid_jobs, read_miso_jobs
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
-from presage.foresee.interference import InterferenceEstimator, JobAlone, read_lucid
+from presage.foresee.interference import (
+    InterferenceEstimator,
+    JobAlone,
+    over_capacity,
+    read_lucid,
+)
 from presage.learn import Floats
 from presage.learn.bundle import load_bundle
 from presage.model.cluster import Device
@@ -27,11 +37,13 @@ from presage.model.job import Job
 
 __all__ = [
     "DEVICE",
+    "KNOWS",
     "Errors",
     "MeasuredPairs",
     "Table",
     "measured_pairs",
     "read_table",
+    "unseen",
     "workload_names",
 ]
 
@@ -59,6 +71,8 @@ class MeasuredPairs:
     """The same as a policy may know it."""
     in_pairs: tuple[str, ...]
     """Workloads of which pairs were measured."""
+    believed: Mapping[str, JobAlone] | None = None
+    """What a policy may know of each alone, if that is not what was measured."""
 
     def slowdown(self, own: str, others: Sequence[str]) -> float:
         """How many times longer a job takes in the world. Triples were not measured: what each
@@ -125,6 +139,12 @@ class Errors:
             step_time=card("step_time")["graph_nchw"]["rmsle"],
         )
 
+    @classmethod
+    def of_unseen_workloads(cls, utilization: float) -> Errors:
+        """Those that real workloads of other labs have: memory and step time as Presage aims at
+        for published trainings whose family is left out."""
+        return cls(utilization, memory=0.15, step_time=0.35)
+
     def foresee(
         self, alone: JobAlone, runtime_s: float, error: float, chance: np.random.Generator
     ) -> Estimates:
@@ -162,6 +182,79 @@ def measured_pairs(
         at = [index[name] for name in names[own]], [index[name] for name in names[other]]
         speed[at], foreseen[at] = true[first::2], np.clip(held_out[first::2], _SLOWEST, 1.0)
     return MeasuredPairs(alone, index, speed, foreseen, tuple(dict.fromkeys(names[0] + names[1])))
+
+
+KNOWS = {
+    "a graph": (False, None),
+    "a graph and honest intervals": (True, None),
+    "a graph and its loader": (True, 0.2),
+}
+"""What may be known of an unseen workload: whether intervals count, and the spread of the
+logarithm of utilization where its loader was timed (`benchmarks.loader_live` aims at that)."""
+
+
+def unseen(measured: MeasuredPairs, data: Path, knows: str) -> MeasuredPairs:
+    """The same world; a policy goes by utilization that is foreseen without the workload's model.
+
+    Of workloads without a graph, the error of another one is drawn. With a point for utilization,
+    jobs that are thought to fill the GPU do so for sure; with an interval, they may be starved.
+    """
+    intervals, timed = KNOWS[knows]
+    busy = _foreseen_use(measured, data, timed)
+    jobs = {
+        name: JobAlone(util_pct=middle, util_low_pct=low, util_high_pct=high)
+        if intervals
+        else JobAlone(util_pct=middle)
+        for name, (low, middle, high) in busy.items()
+    }
+    foreseen = np.array(
+        [[over_capacity(own, [other])[1] for other in jobs.values()] for own in jobs.values()]
+    )
+    believed = {
+        name: replace(one, util_pct=jobs[name].util_pct) for name, one in measured.alone.items()
+    }
+    return replace(measured, foreseen=np.clip(foreseen, _SLOWEST, 1.0), believed=believed)
+
+
+def _foreseen_use(
+    measured: MeasuredPairs, data: Path, timed: float | None
+) -> dict[str, tuple[float, float, float]]:
+    """p10, p50 and p90 of each workload's utilization in percent."""
+    chance = np.random.default_rng(0)
+    if timed is not None:
+        wide = np.exp(_P90 * timed * np.array([-1.0, 0.0, 1.0]))
+        off = {name: np.exp(timed * chance.standard_normal()) for name in measured.alone}
+        return {
+            name: _percent(one.util_pct * off[name] * wide) for name, one in measured.alone.items()
+        }
+    told, truth = _models_left_out(data)
+    names = workload_names(read_table(data, _ALONE))
+    found = {name: _percent(row) for name, row in zip(names, told, strict=True)}
+    times = told / truth[:, None]
+    for name, one in measured.alone.items():
+        drawn = times[chance.integers(len(times))]
+        found.setdefault(name, _percent(one.util_pct * drawn))
+    return {name: found[name] for name in measured.alone}
+
+
+@cache
+def _models_left_out(data: Path) -> tuple[Floats, Floats]:
+    """Utilization of Lucid's workloads, foreseen without their model, and measured."""
+    own = read_lucid_jobs(data)
+    both = RealJobs.joined([own, read_miso_jobs(data)])
+    told = np.empty((len(own.util_pct), 3))
+    for model in np.unique(own.models):
+        others, mine = both.models != model, own.models == model
+        fitted = JobUtilization(folds=3).fit(
+            both.X[others], both.util_pct[others], both.models[others]
+        )
+        told[mine] = fitted.predict_interval(own.X[mine])
+    return told, own.util_pct
+
+
+def _percent(values: Floats) -> tuple[float, float, float]:
+    low, middle, high = (float(value) for value in np.clip(values, 0.1, 100.0))
+    return low, middle, high
 
 
 def workload_names(table: pl.DataFrame, side: str = "") -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from presage.foresee.graph.load import load_graph, trace_factory
+from presage.foresee.graph.load import find_model, load_graph, trace_factory, trace_options
 from presage.foresee.graph.opgraph import OpGraph
 from presage.model.errors import GraphError, MissingExtra, UserError
+from presage.model.setup import Setup
 
 OPTIONS = {"optimizer": "sgd", "precision": "fp32", "inference": False}
 SOURCE = """
@@ -166,3 +167,26 @@ def test_without_torch_the_zoo_works_and_the_rest_says_what_to_install(
     for target in ("zoo:mlp", f"{source}:model"):
         with pytest.raises(MissingExtra, match=r"pip install 'presage\[torch\]'"):
             load_graph(target, inputs="2x784")
+
+
+def test_what_of_a_setup_changes_the_graph() -> None:
+    assert set(trace_options(Setup())) == {"optimizer", "precision", "inference"}
+    asked = Setup(checkpoint="full", attention="eager", accumulate=4, seq=16, compile=True)
+    more = trace_options(asked)
+    assert (more["checkpointing"], more["attention"], more["seq"]) == ("full", "eager", 16)
+    assert (more["accumulate"], more["compile"]) == (4, True)
+
+
+def test_a_name_of_the_hub_that_is_no_decoder() -> None:
+    graph = find_model("hf:whisper-tiny").graph(Setup(seq=8, attention="eager"))
+    assert graph.name == "openai/whisper-tiny"
+    assert graph.params == pytest.approx(37.76e6, rel=1e-4)
+    assert graph.inputs[1].shape == (8,)
+    assert graph.options["attention"] == "eager"
+
+
+def test_a_zoo_model_with_options_and_tf32() -> None:
+    plain, fast = (load_graph("zoo:mlp", precision=kind) for kind in ("fp32", "tf32"))
+    assert fast.options["precision"] == "tf32"
+    assert fast.operators == plain.operators
+    assert load_graph("zoo:mlp", compile=True).options["compile"] is True

@@ -619,7 +619,7 @@ def test_sparse_gradients_have_the_rows_that_were_read() -> None:
     assert alive(thin, 3, "gradient", len(thin)) == 3 * 5 * 16 * 4 + head
 
 
-class Branch(Module):
+class Deciding(Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum().item() > 0 else -x
 
@@ -632,7 +632,7 @@ class Narrow(Module):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Branch(), r"decides by the values of its data in encoder\.1 \(Branch\)"),
+        (Deciding(), r"decides by the values of its data in encoder\.1 \(Deciding\)"),
         (Narrow(), r"failed while it was traced in encoder\.1 \(Narrow\): AttributeError"),
         (nn.Linear(9, 8), r"does not take the input 8: .* in encoder\.1 \(Linear\)"),
     ],
@@ -662,3 +662,15 @@ def test_an_error_names_the_module(part: nn.Module, message: str) -> None:
 def test_unknown_options_are_one_line(option: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         trace(mlp(), FLAT, **option)
+
+
+def test_compiled_modules_keep_no_cheap_results() -> None:
+    """The activation is computed again from the layer's output; what that is made of stays."""
+    wide = nn.Sequential(
+        nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4)
+    )
+    eager, fused = (trace(wide, FLAT, compile=kind) for kind in (False, True))
+    end = in_phase(eager, "backward")[0]
+    batch = 100
+    less = alive(eager, batch, "saved", end) - alive(fused, batch, "saved", end)
+    assert less == 2 * batch * 64 * 4

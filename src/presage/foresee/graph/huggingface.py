@@ -19,7 +19,7 @@ from presage.model.errors import GraphError
 if TYPE_CHECKING:
     from presage.foresee.graph.zoo.transformers import TransformerConfig
 
-__all__ = ["MODEL_TYPES", "config_name", "known_type", "read_config", "read_json"]
+__all__ = ["MODEL_TYPES", "as_long", "config_name", "known_type", "read_config", "read_json"]
 
 _MOST_BYTES = 4 << 20
 _LENGTH = 512
@@ -43,7 +43,7 @@ def read_config(
     else:
         config = HubConfig(name or "the configuration", dict(source))
     model = MODEL_TYPES[known_type(config)](config)
-    given = inputs or tuple(_as_long(spec, seq) for spec in model.inputs)
+    given = inputs or tuple(as_long(spec, seq) for spec in model.inputs)
     return trace(model.build, given, name=name or "model", **options)
 
 
@@ -60,9 +60,10 @@ def known_type(config: HubConfig) -> str:
     return kind
 
 
-def _as_long(spec: InputSpec, seq: int | None) -> InputSpec:
+def as_long(spec: InputSpec, seq: int | None) -> InputSpec:
     """An input of tokens with another number of them."""
-    return replace(spec, shape=(seq,)) if seq and spec.dtype == "int64" else spec
+    tokens = spec.dtype == "int64" and len(spec.shape) == 1
+    return replace(spec, shape=(seq,)) if seq and tokens else spec
 
 
 def read_json(path: Path) -> dict[str, Any]:

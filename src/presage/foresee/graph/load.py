@@ -57,13 +57,7 @@ def find_model(
 
     def build(setup: Setup) -> OpGraph:
         return on_one_rank(
-            lambda: load_graph(
-                target,
-                inputs=inputs,
-                seq=setup.seq,
-                timeout_s=timeout_s,
-                **trace_options(setup),
-            ),
+            lambda: load_graph(target, inputs=inputs, timeout_s=timeout_s, **trace_options(setup)),
             setup,
         )
 
@@ -101,6 +95,7 @@ def trace_options(setup: Setup) -> dict[str, Any]:
         "attention": setup.attention,
         "layout": setup.layout,
         "compile": setup.compile,
+        "seq": setup.seq,
     }
     return {name: value for name, value in said.items() if value != _PLAIN.get(name)}
 
@@ -225,20 +220,14 @@ def _with_length(
     return tuple(replace(spec, shape=(seq,)) for spec in inputs)
 
 
-_ALIKE = {"tf32": "fp32", "amp-bf16": "amp"}
-"""Precisions in which the same tensors live as in another."""
-
-
 def _from_zoo(
     entry: zoo.ZooEntry, specs: tuple[InputSpec, ...], options: dict[str, Any]
 ) -> OpGraph:
-    precision = str(options.get("precision", "fp32"))
     known = {"optimizer", "precision", "inference"}
     if specs == entry.inputs and not set(options) - known:
-        plain = options | {"precision": _ALIKE.get(precision, precision)}
-        graph = precomputed.read(entry, **plain)
+        graph = precomputed.read(entry, **options)
         if graph is not None:
-            return replace(graph, options=graph.options | {"precision": precision})
+            return graph
     _need_torch()
     from presage.foresee.graph.torch_trace import trace
 

@@ -37,6 +37,9 @@ _VARIANTS = {  # name: precision, inference
     "infer-amp": ("amp", True),
 }
 
+_ALIKE = {"tf32": "fp32", "amp-bf16": "amp", "amp_bf16": "amp"}
+"""Precisions in which the same tensors live as in another; other units compute them."""
+
 
 def read(
     entry: zoo.ZooEntry,
@@ -47,7 +50,8 @@ def read(
 ) -> OpGraph | None:
     """The graph of a zoo entry, or None if this variant was not traced beforehand."""
     optimizer = optimizer_memory(optimizer).name
-    wanted = [name for name, variant in _VARIANTS.items() if variant == (precision, inference)]
+    same = _ALIKE.get(precision, precision)
+    wanted = [name for name, variant in _VARIANTS.items() if variant == (same, inference)]
     archive = files("presage.foresee.graph") / _ARCHIVE
     if not wanted or not archive.is_file():
         return None
@@ -57,6 +61,7 @@ def read(
         except KeyError:
             return None
     graph = OpGraph.from_bytes(data)
+    graph = replace(graph, options=graph.options | {"precision": precision})
     return graph if inference else with_optimizer(graph, optimizer)
 
 

@@ -22,6 +22,7 @@ from presage.foresee.graph._torch_patches import (
     uncompiled,
     where,
 )
+from presage.foresee.graph.compiled import without_recomputable
 from presage.foresee.graph.operators import kind_of, macs_of
 from presage.foresee.graph.opgraph import KINDS, PHASES, ROLES, InputSpec, OpGraph, Tensors
 from presage.foresee.graph.updates import update_storages, update_traffic
@@ -176,7 +177,8 @@ class _Tracer:
                 self._step(torch, module, data, trainable)
             count = sum(p.numel() for p in params.values())
             learned = sum(p.numel() for p in trainable)
-        return self._graph(inputs, count, 0 if self.options["inference"] else learned)
+        graph = self._graph(inputs, count, 0 if self.options["inference"] else learned)
+        return without_recomputable(graph) if self.options.get("compile") else graph
 
     def _prepared(self, torch: Any, module: Any) -> Any:
         """The module as it can be traced; what is approximate is noted."""
@@ -184,8 +186,8 @@ class _Tracer:
         if compiled or self.options.get("compile"):
             self.options["compile"] = True
             self.notes.append(
-                "torch.compile: traced as eager; fused elementwise operators save memory and time "
-                "that is only estimated"
+                "torch.compile: traced as eager; what it computes again instead of keeping is "
+                "an estimate"
             )
         for part in sparse_embeddings(torch, module):
             looked_up = self.sparse.setdefault(id(part.weight), [])

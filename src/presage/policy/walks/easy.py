@@ -91,10 +91,12 @@ class Easy(Turns):
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start jobs, then those behind a blocked one that do not delay it."""
         state, capacity = plan.state, plan.state.capacity
-        if self._by_room and self._all_wait(state):
+        shapes: list[_Shape] = []
+        if self._by_room:
             shapes = [shape for shape in self._shapes.values() if not shape.stuck(capacity)]
             if not shapes:
                 return  # nothing became free that anybody could use
+        if shapes and self._all_wait(state):
             decided = len(plan.decisions)
             first = self._start_first(plan, predict)
             if first is None or state.incomplete or capacity.free_milli <= 0:
