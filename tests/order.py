@@ -24,6 +24,7 @@ SECONDS: dict[str, float] = {
     "tests/server/test_standby.py": 40,
     "tests/server/test_starts.py": 35,
     "tests/test_docs.py": 30,
+    "tests/web/test_foresee.py": 25,
     "tests/server/test_kill.py": 15,
     "tests/test_api_python.py": 14,
     "tests/executors/test_resize.py": 13,
