@@ -46,6 +46,9 @@ MODELS = {
 """The zoo's name and what NVIDIA's examples, which Lambda ran, train it with. Their attention is
 written out: fused kernels came later."""
 
+VARIES = ("gnmt", "maskrcnn-r50-fpn", "mmdetection/mask-rcnn_r50_fpn_1x_coco")
+"""Sentences and images of many sizes, which nobody published: shown, but not in the totals."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -54,6 +57,8 @@ class Judged:
     source: str
     model: str
     gpu: str
+    software: str
+    """Of before 2021, when attention and activations wrote out more, or later: by the GPU."""
     actual: float | None
     outcome: str
     foreseen: tuple[float, float, float]
@@ -70,11 +75,12 @@ def main() -> None:
     table = table.filter(~pl.col("suspect") & pl.col("model").is_in(list(MODELS)))
     rows = [judged for row in table.iter_rows(named=True) if (judged := _judge(row)) is not None]
     measured = [row for row in rows if row.actual is not None]
-    lines: list[dict[str, Any]] = [_line("all", "all", measured)]
-    for by in ("model", "gpu", "source"):
-        for name in sorted({getattr(row, by) for row in measured}):
-            lines.append(_line(by, name, [r for r in measured if getattr(r, by) == name]))
-    verdicts = _verdicts(rows)
+    fixed = [row for row in measured if row.model not in VARIES]
+    lines: list[dict[str, Any]] = [_line("all", "inputs of one size", fixed)]
+    for by, kept in _groupings(measured, fixed):
+        for name in sorted({getattr(row, by) for row in kept}):
+            lines.append(_line(by, name, [r for r in kept if getattr(r, by) == name]))
+    verdicts = _verdicts(row for row in rows if row.model not in VARIES)
     if arguments.json:
         print(json.dumps({"rows": lines, "verdicts": verdicts}, indent=2))
         return
@@ -119,6 +125,7 @@ def _judge(row: dict[str, Any]) -> Judged | None:
         row["source"],
         row["model"],
         gpu.name,
+        "before 2021" if gpu.year < 2020 else "since 2021",
         row["peak_memory_mib"],
         row["outcome"],
         (float(foreseen[0]), float(foreseen[1]), float(foreseen[2])),
@@ -165,7 +172,12 @@ def _line(by: str, name: str, rows: list[Judged]) -> dict[str, Any]:
     }
 
 
-def _verdicts(rows: Iterable[Judged]) -> dict[str, str]:
+def _groupings(measured: list[Judged], fixed: list[Judged]) -> list[tuple[str, list[Judged]]]:
+    return [("model", measured), ("gpu", fixed), ("source", fixed), ("software", fixed)]
+
+
+def _verdicts(judged: Iterable[Judged]) -> dict[str, str]:
+    rows = list(judged)
     ran = [row for row in rows if row.outcome in ("ok", "fits")]
     failed = [row for row in rows if row.outcome == "oom"]
     refused = sum(row.needs[0] > row.room for row in ran)

@@ -85,6 +85,7 @@ class _Attention(nn.Module):
     def __init__(self, shape: TransformerConfig, *, causal: bool) -> None:
         super().__init__()
         self.causal, self.heads = causal, shape.heads
+        self.dropout = shape.dropout
         self.kv_heads = shape.kv_heads or shape.heads
         self.size = shape.head_width or shape.width // shape.heads
         ours, theirs = self.heads * self.size, self.kv_heads * self.size
@@ -117,6 +118,7 @@ class _Attention(nn.Module):
             k,
             v,
             attn_mask=bias,
+            dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal and bias is None,
             enable_gqa=self.kv_heads != self.heads,
         )
