@@ -55,7 +55,7 @@ _QUIET = 0.5
 heuristics take some of those that the lab's runs, which tried, were seen with."""
 _MOST_UP, _MOST_DOWN = 1.0, 0.15
 """Bounds of the learned term, as shares of what depends on the batch."""
-_WIDER = 4.0
+_WIDER = 6.0
 """By how much an interval grows, in logarithms, from what was measured to what is unlike it."""
 _LINKS = (0.3, 1.0, 2.5)
 """How much less or more the library that GPUs talk through holds than is reckoned, by version and
