@@ -129,7 +129,7 @@ def _padded(lists: list[list[int]]) -> Ints:
     return np.array([row + [0] * (width - len(row)) for row in lists], np.int64)
 
 
-class _Problem:
+class _LogSteps:
     """All observations side by side."""
 
     def __init__(self, rows: Sequence[Observation], names: _Names) -> None:
@@ -230,7 +230,7 @@ def _huber(error: Floats) -> float:
 def fit_roofline(rows: Sequence[Observation], begin: Roofline | None = None) -> Roofline:
     """The effects that explain the rows best; where to `begin` only saves time."""
     names = _Names()
-    problem = _Problem(rows, names)
+    problem = _LogSteps(rows, names)
     known = list(names.place)
     centre = np.array([_USUAL.get(name, 0.0) for name in known])
     stiff = np.array([1.0] + [_spread(name) ** -2 for name in known[1:]])

@@ -146,7 +146,7 @@ class RooflineSteps:
         if setup.compile and "host compiled" not in known:
             words.append("compiled models were not measured: it is answered as eager")
             away, wider = 1 - (1 - away) * 0.7, wider * 1.25
-        said = "; ".join(words) or f"trainings like it were measured on a {gpu.name}"
+        said = "; ".join(words) or f"trainings were measured on this GPU ({gpu.name})"
         return Distance(float(min(away, 1.0)), said, wider, tuple(unseen))
 
     def _strange(self, work: Work, each: Floats) -> tuple[float, str]:
