@@ -130,14 +130,14 @@ def make_net(kind: str, large: bool) -> nn.Module:
     if kind == "images":
         c = 8 * width
         return nn.Sequential(
-            nn.Conv2d(3, c, 3, stride=2, padding=1), nn.BatchNorm2d(c), nn.ReLU(),
+            nn.Conv2d(3, c, 3, stride=2 if large else 4, padding=1), nn.BatchNorm2d(c), nn.ReLU(),
             nn.Conv2d(c, 2 * c, 3, stride=2, padding=1), nn.BatchNorm2d(2 * c), nn.ReLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * c, 10),
         )  # fmt: skip
     if kind == "audio":
-        return _LastOfGru(64, 256 if large else 16)
+        return _LastOfGru(64, 256, 1) if large else _LastOfGru(64, 16, 4)
     sizes = {"text": 512, "points": 96, "table": 2080}
-    hidden = 2048 if large else 640
+    hidden = 2048 if large else 512
     return nn.Sequential(
         nn.Linear(sizes[kind], hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
         nn.Linear(hidden, 10),
@@ -145,11 +145,12 @@ def make_net(kind: str, large: bool) -> nn.Module:
 
 
 class _LastOfGru(nn.Module):  # type: ignore[misc]
-    def __init__(self, size: int, hidden: int) -> None:
+    def __init__(self, size: int, hidden: int, every: int) -> None:
         super().__init__()
+        self.every = every
         self.gru, self.head = nn.GRU(size, hidden, batch_first=True), nn.Linear(hidden, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of each class."""
-        scores: torch.Tensor = self.head(self.gru(x)[0][:, -1])
+        scores: torch.Tensor = self.head(self.gru(x[:, :: self.every])[0][:, -1])
         return scores
