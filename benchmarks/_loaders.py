@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["KINDS", "make_net"]
 
-_SAMPLES = 256
+_SAMPLES = 8192
+"""Enough that no epoch ends while a pipeline is watched: workers start anew with each."""
 Sample = tuple[npt.NDArray[np.float32], int]
 
 

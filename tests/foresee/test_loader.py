@@ -100,13 +100,13 @@ def test_workers_hand_out_bursts_and_the_first_batches_do_not_count() -> None:
 
 def test_the_slower_of_the_two_where_batches_are_prepared_ahead() -> None:
     starved = fed((9, 10, 11), (80, 90, 95), timing(1000), 32)
-    assert starved.step_ms[1] == pytest.approx(32.0)
-    assert starved.util_pct[1] == pytest.approx(90 * 10 / 32)
+    assert starved.step_ms[1] == pytest.approx(32.0, rel=0.01)
+    assert starved.util_pct[1] == pytest.approx(90 * 10 / 32, rel=0.01)
     assert starved.starved == 1.0
     assert "waits for samples" in starved.reason
     full = fed((90, 100, 110), (80, 90, 95), timing(1000), 32)
-    assert full.step_ms[1] == 100
-    assert full.util_pct[1] == 90
+    assert full.step_ms[1] == pytest.approx(100, rel=0.01)
+    assert full.util_pct[1] == pytest.approx(90, rel=0.01)
     assert full.starved == 0.0
     assert full.reason.startswith("is fed")
 

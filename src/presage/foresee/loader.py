@@ -30,6 +30,8 @@ _SPENT = 0.6
 _LEAST = 3
 _LEVELS = (0.1, 0.5, 0.9)
 _NODES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+_SHARPNESS = 4.0
+"""Of the smooth maximum of step and feed: both vary, so one waits for the other now and then."""
 _LEAST_SPREAD = 0.05
 """Of the logarithm of a rate at each end: another machine, another epoch."""
 
@@ -168,7 +170,9 @@ def fed(
 
 
 def _behind(step: Any, feed: Any, prefetches: bool) -> Any:
-    return np.maximum(step, feed) if prefetches else step + feed
+    if not prefetches:
+        return step + feed
+    return (step**_SHARPNESS + feed**_SHARPNESS) ** (1 / _SHARPNESS)
 
 
 def _between(quantiles: Floats) -> Floats:
