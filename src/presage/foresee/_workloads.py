@@ -11,16 +11,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee.gpus import Gpu, Precision, find
 from presage.foresee.graph.opgraph import CONVOLUTIONS, KINDS, OpGraph, input_elements
 from presage.learn import Floats
 from presage.model.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = [
     "Features",
@@ -245,6 +247,8 @@ def _check(n: int, job: TrainingProfile) -> None:
 
 def usable_rows(table: pl.DataFrame) -> pl.DataFrame:
     """The rows that have a measured utilization of a real job."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     if "util_valid" in table.columns:
         return table.filter("util_valid")
     return table.filter(pl.col("model") != "dummy")

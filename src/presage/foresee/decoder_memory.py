@@ -86,10 +86,14 @@ def largest_decoder_batch(
     links = communicator_bytes(setup) / MIB
     width = decoder_spread(shape, setup).half_width
 
+    kept = 1.0  # what the allocator reserves for each byte that lives, as last replayed
+
     def fits(batch: int, *, replayed: bool) -> bool:
+        nonlocal kept
         peak = live_peak(graph, batch).bytes / MIB
-        reserved = reserved_bytes(graph, batch) / MIB if replayed else peak
-        high = _quantiles(reserved, peak, base, links, width)[2]
+        if replayed:
+            kept = reserved_bytes(graph, batch) / MIB / peak
+        high = _quantiles(kept * peak, peak, base, links, width)[2]
         return bool(high <= gpu.usable_mib)
 
     if not fits(1, replayed=True):

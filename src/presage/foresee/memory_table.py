@@ -6,17 +6,19 @@ Learned from one lab's runs of image models; the fewer columns a table has, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee.allocator import MIB
 from presage.learn import Estimator, Floats
 from presage.learn.bundle import prefixed, under
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["TABLE_FEATURES", "TableMemoryEstimator", "floor_of", "table_features"]
 
@@ -34,6 +36,8 @@ TABLE_FEATURES = (
 
 def table_features(table: pl.DataFrame) -> Floats:
     """TABLE_FEATURES of a table, NaN where it has no such column or value."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     if "batch_size" not in table.columns:
         raise UserError("a table for memory needs the column batch_size")
     known = [c for c in ("faketensor_est_mb", "macts", "param_count") if c in table.columns]

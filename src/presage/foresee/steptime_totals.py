@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.roofline import matrix_peak
@@ -24,6 +23,9 @@ from presage.learn.namesakes import Namesakes
 from presage.learn.relatives import Relatives
 from presage.learn.residual import LogResidual
 from presage.model.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = [
     "LATEST",
@@ -89,6 +91,8 @@ def totals(table: pl.DataFrame) -> Totals:
 
 def _names(table: pl.DataFrame) -> npt.NDArray[np.str_]:
     """Without the training recipe that timm writes after a dot."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     if "model" not in table.columns:
         return np.full(table.height, "")
     named = table["model"].cast(pl.String).fill_null("").str.split(".").list.first()
@@ -96,6 +100,8 @@ def _names(table: pl.DataFrame) -> npt.NDArray[np.str_]:
 
 
 def _numbers(table: pl.DataFrame, name: str) -> Floats:
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     if name not in table.columns:
         return np.full(table.height, np.nan)
     return table[name].cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy().copy()

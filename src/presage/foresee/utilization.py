@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee._jobsteps import JobUtilization
 from presage.foresee._realjobs import read_miso_jobs
@@ -38,6 +37,9 @@ from presage.learn.conformal import Conformal
 from presage.learn.evaluate import coverage, grouped_folds, rmsle1p
 from presage.learn.trees import TreeEnsemble
 from presage.model.errors import UserError
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = [
     "Features",
@@ -333,6 +335,8 @@ SHIPPED = ("gpumemnet_cnn_a100", "gpumemnet_mlp_a100", "miso_util_a100")
 
 def read_profiles(data_dir: Path, names: tuple[str, ...]) -> tuple[Features, Floats, Any]:
     """Features, utilization and families of tables under `profiles/`."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     parts, targets, families = [], [], []
     for name in names:
         table = usable_rows(pl.read_parquet(data_dir / "profiles" / f"{name}.parquet"))
