@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from presage.foresee._workloads import (
     _FACTS,
@@ -105,6 +104,8 @@ def of_model(
 
 def read_miso_jobs(data_dir: Path) -> RealJobs:
     """MISO's, on an A100."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     table = usable_rows(pl.read_parquet(data_dir / "profiles/miso_util_a100.parquet"))
     gpu = find("a100-40g")
     jobs = [_known(row["model"], row["batch"], gpu) for row in table.iter_rows(named=True)]
@@ -113,6 +114,8 @@ def read_miso_jobs(data_dir: Path) -> RealJobs:
 
 def read_lucid_jobs(data_dir: Path) -> RealJobs:
     """Lucid's, on an RTX 3090."""
+    import polars as pl  # when it is needed: it takes longer than an answer
+
     table = pl.read_parquet(data_dir / "profiles/lucid_single_rtx3090.parquet")
     gpu = find("rtx3090")
     jobs = [
