@@ -103,7 +103,7 @@ def predict_graph(
         activations=graph.activations(),
         options=_options(graph, setup),
         gpus=answers,
-        evidence=_evidence(graph, gpus, loader),
+        evidence=_evidence(graph, decoder, gpus, loader),
     )
 
 
@@ -196,10 +196,16 @@ def _joined(memory: Domain, time: Domain) -> Domain:
     return Domain(round(max(memory.distance, time.distance), 2), words)
 
 
-def _evidence(graph: OpGraph, gpus: Sequence[Gpu], loader: LoaderTiming | None) -> list[str]:
+def _evidence(
+    graph: OpGraph,
+    decoder: DecoderShape | None,
+    gpus: Sequence[Gpu],
+    loader: LoaderTiming | None,
+) -> list[str]:
+    time = ("throughput",) if decoder is not None else ("roofline", "step_time")
     lines = [
         f"graph of {len(graph):,} operators, signature {graph.signature()}",
-        *(estimators.version(name) for name in ("memory", "step_time", "utilization")),
+        *(estimators.version(name) for name in ("memory", *time, "utilization")),
     ]
     if loader is None:
         lines.append("utilization allows for jobs that wait for their samples: --loader tells")
