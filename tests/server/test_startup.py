@@ -19,6 +19,7 @@ from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.sim.clusters import read_cluster
 from tests.server.kit import PATIENCE_S, eventually
+from tests.waiting import run_apart
 
 LATER = (
     *("alembic", "fastapi", "httpx", "nicegui", "polars", "ray", "rich", "scipy", "sklearn"),
@@ -86,7 +87,7 @@ def test_health_is_told_before_the_api_is_there_and_other_requests_wait(tmp_path
         await front._open.aclose()
 
     try:
-        asyncio.run(ask())
+        run_apart(ask())
     finally:
         service.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from presage.web import asking
 from presage.web.asking import Desk, Desks
 from presage.web.foreseen import bar_rows
 from presage.web.questions import ForeseeQuestion, manifest_text, read_question
+from tests.waiting import run_apart
 
 LOOK: dict[str, Any] = {
     "model": "smollm2-135m",
@@ -154,7 +154,7 @@ def test_a_desk_answers_again_after_it_was_lost(monkeypatch: pytest.MonkeyPatch)
         assert slow._process is None
         await slow.close()
 
-    asyncio.run(talk())
+    run_apart(talk())
 
 
 def test_a_desk_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_desk_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await desk._process.wait() != 0
         await desk.close()
 
-    asyncio.run(wait())
+    run_apart(wait())
 
 
 def test_the_usual_question_is_one() -> None:

@@ -231,8 +231,13 @@ class _Tracer:
             if loss is None or not loss.requires_grad:
                 raise GraphError("the model returns nothing that can be trained on")
             self.phase = 1
-            # not loss.backward(): modes rest inside it, and what is computed again would differ
-            torch.autograd.backward(loss)
+            # Not loss.backward() nor torch.autograd.backward: modes rest inside both, and what is
+            # computed again in the backward pass would differ from what was computed.
+            torch.autograd.graph._engine_run_backward(
+                *((loss,), (torch.ones_like(loss),), False, False, ()),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
         for p in trainable:
             if p.grad is not None:
                 self._mark(p.grad, "gradient")
