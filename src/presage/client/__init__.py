@@ -1,0 +1,36 @@
+"""A typed client of the HTTP API: what the command line uses, and scripts can.
+
+    import presage
+
+    with presage.Client() as server:                # PRESAGE_URL, PRESAGE_TOKEN
+        job = server.submit("train/presage.yaml")
+        print(job.wait().status)
+
+Answers are the values of `presage.model.answers`. A server that is starting or changing over is
+asked again for a while (retry with backoff; PRESAGE_WAIT_S, 10 seconds unless set); a request that
+could have been done twice carries an idempotency key that makes it once.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from presage.client._answers import to_json
+from presage.client._folder import pack_folder
+from presage.client._http import DEFAULT_URL
+from presage.client._server import Client, JobHandle
+
+__all__ = [
+    "DEFAULT_URL",
+    "Client",
+    "JobHandle",
+    "pack_folder",
+    "submit",
+    "to_json",
+]
+
+
+def submit(manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
+    """Submit a manifest, and with it a copy of the folder it is in, to the server of PRESAGE_URL
+    with PRESAGE_TOKEN, as `presage submit` does."""
+    return Client().submit(manifest, folder=folder)

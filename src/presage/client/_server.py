@@ -1,0 +1,297 @@
+"""What a server can be asked, by method; what comes back are values."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from presage.client._answers import value_of, values_of
+from presage.client._folder import pack_folder
+from presage.client._http import Connection, path_of
+from presage.model.answers import (
+    Accepted,
+    DryRun,
+    Explanation,
+    ExportedTrace,
+    JobStatus,
+    JobSummary,
+    NewUser,
+    NodeStatus,
+    QueueStatus,
+    ScaleAccepted,
+    Status,
+    StatusChange,
+    Submitted,
+    UserInfo,
+    WaitingJob,
+    WhatIf,
+)
+from presage.model.errors import ApiError
+from presage.model.job import Reason
+
+__all__ = ["Client", "JobHandle"]
+
+_REPLAY_S = 660.0
+"""A journal is replayed for ten minutes at most."""
+
+
+class JobHandle:
+    """A job of a server: what was last heard of it, and what can be asked for.
+
+    `status`, `reason` and `info` are as of the last answer; `refresh` asks again.
+    """
+
+    __slots__ = ("_client", "_heard")
+
+    def __init__(self, client: Client, heard: Accepted | JobSummary) -> None:
+        self._client, self._heard = client, heard
+
+    @property
+    def id(self) -> str:
+        """Its name on the server."""
+        return self._heard.id
+
+    @property
+    def status(self) -> Status:
+        """Where it is."""
+        return self._heard.status
+
+    @property
+    def reason(self) -> Reason:
+        """Why it is there."""
+        return self.summary.reason
+
+    @property
+    def summary(self) -> JobSummary:
+        """What a list of jobs says about it; asked for if nothing did yet."""
+        return self._heard if isinstance(self._heard, JobSummary) else self.info
+
+    @property
+    def info(self) -> JobStatus:
+        """Everything about it; asked for if only a list was seen."""
+        if not isinstance(self._heard, JobStatus):
+            self.refresh()
+        assert isinstance(self._heard, JobStatus)
+        return self._heard
+
+    def refresh(self, *, wait_eta_s: float = 0.0) -> Self:
+        """Ask the server; with `wait_eta_s`, it may take so long until a job that was just
+        submitted has been foreseen."""
+        query = {"wait_eta_s": wait_eta_s} if wait_eta_s else {}
+        self._heard = self._client.get(JobStatus, f"/jobs/{path_of(self.id)}", query)
+        return self
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Block until it is over, or so many seconds passed."""
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = 0.1
+        while self.refresh().info.ended_at is None:
+            left = pause if until is None else min(pause, until - time.monotonic())
+            if left <= 0:
+                break
+            time.sleep(left)
+            pause = min(1.0, pause * 1.3)
+        return self
+
+    def logs(
+        self, follow: bool = False, *, worker: str = "0", attempt: int | None = None
+    ) -> Iterator[str]:
+        """The lines that a worker wrote; with `follow`, until the job is over."""
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+        for chunk in self._client.logs(self.id, worker, follow=follow, attempt=attempt):
+            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+            yield from lines
+        if rest:
+            yield rest
+
+    def stop(self) -> Self:
+        """End it, after a checkpoint where it can take one."""
+        return self._tell("stop")
+
+    def halt(self) -> Self:
+        """Stop it with a checkpoint; `resume` has it go on."""
+        return self._tell("halt")
+
+    def resume(self) -> Self:
+        """Have it go on from its checkpoint."""
+        return self._tell("resume")
+
+    def scale(self, workers: int) -> Self:
+        """Give it so many workers, within the range of its manifest, as there is room."""
+        self._heard = self._client.scale(self.id, workers)
+        return self
+
+    def explain(self) -> Explanation:
+        """Why it is where it is, when it starts, and what would help."""
+        return self._client.explain(self.id)
+
+    def _tell(self, what: str) -> Self:
+        self._heard = self._client.tell(self.id, what)
+        return self
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r}, {self.status})"
+
+    def _repr_html_(self) -> str:
+        from presage.page import html_table
+
+        seen = self.summary
+        where = ", ".join(seen.nodes)
+        cells = [seen.status, seen.reason.text, seen.queue, seen.workers or "", where]
+        heads = ["job", "status", "because", "queue", "workers", "nodes"]
+        return html_table("", heads, [(seen.id, cells)])
+
+
+class Client(Connection):
+    """One server, by its address: what can be asked of it."""
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
+        """Submit a manifest file, and with it a copy of the folder it is in."""
+        from presage.manifest import read_manifest
+
+        path = Path(manifest)
+        read_manifest(path)  # a mistake raises with its line, before anything is sent
+        name = self.upload(path.absolute().parent) if folder else None
+        return self.submit_text(path.read_bytes(), folder=name)
+
+    def submit_text(
+        self,
+        manifest: bytes | str,
+        content_type: str = "application/yaml",
+        *,
+        folder: str | None = None,
+    ) -> JobHandle:
+        """Submit a manifest that is YAML, or JSON; `folder` is what `upload` returned."""
+        headers = {"Content-Type": content_type, "Idempotency-Key": uuid.uuid4().hex}
+        query = {"folder": folder} if folder else {}
+        body = self.call("POST", "/jobs", content=manifest, params=query, headers=headers)
+        return JobHandle(self, value_of(Submitted, body))
+
+    def upload(self, folder: Path) -> str:
+        """Send a work folder unless the server has it; returns its name there."""
+        packed = pack_folder(folder)
+        name = hashlib.sha256(packed).hexdigest()
+        try:
+            self.call("HEAD", f"/folders/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self.call("PUT", f"/folders/{name}", content=packed)
+        return name
+
+    def jobs(
+        self,
+        *,
+        status: Sequence[str] = (),
+        queue: str | None = None,
+        owner: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[JobHandle]:
+        """Jobs, newest first, page by page."""
+        asked = {"status": list(status), "queue": queue, "owner": owner}
+        wanted = {key: value for key, value in asked.items() if value}
+        shown, after = 0, None
+        while True:
+            size = 1000 if limit is None else min(1000, limit - shown)
+            page = {"limit": size, **({"after": after} if after is not None else {})}
+            body = self.call("GET", "/jobs", params={**wanted, **page})
+            yield from (JobHandle(self, each) for each in values_of(JobSummary, body["jobs"]))
+            shown += len(body["jobs"])
+            after = body["next"]
+            if after is None or (limit is not None and shown >= limit):
+                return
+
+    def job(self, job_id: str) -> JobHandle:
+        """A job by its name."""
+        return JobHandle(self, self.get(JobStatus, f"/jobs/{path_of(job_id)}"))
+
+    def dry_run(self, manifest: bytes | str) -> DryRun:
+        """What would become of a YAML manifest if it was submitted; nothing is kept."""
+        headers = {"Content-Type": "application/yaml"}
+        body = self.call("POST", "/jobs/dry-run", content=manifest, headers=headers)
+        return value_of(DryRun, body)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Why a job is where it is."""
+        return self.get(Explanation, f"/jobs/{path_of(job_id)}/explain")
+
+    def tell(self, job_id: str, what: str) -> Accepted:
+        """`stop`, `halt` or `resume` a job."""
+        return value_of(Accepted, self.call("POST", f"/jobs/{path_of(job_id)}/{what}"))
+
+    def scale(self, job_id: str, workers: int) -> ScaleAccepted:
+        """Give an elastic job so many workers."""
+        body = self.call("POST", f"/jobs/{path_of(job_id)}/scale", json={"workers": workers})
+        return value_of(ScaleAccepted, body)
+
+    def logs(
+        self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
+    ) -> Iterator[bytes]:
+        """The output of a worker, in pieces, as it was written."""
+        query: dict[str, Any] = {"worker": worker, "follow": follow}
+        if attempt is not None:
+            query["attempt"] = attempt
+        with self.stream(f"/jobs/{path_of(job_id)}/logs", query) as answer:
+            yield from answer.iter_bytes()
+
+    def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
+        """Status changes as they happen."""
+        with self.stream("/events", {"job": job_id} if job_id else {}) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield value_of(StatusChange, json.loads(line.removeprefix("data: ")))
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeStatus]:
+        """The nodes."""
+        return values_of(NodeStatus, self.call("GET", "/nodes")["nodes"])
+
+    def drain(self, node: str, *, back: bool = False) -> NodeStatus:
+        """Give a node no new work; or, with `back`, let it take work again."""
+        what = "undrain" if back else "drain"
+        return value_of(NodeStatus, self.call("POST", f"/nodes/{path_of(node)}/{what}"))
+
+    def waiting(self, jobs: Sequence[str]) -> list[WaitingJob]:
+        """What jobs wait for, a hundred at a time."""
+        body = self.call("GET", "/waiting", params={"job": list(jobs)})
+        return values_of(WaitingJob, body["waiting"])
+
+    def what_if(
+        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+    ) -> WhatIf:
+        """What other policies would have done with the jobs of the journal."""
+        asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
+
+    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
+        """The journal as a trace, and its nodes."""
+        asked = {"since_s": since_s}
+        body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
+        return value_of(ExportedTrace, body)
+
+    def queues(self) -> list[QueueStatus]:
+        """The queues."""
+        return values_of(QueueStatus, self.call("GET", "/queues")["queues"])
+
+    def users(self) -> list[UserInfo]:
+        """The users."""
+        return values_of(UserInfo, self.call("GET", "/users")["users"])
+
+    def add_user(self, name: str, role: str, team: str = "") -> NewUser:
+        """Let somebody in; the answer has the token."""
+        asked = {"name": name, "role": role, "team": team}
+        return value_of(NewUser, self.call("POST", "/users", json=asked))
+
+    def remove_user(self, name: str) -> UserInfo:
+        """Take somebody's access away."""
+        return value_of(UserInfo, self.call("DELETE", f"/users/{path_of(name)}"))
