@@ -58,6 +58,9 @@ _COMMANDS = {
     "undrain": "cluster:undrain",
     "queues": "cluster:queues",
     "users": "cluster:users",
+    "usage": "usage:usage",
+    "backup": "backup:backup",
+    "restore": "backup:restore",
 }
 """Command -> where it is in `presage.cli`."""
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -67,7 +70,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "usage", "whatif")
 """Modules whose commands do."""
 
 

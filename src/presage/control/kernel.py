@@ -22,7 +22,7 @@ from presage.control.board import changes_of
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import Executor, Policy, Predictor, lacks
+from presage.core.ports import CountsHours, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -280,7 +280,9 @@ class Live:
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
-        rules = replace(self._rules, lacks=lacks(executor))
+        policy = engine.policy
+        counts = isinstance(policy, CountsHours) and policy.counts_hours
+        rules = replace(self._rules, lacks=lacks(executor), counts=counts)
         unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from presage.core.spent import Spent
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
 from presage.model.event import RulesChanged
@@ -53,6 +54,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "scaling": sorted(state.scaling),
         "speeds": encode(state.speeds),
         "rules": encode(state.rules),
+        **({"spent": spent} if (spent := state.spent.rows()) else {}),
     }
 
 
@@ -75,6 +77,7 @@ class SnapshotContent:
     scaling: set[str]
     speeds: SpeedBook
     rules: RulesChanged | None
+    spent: Spent
 
 
 def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
@@ -96,4 +99,5 @@ def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
         scaling=set(data["scaling"]),
         speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
         rules=decode(RulesChanged | None, data.get("rules")),
+        spent=Spent.of(data.get("spent", ())),
     )

@@ -23,7 +23,8 @@ from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
-from presage.core.workers import ask_of, devices_of, missing
+from presage.core.spent import Spent
+from presage.core.workers import ask_of, being_left, devices_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
@@ -79,6 +80,7 @@ class State:
         self.submitted = 0
         self.shapes: dict[tuple[Role, ...], int] = {}
         """How often each combination of roles was submitted: what the workload looks like."""
+        self.spent = Spent()  # GPU time by day, where `rules` say that it counts
         self.speeds = SpeedBook()
         """How fast runs of each workload were at the sizes they had."""
         self.rules: ev.RulesChanged | None = None
@@ -150,6 +152,11 @@ class State:
         """Whether the executor can carry out this kind of decision, as far as it was said."""
         return self.rules is None or kind.__name__ not in self.rules.lacks
 
+    @property
+    def counts(self) -> bool:
+        """Whether GPU time is counted."""
+        return self.rules is not None and self.rules.counts
+
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
         capacity, job, hold = self.capacity, self.jobs[job_id], self.reservations[job_id]
@@ -163,18 +170,7 @@ class State:
                     return False
         # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
         shares = [worker for worker in hold if ask_of(job, worker.role).shared]
-        return not (shares and self._being_left() & devices_of(hold))
-
-    def _being_left(self) -> set[tuple[str, int]]:
-        """Devices of workers that were told to go and have not gone yet."""
-        found: set[tuple[str, int]] = set()
-        for job in self.active.values():
-            if job.state is STOPPING:
-                found |= devices_of(job.allocation + (job.resizing or ()))
-            elif job.resizing is not None:
-                kept = job.resizing
-                found |= devices_of(tuple(w for w in job.allocation if w not in kept))
-        return found
+        return not (shares and being_left(self.active.values()) & devices_of(hold))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that defines it, as JSON values: equal states give equal snapshots."""
@@ -195,15 +191,14 @@ class State:
         for job_id, hold in kept.reservations.items():
             state._hold_for(job_id, hold)
         state.wake_at, state.submitted, state.shapes = kept.wake_at, kept.submitted, kept.shapes
-        state.speeds, state.rules = kept.speeds, kept.rules
+        state.speeds, state.rules, state.spent = kept.speeds, kept.rules, kept.spent
         return state
 
     def copy(self, instead: Mapping[str, JobSpec] = _AS_THEY_ARE) -> State:
         """A state of its own, equal to this one, at the beginning of a step. `instead` gives
         waiting jobs another spec, as if they had asked for that; what was held for them is not."""
         copy = type(self)(self.seed)
-        copy.now, copy.wake_at = self.now, self.wake_at
-        copy.submitted = self.submitted
+        copy.now, copy.wake_at, copy.submitted = self.now, self.wake_at, self.submitted
         copy.capacity = self.capacity.copy()
         copy.down, copy.draining = self.down.copy(), self.draining.copy()
         jobs = {job_id: Job(*_EVERYTHING(job)) for job_id, job in self.jobs.items()}
@@ -214,6 +209,7 @@ class State:
         copy.reservations = self.reservations.copy()
         copy.usage, copy.scaling = self.usage.copy(), self.scaling.copy()
         copy.shapes, copy.speeds, copy.rules = self.shapes.copy(), self.speeds.copy(), self.rules
+        copy.spent = self.spent.copy()
         for job_id, spec in instead.items():
             copy._drop_reservation(job_id)
             copy.pending[job_id].spec = spec
@@ -285,8 +281,9 @@ class State:
         if job is None or job.resizing is None:
             return
         self._settle(now, job)
-        target = job.resizing
-        job.resizing = None
+        if self.counts:
+            self.spent.count(now, job)
+        target, job.resizing = job.resizing, None
         kept = set(target)
         self._give(job, tuple(worker for worker in job.allocation if worker not in kept))
         job.allocation = target
@@ -345,6 +342,8 @@ class State:
             self.speeds.add(same_work(job.spec), e.point)
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
+        if e.counts and not self.counts:
+            self.spent.begin(now, self.active.values())
         self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
@@ -402,6 +401,7 @@ class State:
         if job.state is PENDING:
             job.attempt = e.attempt
             job.allocation = workers
+            job.held_since = now if self.counts else 0.0
             self._move(now, job, STARTING, None)
             del self.pending[job_id]
             self.active[job_id] = job
@@ -522,6 +522,8 @@ class State:
     def _vacate(self, now: float, job: Job) -> None:
         """The run is over: account for its service, give back everything it held, and forget what
         was to follow."""
+        if self.counts:
+            self.spent.count(now, job)
         if job.state is RUNNING:
             self._settle(now, job)
         if job.resizing is not None:
@@ -530,8 +532,7 @@ class State:
             job.resizing = None
         self._give(job, job.allocation)
         job.allocation = ()
-        job.limits = None
-        job.intent = None
+        job.limits = job.intent = None
         job_id = job.spec.id
         del self.active[job_id]
         if self.incomplete:
@@ -591,7 +592,7 @@ class State:
 
 _EVERYTHING = attrgetter(*(field.name for field in fields(Job)))
 _RESTORED: tuple[str, ...] = ("state", "attempt", "allocation", "resizing", "limits", "intent")
-_RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark")
+_RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark", "held_since")
 _BEFORE = attrgetter(*_RESTORED)
 
 

@@ -95,7 +95,7 @@ class ReasonCode(StrEnum):
     QUEUED_BEHIND = "queued_behind"
     """It would fit, but the jobs ahead of it come first."""
     OVER_QUOTA = "over_quota"
-    """Its queue may not hold more GPUs now."""
+    """Its queue may not hold more GPUs or CPUs now, or the GPU hours of this period are spent."""
     RESERVED = "reserved"
     """Devices are being released for it."""
     NEVER_FITS = "never_fits"
@@ -185,6 +185,8 @@ class JobSpec:
     """Reference of the model it trains, for prediction."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     entrypoint: tuple[str, ...] = ()
+    team: str = ""
+    """That its owner was in when it was submitted."""
 
     @property
     def min_gpu_milli(self) -> int:
@@ -245,6 +247,8 @@ class Job:
     mark: float = 0.0
     held_milli: int = 0
     """Milli-GPUs it holds now."""
+    held_since: float = 0.0
+    """Until when the GPU time of its run was counted (`State.spent`), where it is counted."""
 
     @property
     def id(self) -> str:

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.loop import step
-from presage.core.ports import Policy, Predictor, Store
+from presage.core.ports import CountsHours, Policy, Predictor, Store
 from presage.core.state import State
 from presage.model.cluster import Node
 from presage.model.estimate import Estimates
-from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp
+from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp, RulesChanged
 from presage.model.job import Job, JobSpec, JobState, ReasonCode
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
@@ -94,7 +94,10 @@ def simulate(
     recorder = Recorder(trace.jobs.height)
     workload = Workload(trace, nodes, models, estimates, sharers, uses)
     journal = store if store is not None else _Discard()
-    step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
+    facts: list[Fact] = [NodeUp(node) for node in nodes]
+    if isinstance(policy, CountsHours) and policy.counts_hours:
+        facts.insert(0, RulesChanged("", predict.version, counts=True))
+    step(engine, world, journal, 0.0, facts)
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
     try:
