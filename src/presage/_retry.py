@@ -54,7 +54,7 @@ class PatientClient(httpx.Client):
     def send(self, request: httpx.Request, **rest: Any) -> httpx.Response:
         """Send a request, and again until it is answered or the time is up."""
         until = time.monotonic() + self._patience_s
-        pause_s, moves = _FIRST_S, 0
+        first, pause_s, moves = request, _FIRST_S, 0
         while True:
             again = time.monotonic() < until
             try:
@@ -75,6 +75,7 @@ class PatientClient(httpx.Client):
             if not self._said:
                 self._said = True
                 log.warning("waiting for the server at %s …", _origin(request.url))
+            request, moves = first, 0  # whom it named may be gone by now
             time.sleep(pause_s)
             pause_s = min(_LONGEST_S, 1.5 * pause_s)
 

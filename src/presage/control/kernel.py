@@ -76,6 +76,9 @@ Answers: TypeAlias = list[tuple[Ticket, Exception | None]]
 
 Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], None]
 """Is told of every commit: the lease, new jobs, and what became different."""
+Witness: TypeAlias = Callable[[int, float, Sequence[ev.Event], int, State], None]
+"""Is told what every commit added to the journal: the position before it, the time, the events,
+how many they are, and the state they led to."""
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class Live:
         snapshot_every: int = 5000,
         answer: Callable[[Answers], None],
         committed: Committed = lambda *_: None,
+        witness: Witness = lambda *_: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -117,6 +121,7 @@ class Live:
         self._rules = ev.RulesChanged(rules, predict.version)
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
+        self._witness = witness
         self._requests: deque[_Pending] = deque()
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
@@ -455,6 +460,9 @@ class _Journal:
                     raise
                 time.sleep(0.1)
         events = len(facts) + len(decisions)
+        if events:
+            happened = (*facts, *decisions)
+            live._witness(self._position, now, happened, events, self._engine.state)
         self._position += events
         self.since_snapshot += events
         live._committed(lease, rows, changes)

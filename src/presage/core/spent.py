@@ -39,15 +39,9 @@ class Spent:
     def __init__(self) -> None:
         self._days: dict[int, dict[Spender, float]] = {}
 
-    def begin(self, now: float, jobs: Iterable[Job]) -> None:
-        """From now on it counts what these jobs hold."""
-        for job in jobs:
-            job.held_since = now
-
     def count(self, now: float, job: Job) -> None:
         """Add what a job held since it was last counted."""
         self.add(spender(job), milli_of(job), job.held_since, now)
-        job.held_since = now
 
     def add(self, who: Spender, milli: int, since: float, until: float) -> None:
         """Somebody held so many milli-GPUs from one time to another."""

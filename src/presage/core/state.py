@@ -283,6 +283,7 @@ class State:
         self._settle(now, job)
         if self.counts:
             self.spent.count(now, job)
+            job.held_since = now
         target, job.resizing = job.resizing, None
         kept = set(target)
         self._give(job, tuple(worker for worker in job.allocation if worker not in kept))
@@ -343,7 +344,8 @@ class State:
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
         if e.counts and not self.counts:
-            self.spent.begin(now, self.active.values())
+            for job in self.active.values():
+                job.held_since = now
         self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
@@ -380,11 +382,8 @@ class State:
 
     def _close(self, name: str) -> None:
         self.capacity.set_open(self.capacity.index[name], False)
-        for job_id in [
-            job_id
-            for job_id, hold in self.reservations.items()
-            if any(worker.node == name for worker in hold)
-        ]:
+        holds = self.reservations.items()
+        for job_id in [job for job, hold in holds if any(w.node == name for w in hold)]:
             self._drop_reservation(job_id)
             self.changes.note(self.jobs[job_id])
 

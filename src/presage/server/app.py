@@ -24,6 +24,7 @@ from presage.server.routes import (
     jobs,
     logs,
     scale,
+    usage,
     users,
 )
 from presage.server.service import Service
@@ -94,6 +95,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        usage,
         folders,
         health,
     ):
