@@ -45,7 +45,7 @@ _COMMANDS = {
     "ps": "jobs:ps",
     "status": "jobs:status",
     "wait": "jobs:wait",
-    "logs": "jobs:logs",
+    "logs": "logs:logs",
     "explain": "jobs:explain",
     "stop": "jobs:stop",
     "halt": "jobs:halt",
@@ -67,7 +67,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "whatif")
 """Modules whose commands do."""
 
 

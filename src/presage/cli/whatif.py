@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
+from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
 from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, UserError
-from presage.page import duration_text
+from presage.model.words import duration
 
 __all__ = ["what_if"]
 
 _COLUMNS = {
-    "AVG WAIT": ("avg_wait_s", duration_text),
-    "P99 WAIT": ("p99_wait_s", duration_text),
-    "AVG JCT": ("avg_jct_s", duration_text),
-    "P99 JCT": ("p99_jct_s", duration_text),
-    "GPUS USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
+    "AVG-WAIT": ("avg_wait_s", duration),
+    "P99-WAIT": ("p99_wait_s", duration),
+    "AVG-JCT": ("avg_jct_s", duration),
+    "P99-JCT": ("p99_jct_s", duration),
+    "GPUS-USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
     "FAIRNESS": ("fairness", lambda value: f"{value:.2f}"),
     "STOPS": ("preemptions", lambda value: f"{value:.0f}"),
 }
@@ -91,19 +90,16 @@ def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
 
 
 def _show(report: WhatIf) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("POLICY", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
+    table: list[list[str]] = []
     rows = {"as it happened": report.recorded, **report.policies}
     for name, figures in rows.items():
         cells = []
         for key, text in _COLUMNS.values():
             value = figures[key]
             cells.append("" if value is None else text(value))
-        table.add_row(name, *cells)
-    Console().print(table)
-    span = duration_text(report.until - report.since)
+        table.append([name, *cells])
+    show_table([Column("POLICY"), *(Column(name, right=True) for name in _COLUMNS)], table)
+    span = duration(report.until - report.since)
     say(f"{report.recorded['jobs'] or 0:,.0f} jobs in {span}")
     for note in report.notes:
         say(f"note: {note}")

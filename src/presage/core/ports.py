@@ -25,6 +25,7 @@ __all__ = [
     "CanResize",
     "Entry",
     "Executor",
+    "Foreknows",
     "KeepsSnapshots",
     "Knowledge",
     "LearnsSpeeds",
@@ -48,6 +49,16 @@ class Policy(Protocol):
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits, in words its owner understands."""
+        ...
+
+
+@runtime_checkable
+class Foreknows(Protocol):
+    """A policy that can tell beforehand what it would reject."""
+
+    def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
+        """Why no state of this cluster could hold a job, which need not be submitted; None when
+        one could."""
         ...
 
 

@@ -25,10 +25,12 @@ from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied, NotFound
+from presage.model.errors import Conflict, Denied
 from presage.policy import registry
+from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
+from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow, User
@@ -89,6 +91,7 @@ class Service:
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.requests = Requests(live, store, self.estimator, layout, settings.queues)
+        self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -118,15 +121,27 @@ class Service:
         return await asyncio.to_thread(self.live.ask, question)
 
     def seen(self, job_id: str, user: User) -> JobRow:
-        """A job that a user may know of."""
+        """A job that a user may know of, by id, beginning of an id or name."""
         row = self.store.jobs.get(job_id)
+        if row is None:
+            row = self.store.jobs.get(resolve(self.store.jobs, job_id, partial(may_see, user)))
         if row is None or not may_see(user, row):
-            raise NotFound(f"there is no job {job_id[:80]}")
+            raise unknown_job(self.store.jobs, job_id, partial(may_see, user))
         return row
 
     async def look(self, job_id: str, user: User) -> RecentJob:
         """A job that a user may know of, without its manifest, and every status it had."""
 
+        visible = partial(may_see, user)
+        known = await self._look(job_id)
+        if known is None:
+            found = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
+            known = await self._look(found)
+        if known is None or not may_see(user, known.row):
+            raise await asyncio.to_thread(unknown_job, self.store.jobs, job_id, visible)
+        return known
+
+    async def _look(self, job_id: str) -> RecentJob | None:
         def read() -> RecentJob | None:
             row = self.store.jobs.get(job_id)
             if row is None:
@@ -137,8 +152,6 @@ class Service:
         known = self.recent.job(lease, job_id)
         if known is None:
             known = await asyncio.to_thread(self.recent.read, lease, job_id, read)
-        if known is None or not may_see(user, known.row):
-            raise NotFound(f"there is no job {job_id[:80]}")
         return known
 
     def changeable(self, job_id: str, user: User) -> JobRow:

@@ -372,7 +372,7 @@ class Guardian:
         self.report.progress([worker.plan.progress for worker in self.workers])
         self.report.request(self.plan.progress_dir / msg.SizeRequest.FILE)
         for worker in self.workers:
-            worker.cut_log(self.plan.log_cap)
+            worker.look_at_log(self.plan.log_cap)
             if worker.tree is None or worker.ended:
                 continue
             if sample:

@@ -21,6 +21,7 @@ from presage.executors.node.limits import (
     pin,
     stand_first_in_line,
 )
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import WorkerPlan
 from presage.executors.node.processes import children, read_stat
 from presage.telemetry.processes import ProcessTree
@@ -74,6 +75,7 @@ class WorkerProcess:
         self._next_find = self._next_pss = 0.0
         self._gpus: GpuProbe | None = None
         self._gpus_sought = False
+        self._times = LogTimes(plan.log)
         if cgroup and self.memory:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
@@ -207,10 +209,13 @@ class WorkerProcess:
         self._gpus_sought = True
         return self._gpus
 
-    def cut_log(self, most: int) -> None:
-        """Keep the last part of a log that has grown too long, and say so in it."""
+    def look_at_log(self, most: int) -> None:
+        """Note how long its log is by now; keep the last part of one that has grown too long, and
+        say so in it."""
         with suppress(OSError):
-            if self.plan.log.stat().st_size <= most:
+            size = self.plan.log.stat().st_size
+            if size <= most:
+                self._times.note(size, time.time())
                 return
             tail = _tail(self.plan.log, most // 4).partition(b"\n")[2]
             note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
@@ -220,6 +225,7 @@ class WorkerProcess:
                 os.write(fd, note.encode() + tail)
             finally:
                 os.close(fd)
+            self._times.cut(size - len(tail), len(note))
 
     def last_words(self) -> str:
         """The line of its log that says most about an error: the end of the last traceback, else
