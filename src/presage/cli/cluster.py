@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from presage.cli._asking import Yes, ask_before_loss
+from presage.cli._input import NodeName
 from presage.cli._output import print_json, say
 from presage.cli._tables import Cell, Column, show_table
 from presage.client import Client, to_json
@@ -16,9 +17,6 @@ from presage.model.answers import NodeStatus
 __all__ = ["NODE_COLUMNS", "drain", "node_row", "nodes", "queues", "undrain", "users"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-NodeName = Annotated[
-    str, typer.Argument(metavar="NODE", help="A node, or the beginning of its name.")
-]
 
 NODE_COLUMNS = (
     Column("NODE"),
@@ -58,7 +56,10 @@ def node_row(node: NodeStatus) -> list[Cell]:
 
 
 def drain(node: NodeName, yes: Yes = False, json: Json = False) -> None:
-    """Give a node no new work, and move what runs there; asks first if work would be lost."""
+    """Give a node no new work, and move what runs there.
+
+    If work of a job there would be lost, you are asked first.
+    """
     with Client() as client:
         begun = [each for each in client.nodes() if each.name.startswith(node)] if node else []
         meant = [each for each in begun if each.name == node] or begun

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from presage.cli._asking import Yes, ask_before_loss
+from presage.cli._input import JobId
 from presage.cli._job_words import (
     JOB_COLUMNS,
     done_words,
@@ -28,9 +29,6 @@ from presage.model.words import short_duration
 __all__ = ["explain", "halt", "ps", "resume", "status", "stop", "submit", "wait"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="A job: its id, the beginning of it, or its name.")
-]
 
 
 def submit(
@@ -142,8 +140,10 @@ def wait(
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
-    """Wait until a job is over or halted; exit 0 when it is COMPLETED, 4 when it is HALTED, 1
-    otherwise."""
+    """Wait until a job is over or halted.
+
+    The exit code is 0 when it is COMPLETED, 4 when it is HALTED, 1 otherwise.
+    """
     with Client() as client:
         job = client.job(id).wait(timeout).info
     if json:
@@ -163,8 +163,10 @@ _HALTED = 4
 
 
 def explain(id: JobId, json: Json = False) -> None:
-    """Say why a job is where it is: what it waits for, who is ahead, when it starts, and what
-    would help."""
+    """Say why a job is where it is.
+
+    What it waits for, who is ahead, when it starts, and what would help.
+    """
     with Client() as client:
         about = client.explain(id)
     if json:
@@ -191,13 +193,18 @@ def explain(id: JobId, json: Json = False) -> None:
 
 
 def stop(id: JobId, yes: Yes = False, json: Json = False) -> None:
-    """End a job, after a checkpoint where it can take one; asks first if work would be lost."""
+    """End a job.
+
+    It takes a checkpoint where it can; if work would be lost, you are asked first.
+    """
     _tell(id, "stop", json, yes)
 
 
 def halt(id: JobId, yes: Yes = False, json: Json = False) -> None:
-    """Stop a job, with a checkpoint where it can take one; `presage resume` has it go on. Asks
-    first if work would be lost."""
+    """Stop a job, to have it go on later with `presage resume`.
+
+    It takes a checkpoint where it can; if work would be lost, you are asked first.
+    """
     _tell(id, "halt", json, yes)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from presage.cli._input import JobId
 from presage.cli._output import say
 from presage.client import Client
 from presage.model.answers import JobStatus, LogPiece
@@ -16,10 +17,7 @@ __all__ = ["logs"]
 
 
 def logs(
-    id: Annotated[
-        str,
-        typer.Argument(metavar="ID", help="A job: its id, the beginning of it, or its name."),
-    ],
+    id: JobId,
     follow: Annotated[
         bool,
         typer.Option(
@@ -41,8 +39,10 @@ def logs(
         bool, typer.Option("--timestamps", "-t", help="The time before each line.")
     ] = False,
 ) -> None:
-    """Print what the workers of a job wrote; of several, with the worker's name before each
-    line."""
+    """Print what the workers of a job wrote.
+
+    Of several, each line begins with the name of its worker.
+    """
     with Client() as client:
         job = client.job(id)
         _say_if_it_waits(job.info, follow)

@@ -91,6 +91,8 @@ class UserError(PresageError):
 
     code = "user_error"
     exit_code = 2
+    mistakes: tuple[str, ...] = ()
+    """All that is wrong with a file, a line each, where more than the first was found."""
 
 
 class TraceError(UserError):
