@@ -247,7 +247,7 @@ def test_nodes_that_were_away_are_away_again() -> None:
     journal.exit(500.0, "a", ev.Outcome.SUCCEEDED)
     journal.exit(600.0, "b", ev.Outcome.SUCCEEDED)
     export = export_trace(journal.steps)
-    assert export.rules.outages == (Outage("n1", 50.0, 250.0),)
+    assert export.extras.outages == (Outage("n1", 50.0, 250.0),)
     result = what_if(export, {"fifo": lambda: build("fifo")})["fifo"]
     assert result.jobs["wait_s"].to_list() == [0.0, 240.0]
 

@@ -18,7 +18,7 @@ in which it runs where it ran has the recorded times again. Of those times:
 - alive at `since`: submitted at that moment, with what it still ran after it.
 
 Halts, drains, and who asked for a resize, are not in a trace; nodes that went away are
-(`Export.rules`), and `what_if` gives the jobs the specs and estimates they were submitted with.
+(`Extras`), and `what_if` gives the jobs the specs and estimates they were submitted with.
 What really happened to the same jobs is beside it (`Export.recorded`), in the same figures.
 Reads steps and returns values; it never writes a journal.
 """
@@ -60,6 +60,7 @@ from presage.sim.world import Outage, WorldRules
 __all__ = [
     "Difference",
     "Export",
+    "Extras",
     "Replay",
     "Step",
     "export_trace",
@@ -130,14 +131,50 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What there is to simulate beside a table of jobs: plain values, which can be sent as JSON.
+    Everything that they do not say is as in a simulated world by default."""
+
+    nodes: tuple[Node, ...]
+    """Every node that was ever there."""
+    outages: tuple[Outage, ...]
+    """When one was not."""
+    specs: tuple[JobSpec, ...]
+    """What the jobs asked for: a trace has no column for some of it."""
+    estimates: tuple[Estimates | None, ...]
+    """What was foreseen of them, row by row."""
+    lacks: tuple[str, ...] = ()
+    """Decisions that the executor could not carry out at the end."""
+
+    def run(
+        self,
+        trace: Trace,
+        policy: Policy,
+        name: str,
+        foresee: Callable[[Predictor], Predictor] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> SimResult:
+        """The jobs of this trace under a policy."""
+        return simulate(
+            trace,
+            self.nodes,
+            policy,
+            name=name,
+            rules=WorldRules(outages=self.outages),
+            specs={spec.id: spec for spec in self.specs},
+            estimates=self.estimates or None,
+            lacks=self.lacks,
+            foresee=foresee,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """A journal as something to simulate."""
 
     trace: Trace
-    nodes: tuple[Node, ...]
-    """Every node that was ever there; `rules` says when it was not."""
-    rules: WorldRules
-    """The nodes' absences; everything else is as a simulated world is by default."""
+    extras: Extras
     since: float
     """The journal's time of the trace's 0."""
     recorded: SimResult
@@ -145,12 +182,11 @@ class Export:
     and time that one was halted does not count."""
     notes: tuple[str, ...]
     """What was left out or assumed, one sentence each."""
-    specs: Mapping[str, JobSpec] = field(default_factory=dict)
-    """What each job of the trace asked for: a trace has no column for some of it."""
-    estimates: tuple[Estimates | None, ...] = ()
-    """What was foreseen of each job of the trace, row by row."""
-    lacks: tuple[str, ...] = ()
-    """Decisions that the executor could not carry out at the end."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that was ever there."""
+        return self.extras.nodes
 
 
 def what_if(
@@ -158,7 +194,6 @@ def what_if(
     policies: Mapping[str, Callable[[], Policy]],
     *,
     foresee: Callable[[str, Predictor], Predictor] | None = None,
-    rules: WorldRules | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, SimResult]:
     """The jobs of a journal under each of these policies; `figures` sums each result up.
@@ -167,17 +202,12 @@ def what_if(
     name and the predictor that knows them.
     """
     return {
-        name: simulate(
+        name: export.extras.run(
             export.trace,
-            export.nodes,
             make(),
-            name=name,
-            rules=export.rules if rules is None else rules,
-            specs=export.specs,
-            estimates=export.estimates or None,
-            lacks=export.lacks,
-            foresee=None if foresee is None else partial(foresee, name),
-            progress=progress,
+            name,
+            None if foresee is None else partial(foresee, name),
+            progress,
         )
         for name, make in policies.items()
     }
@@ -351,20 +381,16 @@ class _JournalReader:
         jobs = pl.DataFrame(rows, schema=COLUMNS, orient="row")
         notes = self._notes(told)
         trace = Trace(name, "native", jobs, notes=notes)
-        rules = WorldRules(outages=tuple(self._outages(first)))
         nodes = tuple(self.nodes.values())
-        recorded = _recorded(told, first, self.state.now, total_gpus(nodes))
-        return Export(
-            trace,
+        extras = Extras(
             nodes,
-            rules,
-            first,
-            recorded,
-            notes,
-            specs={job_id: story.spec for job_id, story in told},
+            outages=tuple(self._outages(first)),
+            specs=tuple(story.spec for _, story in told),
             estimates=tuple(story.estimates for _, story in told),
             lacks=self.state.rules.lacks if self.state.rules is not None else (),
         )
+        recorded = _recorded(told, first, self.state.now, total_gpus(nodes))
+        return Export(trace, extras, first, recorded, notes)
 
     def _row(self, job_id: str, story: _JobHistory, first: float) -> tuple[Any, ...]:
         workers, helpers = _size(story)
