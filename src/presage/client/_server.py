@@ -279,15 +279,23 @@ class Client(Connection):
         return values_of(WaitingJob, body["waiting"])
 
     def what_if(
-        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+        self,
+        policies: Sequence[str],
+        since_s: float | None = None,
+        config: str | None = None,
+        *,
+        foreseen: bool = False,
     ) -> WhatIf:
-        """What other policies would have done with the jobs of the journal."""
+        """What other policies would have done with the jobs of the journal; with `foreseen` they
+        go by what was foreseen of jobs, and not by the run times they had."""
         asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        asked |= {"foreseen": True} if foreseen else {}
         return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
 
-    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
-        """The journal as a trace, and its nodes."""
-        asked = {"since_s": since_s}
+    def journal_trace(self, since_s: float | None = None, *, whole: bool = False) -> ExportedTrace:
+        """The journal as a trace, and its nodes; with `whole`, also what a trace cannot tell."""
+        asked: dict[str, Any] = {"since_s": since_s}
+        asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
 

@@ -23,7 +23,7 @@ from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
-from presage.core.workers import ask_of, devices_of, missing
+from presage.core.workers import ask_of, being_left, devices_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
@@ -163,18 +163,7 @@ class State:
                     return False
         # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
         shares = [worker for worker in hold if ask_of(job, worker.role).shared]
-        return not (shares and self._being_left() & devices_of(hold))
-
-    def _being_left(self) -> set[tuple[str, int]]:
-        """Devices of workers that were told to go and have not gone yet."""
-        found: set[tuple[str, int]] = set()
-        for job in self.active.values():
-            if job.state is STOPPING:
-                found |= devices_of(job.allocation + (job.resizing or ()))
-            elif job.resizing is not None:
-                kept = job.resizing
-                found |= devices_of(tuple(w for w in job.allocation if w not in kept))
-        return found
+        return not (shares and being_left(self.active.values()) & devices_of(hold))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that defines it, as JSON values: equal states give equal snapshots."""
@@ -463,7 +452,7 @@ class State:
             self.wake_at = memo
             return
         if isinstance(decision, ev.Reject):
-            raise InternalError("a rejection cannot be taken back")
+            self._unreject(decision.job)
         job, (held, before) = self.jobs[decision.job], memo
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
@@ -483,6 +472,13 @@ class State:
             self.incomplete[job.id] = job
         else:
             self.incomplete.pop(job.id, None)
+
+    def _unreject(self, job_id: str) -> None:
+        """The job that ended last did not: nobody was told of it."""
+        self.moves.pop()
+        self.jobs[job_id] = job = self.ended.pop()
+        if job.wants is not None:
+            self.scaling.add(job_id)
 
     # -- helpers --------------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
+from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied
-from presage.policy import registry
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
@@ -54,14 +54,15 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token)
         self.recent, self.news = Recent(), News()
-        policy = partial(registry.build, settings.policy)
+        self.mistakes = PolicyMistakes()
+        policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
             policy,
             predict,
-            rules=settings.policy.model_dump_json(),
+            rules=settings.decided_by,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
