@@ -65,6 +65,8 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    most_results: int = 50 << 30
+    """Bytes of results that a job may keep; 0 for any number."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -24,12 +24,13 @@ from presage.executors.node.limits import (
 from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import WorkerPlan
 from presage.executors.node.processes import children, read_stat
+from presage.executors.node.workdir import has_content
 from presage.telemetry.processes import ProcessTree
 
 if TYPE_CHECKING:
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["StartError", "WorkerProcess", "start_all"]
+__all__ = ["StartError", "WorkerProcess", "missing_program", "start_all"]
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"))
 _OUT_OF_MEMORY = (
@@ -84,7 +85,7 @@ class WorkerProcess:
 
     def continue_from(self, checkpoints: Path) -> None:
         """Start the command that the manifest has for it, if there is a checkpoint."""
-        if self.plan.resume and _has_content(checkpoints):
+        if self.plan.resume and has_content(checkpoints):
             self.argv = self.plan.resume
 
     def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
@@ -95,13 +96,11 @@ class WorkerProcess:
         except OSError as error:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
         os.read(go, 1)
+        env = {**os.environ, **self.plan.env, **secrets, "PWD": str(work)}
         try:
-            env = {**os.environ, **self.plan.env, **secrets, "PWD": str(work)}
             os.execvpe(program, self.argv, env)
-        except FileNotFoundError:
-            text = f"there is no program {program!r}; check the command and its PATH"
-        except PermissionError:
-            text = f"{program!r} is not executable"
+        except (FileNotFoundError, PermissionError):
+            text = missing_program(self.argv, env, work) or f"{program!r} cannot be started"
         except OSError as error:
             text = f"{program!r} cannot be started: {error.strerror}"
         _give_up(errors, f"{self.name}: {text}")
@@ -171,6 +170,12 @@ class WorkerProcess:
             return None
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
+
+    @property
+    def found_no_command(self) -> bool:
+        """Whether the shell or container that we put around its command did not find one."""
+        around = self.container or self.argv[:2] == ("/bin/sh", "-c")
+        return bool(around) and self.exit_code in (126, 127)
 
     @property
     def signal_name(self) -> str | None:
@@ -323,6 +328,39 @@ def start_all(
         worker.tree = ProcessTree(worker.pid)
 
 
+def missing_program(argv: Sequence[str], env: Mapping[str, str], work: Path) -> str | None:
+    """What is wrong with the program of a command, in words; None if it can be executed. Of a
+    torchrun agent, also with the program that it runs."""
+    import shutil
+
+    _, _, inner = map(tuple, _split(argv, "--no-python"))
+    for program in (argv[0], *inner[:1]):
+        where = str(work / program) if "/" in program else program
+        found = shutil.which(where, path=env.get("PATH", os.defpath))
+        if found is None and "/" in program and Path(where).exists():
+            return f"{program!r} is not executable"
+        if found is None:
+            return f"there is no program {program!r}; check the command and its PATH"
+        if (interpreter := _interpreter(found)) and not Path(interpreter).exists():
+            return f"{program!r} names an interpreter that is not there: {interpreter}"
+    return None
+
+
+def _split(words: Sequence[str], at: str) -> tuple[Sequence[str], ...]:
+    """What comes before a word, the word, and what comes after; all of it if it is not there."""
+    n = words.index(at) if at in words else len(words)
+    return words[:n], words[n : n + 1], words[n + 1 :]
+
+
+def _interpreter(program: str) -> str:
+    """What the first line of a script names, if that is what a program is."""
+    with suppress(OSError), Path(program).open("rb") as file:
+        first = file.readline(256)
+        if first.startswith(b"#!"):
+            return (first[2:].split() or [b""])[0].decode("utf-8", "replace")
+    return ""
+
+
 def _give_up(errors: int, text: str) -> NoReturn:
     os.write(errors, text.encode()[:4000] + b"\n")
     os._exit(127)
@@ -343,13 +381,6 @@ def _tail(path: Path, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
-
-
-def _has_content(directory: Path) -> bool:
-    try:
-        return next(directory.iterdir(), None) is not None
-    except OSError:
-        return False
 
 
 def _printable(line: str) -> str:
