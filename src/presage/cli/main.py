@@ -57,7 +57,7 @@ _COMMANDS = {
     "drain": "cluster:drain",
     "undrain": "cluster:undrain",
     "queues": "cluster:queues",
-    "users": "cluster:users",
+    "users": "users:users",
 }
 """Command -> where it is in `presage.cli`."""
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -67,7 +67,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "users", "whatif")
 """Modules whose commands do."""
 
 
