@@ -312,6 +312,18 @@ class Client(Connection):
         asked = {"name": name, "role": role, "team": team}
         return value_of(NewUser, self.call("POST", "/users", json=asked))
 
+    def set_user(self, name: str, *, role: str | None = None, team: str | None = None) -> UserInfo:
+        """Give somebody another role or team."""
+        asked = {"role": role, "team": team}
+        wanted = {key: value for key, value in asked.items() if value is not None}
+        return value_of(UserInfo, self.call("PATCH", f"/users/{path_of(name)}", json=wanted))
+
+    def new_token(self, name: str, *, keep: bool = False) -> NewUser:
+        """A new token for somebody; those before stop working unless they are kept."""
+        query = {"keep": "true"} if keep else {}
+        body = self.call("POST", f"/users/{path_of(name)}/token", params=query)
+        return value_of(NewUser, body)
+
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""
         return value_of(UserInfo, self.call("DELETE", f"/users/{path_of(name)}"))

@@ -52,7 +52,7 @@ class Service:
         take_over_files(layout, store.knowledge)
         self.accounts = Accounts(store.users)
         if settings.first_token and self.accounts.open():
-            self.accounts.add("admin", "admin", "", settings.first_token)
+            self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
         self.mistakes = PolicyMistakes()
         policy = partial(settings.make_policy, self.mistakes.note)
@@ -159,7 +159,10 @@ class Service:
         """A job that a user may change and that is not over."""
         row = self.seen(job_id, user)
         if not may_change(user, row):
-            raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
+            raise Denied(
+                f"job {row.id} is {row.owner}'s: to change it needs the role operator; "
+                f"{user.name} has the role {user.role} and may look at it only"
+            )
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
         return row
