@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from presage.client._answers import value_of, values_of
 from presage.client._folder import pack_folder
