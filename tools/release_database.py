@@ -1,7 +1,7 @@
 """Make the database that an upgrade is tested with: `python tools/release_database.py OUT.sql`.
 
-Run it with the code of a release, once, and keep what it writes in tests/store: a real server takes
-users and jobs, learns from runs, is stopped in the middle of things, and its SQLite file is dumped
+Run it with the code of a release, once, and keep what it writes in tests/store: a real server
+takes users and jobs, learns from runs, is stopped in the middle of things, and its SQLite file is dumped
 as SQL. Nothing here is used by the program itself.
 """
 

@@ -1,4 +1,4 @@
-"""TLS by certificate files, and a standby that sends people to the leader: with a CA of our own."""
+"""TLS by certificate files, and a standby that sends people to the leader; a CA of our own."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ class Authority:
     def _run(self, *argv: str, name: str = "ca") -> None:
         out = self._home / name
         subprocess.run(
-            [self._openssl, *argv, "-days", "2", "-subj", f"/CN={name}"]
-            + ["-out", f"{out}.pem", "-keyout", f"{out}.key"],
+            [
+                *(self._openssl, *argv, "-days", "2", "-subj", f"/CN={name}"),
+                *("-out", f"{out}.pem", "-keyout", f"{out}.key"),
+            ],
             check=True,
             capture_output=True,
         )

@@ -20,6 +20,7 @@ from presage.model.cluster import Device, Node
 from presage.model.errors import MissingExtra, UserError
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
+from presage.policy.own import OwnPolicy, find_own
 from presage.server.config import (
     ExecutorSection,
     ServerFile,
@@ -98,7 +99,8 @@ def serve(
     policy: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(registry.names())}, or one of --config.", show_default="fifo"
+            help=f"{', '.join(registry.names())}, one of --config, or file.py:name.",
+            show_default="fifo",
         ),
     ] = None,
     config: Annotated[
@@ -135,7 +137,9 @@ def serve(
     if executor is not None and executor not in EXECUTORS:
         raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
     wanted = effective(read_server_file(config) if config else ServerFile(), given)
-    pipeline = registry.policy_config(wanted.policy, registry.pipelines(wanted))
+    known = registry.pipelines(wanted)
+    own = find_own(wanted.policy, known, wanted.queues)
+    pipeline = registry.policy_config(wanted.policy, known) if own is None else own.base()
     if print_config:
         _print(wanted)
         return
@@ -156,14 +160,15 @@ def serve(
         _listen(address.host, address.port) as listener,
         _world(wish, place) as (there, ray),
     ):
-        settings = _settings(wanted, pipeline, place, there, ray, listener.getsockname()[1])
-        about = f"{describe(there)}, policy {wanted.policy}"
+        settings = _settings(wanted, pipeline, own, place, there, ray, listener.getsockname()[1])
+        about = f"{describe(there)}, policy {settings.policy_name}"
         _run(settings, listener, about, quiet=logs.file is not None)
 
 
 def _settings(
     wanted: ServerFile,
     pipeline: PolicyConfig,
+    own: OwnPolicy | None,
     place: Path,
     nodes: tuple[Node, ...],
     ray: RayLink | None,
@@ -176,6 +181,8 @@ def _settings(
         data=place,
         nodes=nodes,
         policy=pipeline,
+        policy_name=wanted.policy if own is None else own.name,
+        own=own,
         host=address.host,
         port=port,
         public_url=address.url or "",

@@ -98,8 +98,9 @@ class Connection:
     def _gone(self, error: httpx.TransportError) -> Unreachable:
         if wrong := distrust(error):
             asked = error.request.url
+            server = f"{asked.scheme}://{asked.netloc.decode('ascii')}"
             return Unreachable(
-                f"the certificate of {asked.scheme}://{asked.netloc.decode('ascii')} is not trusted ({wrong}); set PRESAGE_CA to the "
+                f"the certificate of {server} is not trusted ({wrong}); set PRESAGE_CA to the "
                 "file of the CA that signed it"
             )
         return Unreachable(

@@ -142,7 +142,7 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path, files: dict[str, Any]
     info.mode, info.mtime = kind.st_mode & 0o777, kind.st_mtime
     info.uid, info.gid = kind.st_uid, kind.st_gid
     if S_ISLNK(kind.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
         tar.addfile(info)
     elif path.is_dir():
         info.type = tarfile.DIRTYPE

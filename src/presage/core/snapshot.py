@@ -25,7 +25,9 @@ __all__ = ["SnapshotContent", "read_snapshot", "take_snapshot"]
 def take_snapshot(state: State) -> dict[str, Any]:
     """Everything that defines a state."""
     capacity = state.capacity
+    failed = sorted(name for name, array in state.gates.arrays.items() if array.failed)
     return {
+        **({"failed_arrays": failed} if failed else {}),
         "now": state.now,
         "seed": state.seed,
         "nodes": [
@@ -78,6 +80,8 @@ class SnapshotContent:
     speeds: SpeedBook
     rules: RulesChanged | None
     spent: Spent
+    failed_arrays: list[str]
+    """Arrays that a member of failed, and that are not over."""
 
 
 def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
@@ -100,4 +104,5 @@ def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
         speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
         rules=decode(RulesChanged | None, data.get("rules")),
         spent=Spent.of(data.get("spent", ())),
+        failed_arrays=data.get("failed_arrays", []),
     )

@@ -1,5 +1,5 @@
-"""Questions about the workers of one job: what each asks for, which are missing, which could
-leave.
+"""Questions about the workers of jobs: what each asks for, which are missing, which could leave or
+do.
 
 Pure functions of a job; they change nothing.
 """
@@ -42,7 +42,7 @@ def being_left(jobs: Iterable[Job]) -> set[tuple[str, int]]:
     """Devices of workers that were told to go and have not gone yet."""
     found: set[tuple[str, int]] = set()
     for job in jobs:
-        if job.state is JobState.STOPPING:
+        if job.state is _STOPPING:
             found |= devices_of(job.allocation + (job.resizing or ()))
         elif job.resizing is not None:
             kept = job.resizing
@@ -105,6 +105,9 @@ def shrunk(job: Job, drop: int, role: int | None = None) -> tuple[Worker, ...] |
             kept.remove(worker)
             drop -= 1
     return None if drop else tuple(kept)
+
+
+_STOPPING = JobState.STOPPING
 
 
 @cache

@@ -218,6 +218,8 @@ users = Table(
     _required("role", Text),
     _required("team", Text),
     _required("created_at", Double),
+    Column("subject", Text),  # since revision 5
+    Index("users_by_subject", "subject", unique=True),
 )
 tokens = Table(
     "tokens",
@@ -226,6 +228,7 @@ tokens = Table(
     _required("user", Text, ForeignKey("users.name", ondelete="CASCADE")),
     _required("created_at", Double),
     Column("revoked_at", Double),
+    Column("expires_at", Double),  # since revision 5
     Index("tokens_by_user", "user"),
 )
 audit = Table(
