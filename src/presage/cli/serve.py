@@ -196,6 +196,7 @@ def _settings(
         lease_s=address.lease_s,
         most_body=round(limits.request_mib * _MIB),
         most_folder=round(limits.folder_mib * _MIB),
+        most_results=round(limits.results_gib * 1024 * _MIB),
         most_log=round(wanted.logging.job_max_mib * _MIB),
         first_token=os.environ.get("PRESAGE_TOKEN", ""),
     )

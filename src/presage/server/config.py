@@ -84,6 +84,7 @@ class LimitsSection(_Section):
 
     request_mib: _Mib = 1.0
     folder_mib: _Mib = 256.0
+    results_gib: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = 50.0
 
 
 class ServerFile(ConfigFile):
