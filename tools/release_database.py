@@ -1,8 +1,8 @@
 """Make the database that an upgrade is tested with: `python tools/release_database.py OUT.sql`.
 
 Run it with the code of a release, once, and keep what it writes in tests/store: a real server
-takes users and jobs, learns from runs, is stopped in the middle of things, and its SQLite file is dumped
-as SQL. Nothing here is used by the program itself.
+takes users and jobs, learns from runs, is stopped in the middle of things, and its SQLite file is
+dumped as SQL. Nothing here is used by the program itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _use(client: Client, data: Path) -> None:
     done = [_submit(client, 1, name="train", command=_TRAIN, model=_MODEL) for _ in range(2)]
     failed = _submit(client, 0, name="fails", command="exit 3")
     for job in (*done, failed):
-        _until(lambda job=job: job.refresh().info.ended_at is not None)
+        _until(_has(job, "FAILED" if job is failed else "COMPLETED"))
     halted = _submit(client, 1, name="halted", command="sleep 3600")
     _until(_has(halted, "PROCESSING"))
     halted.halt()

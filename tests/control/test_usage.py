@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -19,8 +20,8 @@ from presage.store.sql import SqlStore
 from presage.store.usage import DayUsage, UsageKey
 from presage.telemetry.rows import Row
 
+T = TypeVar("T")
 HOUR = 3600.0
-DAY = 24 * HOUR
 NODE = Node("n0", (Device("A100-SXM4-40GB"),) * 4, 64_000, 99_000)
 WHY = Reason(ReasonCode.ERROR, "exit code 3")
 
@@ -88,7 +89,7 @@ class Server:
             if isinstance(fact, ev.JobSubmitted)
         ]
         self.state.apply_all(now, events)
-        self.store.append(now, facts, decisions, jobs=rows)  # type: ignore[arg-type]
+        self.store.append(now, facts, decisions, jobs=rows)
         if heard:
             self.accountant.heard(self.position, now, events, len(events), self.state)
         self.position += len(events)
@@ -96,7 +97,7 @@ class Server:
     def look(self, now: float) -> None:
         assert list(self.accountant.look(now, self._ask, self.telemetry)) == []
 
-    def _ask(self, question: Callable[[State], object]) -> object:
+    def _ask(self, question: Callable[[State], T]) -> T:
         return question(self.state)
 
     def rows(self) -> dict[UsageKey, DayUsage]:
@@ -181,7 +182,8 @@ def test_elastic_and_shared_jobs(server: Server) -> None:
     server.look(5 * HOUR)
     of_day = server.rows()[key(0)]
     assert of_day.held_gpu_s == pytest.approx((6 + 0.5 * 4 + 1) * HOUR)  # a whole one now
-    assert (of_day.runs, of_day.asked_gpu_s) == (3, pytest.approx((4 + 0.5 * 5) * HOUR))
+    assert of_day.runs == 3
+    assert of_day.asked_gpu_s == pytest.approx((4 + 0.5 * 5) * HOUR)
 
 
 def lives(server: Server, crash_after: int | None) -> dict[UsageKey, DayUsage]:

@@ -151,8 +151,9 @@ def filled(tmp_path: Path) -> Layout:
     layout = Layout(tmp_path / "data")
     layout.prepare()
     store = open_store(f"sqlite:///{layout.database}")
-    store.users.put(User("ada", "admin", "vision", 1.0))
-    store.users.add_token(Token("digest", "ada", 1.0))
+    with store.users.changing() as users:
+        users.put(User("ada", "admin", "vision", 1.0))
+        users.add_token(Token("digest", "ada", 1.0))
     row = JobRow(id="a", name="a\ud83d", owner="ada", submitted_at=2.0, manifest={"x": [1.5]})
     store.append(2.0, [], [], jobs=[row])
     store.knowledge.write(Entry("models/x", bytes(range(256))))

@@ -243,7 +243,7 @@ class Accountant:
         self, position: int, now: float, events: Sequence[ev.Event], count: int, state: State
     ) -> None:
         """A turn is on disk; called by the deciding loop, so it is quick."""
-        told = [event for event in events if isinstance(event, _HEARD)]
+        told: list[ev.Event] = [event for event in events if isinstance(event, _HEARD)]
         launched = [state.jobs.get(one.job) for one in told if isinstance(one, ev.Launch)]
         specs = {job.id: (job.spec, job.out_of_memory > 0) for job in launched if job is not None}
         self._turns.append(_Turn(position, position + count, now, told, specs))
