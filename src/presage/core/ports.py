@@ -19,12 +19,14 @@ from presage.model.speed import SpeedBook
 
 if TYPE_CHECKING:
     from presage.core.plan import Plan
+    from presage.core.state import State
 
 __all__ = [
     "CanLimit",
     "CanResize",
     "Entry",
     "Executor",
+    "HasRemarks",
     "KeepsSnapshots",
     "Knowledge",
     "LearnsSpeeds",
@@ -48,6 +50,15 @@ class Policy(Protocol):
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits, in words its owner understands."""
+        ...
+
+
+@runtime_checkable
+class HasRemarks(Protocol):
+    """A policy that can tell when it is not of much use for the jobs there are."""
+
+    def remarks(self, state: State) -> Sequence[str]:
+        """A sentence each, for whoever chose the policy."""
         ...
 
 
