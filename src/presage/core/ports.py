@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from presage.core.plan import Plan
+    from presage.core.state import State
 
 __all__ = [
     "CanAttach",
@@ -30,6 +31,7 @@ __all__ = [
     "Entry",
     "Executor",
     "Foreknows",
+    "HasRemarks",
     "KeepsSnapshots",
     "Knowledge",
     "LearnsSpeeds",
@@ -74,6 +76,15 @@ class Foreknows(Protocol):
     def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         """Why no state of this cluster could hold a job, which need not be submitted; None when
         one could."""
+        ...
+
+
+@runtime_checkable
+class HasRemarks(Protocol):
+    """A policy that can tell when it is not of much use for the jobs there are."""
+
+    def remarks(self, state: State) -> Sequence[str]:
+        """A sentence each, for whoever chose the policy."""
         ...
 
 

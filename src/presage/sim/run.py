@@ -13,7 +13,7 @@ from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.loop import step
-from presage.core.ports import CountsHours, Policy, Predictor, Store
+from presage.core.ports import CountsHours, HasRemarks, Policy, Predictor, Store
 from presage.core.state import State
 from presage.model.cluster import Node
 from presage.model.estimate import Estimates
@@ -116,6 +116,8 @@ def simulate(
     recorder.thin()
     cpu_s = process_time() - started - workload.read_s
     result = recorder.result(trace, name, world, cpu_s)
+    if isinstance(policy, HasRemarks):
+        result = replace(result, notes=tuple(policy.remarks(engine.state)))
     return result if advise is None else replace(result, advice=advise.score())
 
 
