@@ -31,7 +31,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/v1", tags=["logs"])
 
 _WORKER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5}|[0-9]{1,5}")
-_CURSOR = re.compile(r"([0-9]{1,7}):((?:[a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5}=[0-9]{1,15},?)*)")
+_READ = re.compile(r"([a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5})=([0-9]{1,15})")
 _LOOK_S = 0.25
 _BEAT_S = 15.0
 _AT_ONCE = 64
@@ -86,15 +86,19 @@ async def log_stream(
     starts: dict[str, int] = {}
     shown = attempt or max(1, row.attempt)
     if after is not None:
-        cursor = _CURSOR.fullmatch(after)
-        if cursor is None:
-            raise UserError("after is ATTEMPT:WORKER=BYTES,WORKER=BYTES")
-        shown = int(cursor[1])
-        pairs = (part.split("=") for part in cursor[2].split(",") if part)
-        starts = {name: int(size) for name, size in pairs}
+        shown, starts = _cursor(after)
         tail = None
     stream = _Stream(service, row, worker, attempt, follow, tail, shown, starts)
     return StreamingResponse(stream.lines(), media_type="application/x-ndjson", headers=_HEADERS)
+
+
+def _cursor(after: str) -> tuple[int, dict[str, int]]:
+    """Which attempt was read, and how many bytes of each worker."""
+    attempt, _, rest = after.partition(":")
+    parts = [_READ.fullmatch(part) for part in rest.split(",") if part]
+    if not re.fullmatch(r"[1-9][0-9]{0,6}", attempt) or not all(parts):
+        raise UserError("after is ATTEMPT:WORKER=BYTES,WORKER=BYTES")
+    return int(attempt), {part[1]: int(part[2]) for part in parts if part}
 
 
 async def _find(
