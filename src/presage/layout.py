@@ -89,6 +89,10 @@ class Layout:
         """What a job made."""
         return self.job(job) / "results"
 
+    def results_note(self, job: str) -> Path:
+        """How much of it there is, and what was left out."""
+        return self.job(job) / "results.json"
+
     # -- runs -------------------------------------------------------------------------------------
 
     @property

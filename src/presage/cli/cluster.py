@@ -1,4 +1,4 @@
-"""Commands about the cluster: nodes, drain, undrain, queues, users."""
+"""Commands about the cluster: nodes, drain, undrain, queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from presage.cli._tables import Cell, Column, show_table
 from presage.client import Client, to_json
 from presage.model.answers import NodeStatus
 
-__all__ = ["NODE_COLUMNS", "drain", "node_row", "nodes", "queues", "undrain", "users"]
+__all__ = ["NODE_COLUMNS", "drain", "node_row", "nodes", "queues", "undrain"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -98,51 +98,3 @@ def queues(json: Json = False) -> None:
         limits = ["" if bound is None else f"{bound:g}" for bound in bounds]
         rows.append([queue.name, *counts, *limits])
     show_table([Column("QUEUE"), *(Column(head, right=True) for head in heads)], rows)
-
-
-users = typer.Typer(help="Who may use the server.", invoke_without_command=True)
-
-
-@users.callback()
-def list_users(context: typer.Context, json: Json = False) -> None:
-    """Who may use the server: a list, or `add` and `remove`."""
-    if context.invoked_subcommand is not None:
-        return
-    with Client() as client:
-        known = client.users()
-    if json:
-        print_json({"users": [to_json(user) for user in known]})
-        return
-    if not known:
-        say("no users: whoever reaches the loopback address may do everything")
-        return
-    heads = [Column("USER"), Column("ROLE"), Column("TEAM")]
-    show_table(heads, [[user.name, user.role, user.team] for user in known])
-
-
-@users.command()
-def add(
-    name: Annotated[str, typer.Argument(help="Lower case letters, digits, dots and dashes.")],
-    role: Annotated[str, typer.Option(help="viewer, user, operator or admin.")] = "user",
-    team: Annotated[str, typer.Option(help="Users see the jobs of their team.")] = "",
-    json: Json = False,
-) -> None:
-    """Let somebody in, or give a new token; it is printed this once."""
-    with Client() as client:
-        made = client.add_user(name, role, team)
-    if json:
-        print_json(to_json(made))
-        return
-    typer.echo(made.token)
-    say(f"{name} is a {role}; this token is not shown again (PRESAGE_TOKEN)")
-
-
-@users.command()
-def remove(name: Annotated[str, typer.Argument(help="A user.")], json: Json = False) -> None:
-    """Take somebody's access away; the jobs stay."""
-    with Client() as client:
-        gone = client.remove_user(name)
-    if json:
-        print_json(to_json(gone))
-    else:
-        typer.echo(f"{gone.name} removed")

@@ -46,7 +46,7 @@ _PANELS = {
         "drain": "cluster:drain",
         "undrain": "cluster:undrain",
         "queues": "cluster:queues",
-        "users": "cluster:users",
+        "users": "users:users",
         "what-if": "whatif:what_if",
         "models": "models:models",
     },
@@ -77,7 +77,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "users", "whatif")
 """Modules whose commands do."""
 
 

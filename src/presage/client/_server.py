@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from presage.client._answers import value_of, values_of
 from presage.client._folder import pack_folder
@@ -279,15 +279,23 @@ class Client(Connection):
         return values_of(WaitingJob, body["waiting"])
 
     def what_if(
-        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+        self,
+        policies: Sequence[str],
+        since_s: float | None = None,
+        config: str | None = None,
+        *,
+        foreseen: bool = False,
     ) -> WhatIf:
-        """What other policies would have done with the jobs of the journal."""
+        """What other policies would have done with the jobs of the journal; with `foreseen` they
+        go by what was foreseen of jobs, and not by the run times they had."""
         asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        asked |= {"foreseen": True} if foreseen else {}
         return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
 
-    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
-        """The journal as a trace, and its nodes."""
-        asked = {"since_s": since_s}
+    def journal_trace(self, since_s: float | None = None, *, whole: bool = False) -> ExportedTrace:
+        """The journal as a trace, and its nodes; with `whole`, also what a trace cannot tell."""
+        asked: dict[str, Any] = {"since_s": since_s}
+        asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
 
@@ -303,6 +311,18 @@ class Client(Connection):
         """Let somebody in; the answer has the token."""
         asked = {"name": name, "role": role, "team": team}
         return value_of(NewUser, self.call("POST", "/users", json=asked))
+
+    def set_user(self, name: str, *, role: str | None = None, team: str | None = None) -> UserInfo:
+        """Give somebody another role or team."""
+        asked = {"role": role, "team": team}
+        wanted = {key: value for key, value in asked.items() if value is not None}
+        return value_of(UserInfo, self.call("PATCH", f"/users/{path_of(name)}", json=wanted))
+
+    def new_token(self, name: str, *, keep: bool = False) -> NewUser:
+        """A new token for somebody; those before stop working unless they are kept."""
+        query = {"keep": "true"} if keep else {}
+        body = self.call("POST", f"/users/{path_of(name)}/token", params=query)
+        return value_of(NewUser, body)
 
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""

@@ -16,17 +16,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from socket import socket
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
-from presage.model.errors import NeverFits, NotLeading, PresageError, StaleLease, StoreUnavailable
+from presage.model.errors import (
+    Conflict,
+    NeverFits,
+    NotLeading,
+    PresageError,
+    StaleLease,
+    StoreUnavailable,
+)
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
 from presage.store.records import AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
@@ -187,6 +195,18 @@ class Live:
         if executor is not None:
             with suppress(OSError, ValueError):  # it was closed this moment
                 executor.wake()
+
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to whoever guards a worker that runs; for other threads."""
+        executor = self._executor
+        if executor is None or not self.leading.is_set():
+            raise NotLeading("this server does not decide at the moment; try again")
+        if not isinstance(executor, CanAttach):
+            raise Conflict("jobs here cannot be attached to: the executor has no way in")
+        try:
+            return executor.attach(job, attempt, worker)
+        except OSError:
+            raise Conflict(f"{worker} of job {job} cannot be reached; is it running?") from None
 
     def spec(self, job_id: str) -> JobSpec:
         """A job as it stands now, its memory raised since it was submitted; for the executor, on

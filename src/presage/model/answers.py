@@ -315,6 +315,8 @@ class WhatIf:
     audit: Audit
     notes: tuple[str, ...]
     """What was left out or assumed."""
+    own: tuple[str, ...] = ()
+    """Those of the policies that are what the server decides by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +328,5 @@ class ExportedTrace:
     nodes: tuple[Mapping[str, Any], ...]
     """The nodes, as a cluster file has them."""
     notes: tuple[str, ...]
+    journal: Mapping[str, Any] | None = None
+    """What a trace has no columns for, for a simulation that is to be as close as can be."""

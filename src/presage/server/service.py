@@ -20,13 +20,13 @@ from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
+from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied
-from presage.policy import registry
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
@@ -52,16 +52,17 @@ class Service:
         take_over_files(layout, store.knowledge)
         self.accounts = Accounts(store.users)
         if settings.first_token and self.accounts.open():
-            self.accounts.add("admin", "admin", "", settings.first_token)
+            self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
-        policy = partial(registry.build, settings.policy)
+        self.mistakes = PolicyMistakes()
+        policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
             policy,
             predict,
-            rules=settings.policy.model_dump_json(),
+            rules=settings.decided_by,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
@@ -158,7 +159,10 @@ class Service:
         """A job that a user may change and that is not over."""
         row = self.seen(job_id, user)
         if not may_change(user, row):
-            raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
+            raise Denied(
+                f"job {row.id} is {row.owner}'s: to change it needs the role operator; "
+                f"{user.name} has the role {user.role} and may look at it only"
+            )
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
         return row
