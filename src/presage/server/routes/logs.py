@@ -54,7 +54,7 @@ async def logs(
 ) -> StreamingResponse:
     """The output of one worker, from a byte on. `worker` is a rank, or a role with an index such
     as `ps-0`; `follow` streams new lines, over attempts, until the job is over."""
-    row = await _find(service, me, job_id, worker, attempt, follow)
+    row = await _find(service, me, job_id, worker)
     return StreamingResponse(
         _bytes(service, row, worker, attempt, follow, offset),
         media_type="text/plain; charset=utf-8",
@@ -82,7 +82,8 @@ async def log_stream(
     surrogates), `workers` (how many there are). The last line is `{"end": STATUS}`; a stream
     without it was cut off, and goes on with `after=ATTEMPT:WORKER=BYTES,…`.
     """
-    row = await _find(service, me, job_id, worker, attempt, follow)
+    row = await _find(service, me, job_id, worker)
+    await asyncio.to_thread(check_there, service.layout, row, worker, attempt, follow)
     starts: dict[str, int] = {}
     shown = attempt or max(1, row.attempt)
     if after is not None:
@@ -101,15 +102,12 @@ def _cursor(after: str) -> tuple[int, dict[str, int]]:
     return int(attempt), {part[1]: int(part[2]) for part in parts if part}
 
 
-async def _find(
-    service: Any, me: Any, job_id: str, worker: str | None, attempt: int | None, follow: bool
-) -> JobRow:
+async def _find(service: Any, me: Any, job_id: str, worker: str | None) -> JobRow:
     if worker is not None and not _WORKER.fullmatch(worker):
         raise UserError("a worker is a number, or a role and a number such as worker-0")
     if "\0" in job_id:
         raise UserError("a name has no NUL characters")
     row: JobRow = await asyncio.to_thread(service.seen, job_id, me)
-    await asyncio.to_thread(check_there, service.layout, row, worker, attempt, follow)
     return row
 
 
