@@ -285,6 +285,7 @@ class Server:
         latest: dict[str, Any] = {}
 
         def reached() -> bool:
+            latest.clear()
             latest.update(self.job(job_id))
             return latest["status"] in wanted
 
