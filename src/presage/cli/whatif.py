@@ -7,26 +7,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from presage.cli._here import beside, decides_there, own_policies
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
+from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
 from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, UserError
-from presage.page import duration_text
+from presage.model.words import duration
 from presage.plugins import is_file
 
 __all__ = ["what_if"]
 
 _COLUMNS = {
-    "AVG WAIT": ("avg_wait_s", duration_text),
-    "P99 WAIT": ("p99_wait_s", duration_text),
-    "AVG JCT": ("avg_jct_s", duration_text),
-    "P99 JCT": ("p99_jct_s", duration_text),
-    "GPUS USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
+    "AVG-WAIT": ("avg_wait_s", duration),
+    "P99-WAIT": ("p99_wait_s", duration),
+    "AVG-JCT": ("avg_jct_s", duration),
+    "P99-JCT": ("p99_jct_s", duration),
+    "GPUS-USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
     "FAIRNESS": ("fairness", lambda value: f"{value:.2f}"),
     "STOPS": ("preemptions", lambda value: f"{value:.0f}"),
 }
@@ -107,10 +106,7 @@ def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
 
 
 def _show(report: WhatIf) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("POLICY", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
+    table: list[list[str]] = []
     own = [f"{name} *" if name in report.own else name for name in report.policies]
     rows = {"as it happened": report.recorded}
     rows |= dict(zip(own, report.policies.values(), strict=True))
@@ -119,9 +115,9 @@ def _show(report: WhatIf) -> None:
         for key, text in _COLUMNS.values():
             value = figures[key]
             cells.append("" if value is None else text(value))
-        table.add_row(name, *cells)
-    Console().print(table)
-    span = duration_text(report.until - report.since)
+        table.append([name, *cells])
+    show_table([Column("POLICY"), *(Column(name, right=True) for name in _COLUMNS)], table)
+    span = duration(report.until - report.since)
     say(f"{report.recorded['jobs'] or 0:,.0f} jobs in {span}")
     if report.own:
         say("* decides on this server")

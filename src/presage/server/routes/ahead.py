@@ -119,7 +119,7 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     spec = to_spec(manifest, name, me.name)
     outlook = await _in_time(service.starts.try_out(spec), _DRY_RUN_S)
     if outlook.refused is not None:
-        raise NeverFits(f"{manifest.name} could never start here: {outlook.refused.text}")
+        raise NeverFits(manifest.name, outlook.refused.text)
     start: Start | None = outlook.start
     return JSONResponse(
         {
