@@ -172,7 +172,7 @@ def _memory(
     if decoder is not None:
         forecast = decoder_forecast(physics, decoder, gpu, setup)
         if largest:
-            most = largest_decoder_batch(graph, decoder, gpu, setup)
+            most = largest_decoder_batch(graph, decoder, gpu, setup, known=physics)
         return forecast, most
     estimator = estimators.memory().graph
     if largest:
