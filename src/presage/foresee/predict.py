@@ -210,9 +210,10 @@ def _evidence(
     if loader is None:
         lines.append("utilization allows for jobs that wait for their samples: --loader tells")
     else:
+        busy = f"; others had the cores {loader.waited:.0%} of that time, which is not counted"
         lines.append(
             f"its loader hands out {loader.p50:,.0f} samples/s on this machine "
-            f"({loader.batches} batches timed)"
+            f"({loader.batches} batches timed{busy if loader.waited > 0.05 else ''})"
         )
     if any(price_of(gpu) is not None for gpu in gpus):
         lines.append(price_source())
