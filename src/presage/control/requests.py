@@ -107,6 +107,8 @@ class Requests:
         manifest, estimates = await self.foresee(asked, spec, folder)
         if manifest is not asked:
             spec = to_spec(manifest, job_id, user.name)
+        if user.team:
+            spec = replace(spec, team=user.team)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
         now = time.time()
@@ -119,7 +121,7 @@ class Requests:
             submitted_at=now,
             manifest=manifest.to_json(),
             folder=folder,
-            estimates=encode(estimates) if estimates is not None else None,
+            estimates=_shown(estimates, spec),
         )
         audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
         await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
@@ -135,6 +137,17 @@ class Requests:
             await ticket
         finally:
             late.cancel()
+
+
+def _shown(estimates: Estimates | None, spec: JobSpec) -> dict[str, Any] | None:
+    """What users see of the estimates: of a job without GPUs no share of a GPU."""
+    if estimates is None:
+        return None
+    asked = (role.resources for role in spec.roles)
+    if not any(each.gpu_milli or each.gpu_memory_mib for each in asked):
+        estimates = replace(estimates, utilization=None)
+    shown: dict[str, Any] = encode(estimates)
+    return shown
 
 
 def _give_up(ticket: asyncio.Future[None]) -> None:

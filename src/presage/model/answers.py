@@ -15,6 +15,7 @@ from presage.model.job import Reason
 
 __all__ = [
     "Accepted",
+    "AtRisk",
     "Audit",
     "DryRun",
     "Eta",
@@ -25,6 +26,7 @@ __all__ = [
     "HistoryEntry",
     "JobStatus",
     "JobSummary",
+    "LogPiece",
     "NewUser",
     "NodeStatus",
     "QueueStatus",
@@ -32,6 +34,8 @@ __all__ = [
     "Status",
     "StatusChange",
     "Submitted",
+    "UsageReport",
+    "UsageSums",
     "UserInfo",
     "WaitingJob",
     "WhatIf",
@@ -138,12 +142,45 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AtRisk:
+    """What stopping, halting or scaling a job now would lose, at most."""
+
+    declared: bool
+    """Whether its manifest has `checkpoint`."""
+    checkpoint_at: float | None
+    """When its newest checkpoint was written."""
+    lose_s: float
+    """Seconds of work since then, or since this run started."""
+    ask: bool
+    """Whether there is no checkpoint of this run, so that a person should be asked first."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus(JobSummary):
     """Everything about one job."""
 
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
     history: tuple[HistoryEntry, ...]
+    at_risk: AtRisk | None = None
+    """What stopping it by hand would lose; null when it does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A part of what a worker wrote; where it ends is nothing special."""
+
+    attempt: int
+    worker: str
+    offset: int
+    """Where it begins in the worker's log, in bytes."""
+    at: float | None
+    """When it was written, to about a second; null when nobody looked."""
+    text: str
+    """Bytes that are no UTF-8 are lone surrogates (PEP 383)."""
+    workers: int
+    """How many workers are being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +270,54 @@ class QueueStatus:
     used_gpus: float
     pending: int
     running: int
+    limit_cpus: float | None = None
+    gpu_hours: float | None = None
+    """What it may spend in a period."""
+    user_gpu_hours: float | None = None
+    team_gpu_hours: float | None = None
+    period: str = "month"
+    spent_gpu_hours: float | None = None
+    """What it has spent in the present period, or promised; null without a budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """What one user, team or queue used; hours of GPUs and of cores."""
+
+    key: str
+    """The user, team or queue; empty for a team says: without one."""
+    asked_gpu_h: float
+    held_gpu_h: float
+    measured_gpu_h: float
+    """That part of what was held of which telemetry says how busy it was."""
+    used_gpu_h: float
+    idle_gpu_h: float
+    """Measured, and not used."""
+    lost_gpu_h: float
+    """Held by attempts that came to nothing."""
+    cpu_h: float
+    used_cpu_h: float
+    cost_usd: float
+    unpriced_gpu_h: float
+    """Held of GPUs without a price."""
+    runs: int
+    day: str | None = None
+    """Such as 2026-11-18, in UTC; null for a sum over days."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What was used in some days: sums, and the same for each day."""
+
+    by: str
+    since: str
+    until: str
+    """The last day, which is in it."""
+    prices: str
+    """Where the prices are from."""
+    total: UsageSums
+    sums: tuple[UsageSums, ...]
+    days: tuple[UsageSums, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +365,8 @@ class WhatIf:
     audit: Audit
     notes: tuple[str, ...]
     """What was left out or assumed."""
+    own: tuple[str, ...] = ()
+    """Those of the policies that are what the server decides by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +378,5 @@ class ExportedTrace:
     nodes: tuple[Mapping[str, Any], ...]
     """The nodes, as a cluster file has them."""
     notes: tuple[str, ...]
+    journal: Mapping[str, Any] | None = None
+    """What a trace has no columns for, for a simulation that is to be as close as can be."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import Listing, Saved
 from presage.executors.node.wire import decode
 
@@ -202,6 +205,12 @@ def write_log(path: Path, offset: int, chunk: bytes) -> None:
             os.pwrite(fd, chunk, offset)
         finally:
             os.close(fd)
+        _times_of(path).note(offset + len(chunk), time.time())
+
+
+@lru_cache(maxsize=1024)
+def _times_of(log: Path) -> LogTimes:
+    return LogTimes(log)
 
 
 def _inside(root: Path, path: str) -> Path:
