@@ -90,7 +90,7 @@ def _compiled(whole: Roofline, rows: Sequence[Observation], way: str) -> dict[st
     for fold in np.unique(place):
         kept = [row for row, other in zip(rows, place, strict=True) if other != fold]
         fitted = fit_compiled(whole, kept)
-        for at in np.flatnonzero(place == fold):
+        for at in np.flatnonzero(place == fold).tolist():
             found[at] = foreseen(fitted, rows[at])[0]
     return {
         "as if eager": np.array([foreseen(whole, row)[0] for row in eager]),
