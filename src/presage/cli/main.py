@@ -47,8 +47,11 @@ _PANELS = {
         "undrain": "cluster:undrain",
         "queues": "cluster:queues",
         "users": "users:users",
+        "usage": "usage:usage",
         "what-if": "whatif:what_if",
         "models": "models:models",
+        "backup": "backup:backup",
+        "restore": "backup:restore",
     },
     "Foresee a training": {
         "predict": "predict:predict",
@@ -77,7 +80,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "users", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "usage", "users", "whatif")
 """Modules whose commands do."""
 
 
