@@ -54,7 +54,9 @@ def open_file(root: Path, path: str) -> int:
     return fd
 
 
-def walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, os.stat_result]]:
+def walk(
+    root: Path, skipped: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, os.stat_result]]:
     """Every regular file below a directory with what is known of it, by its path, in order;
     nothing that has a skipped name or is below one."""
     try:

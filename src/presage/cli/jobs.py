@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from presage.cli._output import print_json, say
-from presage.client import Client, to_json
+from presage.cli.manifest import Include, sends_json, surveyed
+from presage.cli.results import results_line
+from presage.client import Client, FolderSurvey, to_json
 from presage.manifest import advice, read_manifest
 from presage.model.answers import Eta, JobSummary
 from presage.model.errors import PresageError, UserError
@@ -54,16 +56,20 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say where and when it would start; submit nothing.")
     ] = False,
+    include: Include = None,
     json: Json = False,
 ) -> None:
     """Submit MANIFEST, with a copy of the folder it is in."""
     checked = read_manifest(manifest)
+    sends = surveyed(checked, manifest, include)
+    if sends is not None and sends.warning:
+        say(sends.warning)
     if dry_run:
-        _dry_run(manifest, advice(checked, manifest.absolute().parent), json)
+        _dry_run(manifest, advice(checked, manifest.absolute().parent), sends, json)
         return
     eta = None
     with Client() as client:
-        job = client.submit(manifest)
+        job = client.submit(manifest, include=include or ())
         status = job.status
         with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
             eta = job.refresh(wait_eta_s=_ETA_S).info.eta_s
@@ -80,15 +86,18 @@ _ETA_S = 2.0
 """How long a submission waits to be told when the job starts."""
 
 
-def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
+def _dry_run(manifest: Path, notes: list[str], sends: FolderSurvey | None, json: bool) -> None:
     with Client() as client:
         preview = client.dry_run(manifest.read_bytes())
     if json:
-        print_json({"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes})
+        body = {"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes}
+        print_json({**body, "sends": sends_json(sends)})
         return
     where = f" on {', '.join(preview.nodes)}" if preview.nodes else ""
     when = "starts now" if preview.starts_now else starts_in(preview.eta_s, age=False)
     typer.echo(f"{preview.name} {when}{where}, if it is submitted to queue {preview.queue}")
+    if sends is not None:
+        say(f"it would send {sends.text}")
     for note in notes:
         say(f"note: {note}")
 
@@ -157,6 +166,8 @@ def status(id: JobId, json: Json = False) -> None:
         grid.add_row("exit code", str(job.exit_code))
     if job.progress:
         grid.add_row("progress", _done(job))
+    if job.results:
+        grid.add_row("results", results_line(job.id, job.results))
     for item in job.history:
         text = item.reason.text
         line = Text(f"+{_span(item.at - job.submitted_at)} ", style="dim")
@@ -178,6 +189,8 @@ def wait(
     else:
         why = job.reason.text
         typer.echo(f"{job.id} {job.status}" + (f": {why}" if why else ""))
+        if job.results and job.ended_at is not None:
+            say(results_line(job.id, job.results))
     if job.status != "COMPLETED":
         raise typer.Exit(1)
 

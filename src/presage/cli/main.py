@@ -46,6 +46,7 @@ _COMMANDS = {
     "status": "jobs:status",
     "wait": "jobs:wait",
     "logs": "jobs:logs",
+    "results": "results:results",
     "explain": "jobs:explain",
     "stop": "jobs:stop",
     "halt": "jobs:halt",
@@ -67,7 +68,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "results", "scale", "top", "whatif")
 """Modules whose commands do."""
 
 

@@ -100,6 +100,8 @@ class Requests:
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
         self.check_queue(manifest.queue)
+        if folder is not None and manifest.git is not None:
+            raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
         asked = manifest

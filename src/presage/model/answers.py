@@ -25,9 +25,13 @@ __all__ = [
     "HistoryEntry",
     "JobStatus",
     "JobSummary",
+    "LeftOutFile",
     "NewUser",
     "NodeStatus",
     "QueueStatus",
+    "ResultFile",
+    "ResultsPage",
+    "ResultsSummary",
     "ScaleAccepted",
     "Status",
     "StatusChange",
@@ -144,6 +148,58 @@ class JobStatus(JobSummary):
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
     history: tuple[HistoryEntry, ...]
+    results: ResultsSummary | None = None
+    """What its runs left so far; null when that is nothing."""
+    removed_at: float | None = None
+    """When what was kept of it was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsSummary:
+    """The results of a job in numbers, as of the end of its latest run."""
+
+    files: int
+    bytes: int
+    left_out: int
+    """Files that it wrote and that are not kept."""
+    url: str | None
+    """Where they were copied, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """One result."""
+
+    path: str
+    bytes: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutFile:
+    """A file that a job wrote and that is not kept."""
+
+    path: str
+    bytes: int
+    why: str
+    """`limit` for one that is more than the job may keep, else what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """The results of a job, by path."""
+
+    id: str
+    count: int
+    """Of all that were asked for; a page may have less."""
+    bytes: int
+    files: tuple[ResultFile, ...]
+    left_out: tuple[LeftOutFile, ...]
+    more_left_out: int
+    url: str | None
+    """Where they were copied, too."""
+    next: str | None
+    """Give it as `after` for the next page; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "JobSpec": {
         **{"owner": "", "queue": "default", "priority": 0, "placement": None, "model": None},
         **{"preemptible": True, "checkpointable": True, "shareable": True, "max_retries": 0},
-        **{"max_lost": 100, "relaunch": True, "oom": None, "time_limit_s": None, "labels": {}, "entrypoint": []},
+        **{"max_lost": 100, "oom": None, "time_limit_s": None, "labels": {}, "entrypoint": []},
+        **{"relaunch": True},
     },
     "JobStarted": {"at": None},
     "JobSubmitted": {"estimates": None},

@@ -7,12 +7,11 @@ __all__ = ["count_text", "size_text"]
 
 def size_text(size: float) -> str:
     """`812 B`, `1.4 MiB`, `23 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
-            break
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1000 and len(units) > 1:
         size /= 1024
-    else:
-        unit = "TiB"
+        units.pop(0)
+    unit = units[0]
     return f"{size:.0f} {unit}" if unit == "B" or size >= 9.95 else f"{size:.1f} {unit}"
 
 

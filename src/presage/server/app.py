@@ -23,6 +23,7 @@ from presage.server.routes import (
     health,
     jobs,
     logs,
+    results,
     scale,
     users,
 )
@@ -88,6 +89,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         ahead,
         scale,
         logs,
+        results,
         events,
         cluster,
         charts,

@@ -23,6 +23,7 @@ from presage.control.measured import StoredTelemetry
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
+from presage.control.results import JobResults
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound
@@ -52,6 +53,7 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token)
         self.recent, self.news = Recent(), News()
+        self.results = JobResults(layout)
         policy = partial(registry.build, settings.policy)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(

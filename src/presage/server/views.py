@@ -119,6 +119,7 @@ def status_view(
     history: Sequence[Transition],
     reason: Mapping[str, str] | None = None,
     eta_s: Mapping[str, float | None] | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about one job."""
     return {
@@ -132,6 +133,7 @@ def status_view(
             }
             for item in history
         ],
+        "results": results,
     }
 
 

@@ -137,6 +137,8 @@ class RunPlan(Message):
     cgroup: Path | None
     workers: tuple[WorkerPlan, ...]
     """In the order of their ranks."""
+    git: tuple[str, str] | None = None
+    """A repository that is the work folder, and what of it: a branch, tag or commit."""
     keep: tuple[str, ...] = ()
     """Patterns of the work files that are results; none for all that are new or changed."""
     ignore: tuple[str, ...] = ()

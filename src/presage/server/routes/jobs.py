@@ -155,7 +155,8 @@ async def get_job(
         known = await service.look(job_id, me)
     row = known.row
     reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
-    return JSONResponse(status_view(row, known.history, reason, service.starts.eta(row.id)))
+    left = await asyncio.to_thread(service.results.summary, row.id) if row.started_at else None
+    return JSONResponse(status_view(row, known.history, reason, service.starts.eta(row.id), left))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
