@@ -12,7 +12,7 @@ from presage.cli._output import print_json, progress, say
 from presage.client import Client, to_json
 from presage.model.answers import ResultFile, ResultsPage, ResultsSummary
 from presage.model.errors import UserError
-from presage.model.sizes import count_text, size_text
+from presage.model.words import count_text, size_text
 
 __all__ = ["results", "results_line"]
 

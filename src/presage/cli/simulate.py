@@ -34,7 +34,10 @@ Cluster = Annotated[
     str, typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines.")
 ]
 Policies = Annotated[
-    str | None, typer.Option(help="Policies to compare, separated by commas.", show_default="fifo")
+    str | None,
+    typer.Option(
+        help="Policies to compare, separated by commas; also file.py:name.", show_default="fifo"
+    ),
 ]
 PlacementName = Annotated[
     str | None, typer.Option(help="Another placement for all of them, such as spread.")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from presage.model.errors import PackError, UserError
-from presage.model.sizes import count_text, size_text
+from presage.model.words import count_text, size_text
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -123,14 +123,20 @@ class Pipeline:
                 continue
             group = self._groups.of(job)
             if group.checked != nodes:
-                group.checked, group.never = nodes, self._never(job, plan, predict)
+                group.checked, group.never = nodes, self._find_never(job, plan, predict)
             if group.never is not None:
                 plan.reject(job, group.never)
             else:
                 walk.push(order(job, plan, predict), job, group, plan)
 
-    def _never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
-        """Why no state of this cluster could hold a job, or None."""
+    def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
+        """Why no state of this cluster could hold a job, submitted or not; None when one could."""
+        group, nodes = self._groups.of(job), len(plan.state.capacity.nodes)
+        if group.checked != nodes:
+            group.checked, group.never = nodes, self._find_never(job, plan, predict)
+        return group.never
+
+    def _find_never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         names = plan.state.capacity.index
         if self._empty is None or self._empty.state.capacity.index.keys() != names.keys():
             self._empty = _empty_cluster(plan.state)

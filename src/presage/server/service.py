@@ -20,16 +20,18 @@ from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
+from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.results import JobResults
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied, NotFound
-from presage.policy import registry
+from presage.model.errors import Conflict, Denied
+from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
+from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow, User
@@ -51,17 +53,18 @@ class Service:
         take_over_files(layout, store.knowledge)
         self.accounts = Accounts(store.users)
         if settings.first_token and self.accounts.open():
-            self.accounts.add("admin", "admin", "", settings.first_token)
+            self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
         self.results = JobResults(layout)
-        policy = partial(registry.build, settings.policy)
+        self.mistakes = PolicyMistakes()
+        policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
             policy,
             predict,
-            rules=settings.policy.model_dump_json(),
+            rules=settings.decided_by,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
@@ -91,6 +94,7 @@ class Service:
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.requests = Requests(live, store, self.estimator, layout, settings.queues)
+        self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -120,15 +124,27 @@ class Service:
         return await asyncio.to_thread(self.live.ask, question)
 
     def seen(self, job_id: str, user: User) -> JobRow:
-        """A job that a user may know of."""
+        """A job that a user may know of, by id, beginning of an id or name."""
         row = self.store.jobs.get(job_id)
+        if row is None:
+            row = self.store.jobs.get(resolve(self.store.jobs, job_id, partial(may_see, user)))
         if row is None or not may_see(user, row):
-            raise NotFound(f"there is no job {job_id[:80]}")
+            raise unknown_job(self.store.jobs, job_id, partial(may_see, user))
         return row
 
     async def look(self, job_id: str, user: User) -> RecentJob:
         """A job that a user may know of, without its manifest, and every status it had."""
 
+        visible = partial(may_see, user)
+        known = await self._look(job_id)
+        if known is None:
+            found = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
+            known = await self._look(found)
+        if known is None or not may_see(user, known.row):
+            raise await asyncio.to_thread(unknown_job, self.store.jobs, job_id, visible)
+        return known
+
+    async def _look(self, job_id: str) -> RecentJob | None:
         def read() -> RecentJob | None:
             row = self.store.jobs.get(job_id)
             if row is None:
@@ -139,15 +155,16 @@ class Service:
         known = self.recent.job(lease, job_id)
         if known is None:
             known = await asyncio.to_thread(self.recent.read, lease, job_id, read)
-        if known is None or not may_see(user, known.row):
-            raise NotFound(f"there is no job {job_id[:80]}")
         return known
 
     def changeable(self, job_id: str, user: User) -> JobRow:
         """A job that a user may change and that is not over."""
         row = self.seen(job_id, user)
         if not may_change(user, row):
-            raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
+            raise Denied(
+                f"job {row.id} is {row.owner}'s: to change it needs the role operator; "
+                f"{user.name} has the role {user.role} and may look at it only"
+            )
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
         return row

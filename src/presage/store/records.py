@@ -123,6 +123,8 @@ class User:
     role: str
     team: str
     created_at: float
+    subject: str | None = None
+    """Issuer and subject, if an identity provider vouches for them; else this server's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Token:
     user: str
     created_at: float
     revoked_at: float | None = None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

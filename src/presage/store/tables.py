@@ -44,7 +44,7 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0004"
+NEWEST = "0005"
 """The revision that these tables are."""
 
 
@@ -216,6 +216,8 @@ users = Table(
     _required("role", Text),
     _required("team", Text),
     _required("created_at", Double),
+    Column("subject", Text),  # since revision 5
+    Index("users_by_subject", "subject", unique=True),
 )
 tokens = Table(
     "tokens",
@@ -224,6 +226,7 @@ tokens = Table(
     _required("user", Text, ForeignKey("users.name", ondelete="CASCADE")),
     _required("created_at", Double),
     Column("revoked_at", Double),
+    Column("expires_at", Double),  # since revision 5
     Index("tokens_by_user", "user"),
 )
 audit = Table(

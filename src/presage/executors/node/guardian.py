@@ -18,6 +18,7 @@ from typing import Any
 
 from presage.executors.node import messages as msg
 from presage.executors.node import wire, workdir
+from presage.executors.node.attach import INPUT_ENDED, Door
 from presage.executors.node.limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
@@ -83,7 +84,9 @@ class Guardian:
             signal.signal(number, signal.SIG_IGN)
         self._control = os.open(run / "control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
-        for fd in (self._wake_read, self._control):
+        self._port_token = os.urandom(24).hex() if self.plan.ports else ""
+        self._door = Door(run, lambda: self.plan, lambda: self.workers, self._port_token)
+        for fd in (self._wake_read, self._control, *self._door.fds):
             self._poll.register(fd, select.POLLIN)
 
     def live(self) -> None:
@@ -101,6 +104,9 @@ class Guardian:
         failure = self._read_secrets() or self._prepare() or self._missing() or self._start()
         if failure is None:
             self._watch()
+        for worker in self.workers:
+            if worker.console:
+                worker.console.drain()
         self._clear()
         kept = ""
         if failure is None:
@@ -218,6 +224,8 @@ class Guardian:
             return "stopped before it started"
         if self.plan.torchrun:
             self.set_env(MASTER_PORT=str(free_port("127.0.0.1")))
+        if self.plan.ports:
+            self.set_env(PRESAGE_PORT_TOKEN=self._port_token)
         self.workers = self.make(self.plan.workers)
         self._oom_kills = oom_kills()
         if self.plan.agents:
@@ -246,6 +254,11 @@ class Guardian:
     def begin(self, workers: list[WorkerProcess]) -> None:
         """Start all of these or none; raises StartError."""
         start_all(workers, self.plan.work, self._secrets, self._record)
+        for worker in workers:
+            if worker.console:
+                worker.console.started()
+                if worker.console.tty:
+                    self._poll.register(worker.console.outer, select.POLLIN)
 
     def _everybody(self) -> list[WorkerProcess]:
         """The workers, and in a change of size those who come and go."""
@@ -275,6 +288,7 @@ class Guardian:
         deadline = 0.0
         while True:
             self._reap()
+            self._copy_consoles()
             now = time.monotonic()
             if deadline == 0.0:
                 self._judge(now)
@@ -301,6 +315,20 @@ class Guardian:
             elif watched:
                 most = _WATCH_S if any(worker.near_limit for worker in self.workers) else _GUARD_S
             self._wait(min(most, max(0.0, ahead - time.monotonic())))
+
+    def _copy_consoles(self) -> None:
+        """Bring to the logs what workers wrote on terminals, and the end of input to those who
+        read pipes."""
+        for worker in self.workers:
+            if worker.console is None:
+                continue
+            if worker.console.tty:
+                worker.console.copy()
+                if worker.console.over:
+                    with suppress(KeyError):
+                        self._poll.unregister(worker.console.outer)
+            elif worker.console.takes_input and (self.run / INPUT_ENDED).exists():
+                worker.console.end_input()
 
     def _judge(self, now: float) -> None:
         """See whether something has happened that ends the run."""
@@ -426,7 +454,7 @@ class Guardian:
         self.report.progress([worker.plan.progress for worker in self.workers])
         self.report.request(self.plan.progress_dir / msg.SizeRequest.FILE)
         for worker in self.workers:
-            worker.cut_log(self.plan.log_cap)
+            worker.look_at_log(self.plan.log_cap)
             if worker.tree is None or worker.ended:
                 continue
             if sample:
@@ -468,6 +496,7 @@ class Guardian:
                 by_pid[pid].status = status
             elif pid == self._helper[0]:
                 self._helper = (pid, status)
+            self._door.reaped(pid)
 
     def _clear(self) -> None:
         """Kill whatever is left: every descendant, since orphans become our children."""
@@ -503,8 +532,11 @@ class Guardian:
     def _wait(self, timeout_s: float) -> None:
         """Until a process ends, somebody writes to the control pipe, or the time has passed."""
         for fd, _ in self._poll.poll(max(0, round(timeout_s * 1000 + 0.5))):
-            with suppress(BlockingIOError):
-                os.read(fd, 4096)
+            if fd in self._door.fds:
+                self._door.answer(fd, self._secrets)
+            elif fd in (self._wake_read, self._control):
+                with suppress(BlockingIOError):
+                    os.read(fd, 4096)
 
     def _on_sigterm(self, *_: Any) -> None:
         self._terminated = True

@@ -25,7 +25,7 @@ from pathlib import Path
 from presage import beneath
 from presage.executors.node import wire
 from presage.executors.node.messages import LeftOut, ResultsNote, RunPlan, WorkBefore
-from presage.model.sizes import count_text, size_text
+from presage.model.words import count_text, size_text
 
 __all__ = ["FROM_WORK", "SKIPPED", "keep", "note_before", "patterns", "said", "survey"]
 

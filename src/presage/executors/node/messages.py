@@ -14,7 +14,9 @@ __all__ = [
     "HOLD",
     "STEPPING",
     "STOP_AT",
+    "AttachOrder",
     "Cursor",
+    "DoorCall",
     "DriverLine",
     "EndReason",
     "Event",
@@ -95,6 +97,8 @@ class WorkerPlan(Message):
     container: str | None
     cgroup: str
     """Name of the group below that of the run, where memory is limited by one."""
+    console: str = ""
+    """What it reads from: nothing, a `pipe`, or a terminal (`tty`) that it also writes to."""
 
 
 class RunPlan(Message):
@@ -146,6 +150,8 @@ class RunPlan(Message):
     """Bytes of results that the job may keep; 0 for any number."""
     warm: bool = False
     """Whether workers load PyTorch before they are told to begin."""
+    ports: tuple[int, ...] = ()
+    """Those that clients may reach."""
 
 
 class WorkBefore(Message):
@@ -262,6 +268,34 @@ class Members(Message):
     number: int
     members: tuple[str, ...]
     store: str
+
+
+# -- attachments to a run -----------------------------------------------------------------------
+
+
+class AttachOrder(Message):
+    """What a client wants beside a worker: a command (`argv`), the worker's own input and output
+    (`console`), or a connection to a port; one of them."""
+
+    worker: str = "0"
+    """A name such as worker-0, or a rank."""
+    argv: tuple[str, ...] = ()
+    tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    term: str = "xterm"
+    console: bool = False
+    offset: int = 0
+    """Of a console: bytes of the log that the client has."""
+    port: int = 0
+
+
+class DoorCall(Message):
+    """Of which run, to the driver of Ray: what follows is for its guardian."""
+
+    job: str
+    attempt: int
+    worker: str
 
 
 # -- what a run tells ---------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def make_plan(
         image=spec.image,
         cgroup=cgroup,
         workers=(),
+        ports=spec.ports,
     )
     return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
@@ -160,7 +161,8 @@ def _worker(
         command = _agent(plan, role, name, argv) if plan.agents else tuple(argv)
         if container is None:
             return command
-        return in_container(plan, role, container, [*env, *plan.secrets], command, devices)
+        names = [*env, *plan.secrets]
+        return in_container(plan, role, container, names, command, devices, spec.console)
 
     return WorkerPlan(
         name=name,
@@ -176,6 +178,7 @@ def _worker(
         progress=progress,
         container=container,
         cgroup="presage-" + sha256(f"{plan.run}/{name}".encode()).hexdigest()[:24],
+        console=spec.console,
     )
 
 
@@ -196,6 +199,8 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
     }
     if spec.checkpoint_every_s is not None:
         env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
+    if spec.ports:
+        env["PRESAGE_PORT_TOKEN"] = ""  # the guardian makes one for each run
     if plan.torchrun:
         env |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
         env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each worker sees its devices alone

@@ -84,6 +84,10 @@ class RunSpec:
     """What to start instead of the job's command when there is a checkpoint."""
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
+    ports: tuple[int, ...] = ()
+    """Those that clients may reach."""
+    console: str = ""
+    """What its worker reads from: nothing, a `pipe` or a `tty`."""
 
     @property
     def has_agents(self) -> bool:
@@ -148,6 +152,8 @@ def _spec(job: JobFile) -> RunSpec:
         resume=argv_of(resume) if resume else (),
         time_limit_s=None if limit is None else _seconds(limit),
         grace_s=DEFAULT_GRACE_S if grace is None else _seconds(grace),
+        ports=tuple(int(port) for port in manifest.get("ports") or ()),
+        console=manifest.get("console") or "",
     )
 
 

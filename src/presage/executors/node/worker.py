@@ -14,6 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from presage.executors.node.console import Console, own_terminal
 from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
@@ -21,6 +22,7 @@ from presage.executors.node.limits import (
     pin,
     stand_first_in_line,
 )
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import WorkerPlan
 from presage.executors.node.processes import children, read_stat
 from presage.executors.node.workdir import has_content
@@ -70,11 +72,13 @@ class WorkerProcess:
         self.group: MemoryGroup | None = None
         self.near_limit = False
         """Whether it held more than half of its memory at the last look."""
+        self.console = Console(plan.console, plan.log) if plan.console else None
         self._asked: list[int] = []
         self._urged = False
         self._next_find = self._next_pss = 0.0
         self._gpus: GpuProbe | None = None
         self._gpus_sought = False
+        self._times = LogTimes(plan.log)
         if cgroup and self.memory:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
@@ -88,22 +92,36 @@ class WorkerProcess:
 
     def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
         """Turn this forked process into the worker once `go` is closed, or say why not."""
-        program = self.argv[0]
         try:
-            self._set_up(work)
+            if self.console:
+                self.enter(work, self.console.inner, tty=self.console.tty)
+            else:
+                null = os.open(os.devnull, os.O_RDONLY)
+                log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self.enter(work, (null, log, log))
         except OSError as error:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
         os.read(go, 1)
-        env = {**os.environ, **self.plan.env, **secrets, "PWD": str(work)}
+        self.execute(self.argv, work, secrets, errors)
+
+    def execute(
+        self, argv: Sequence[str], work: Path, secrets: dict[str, str], errors: int, **env: str
+    ) -> NoReturn:
+        """Turn this process, which has entered, into a program with the worker's environment, or
+        say why not."""
+        program = argv[0]
+        own = {**os.environ, **self.plan.env, **secrets, "PWD": str(work), **env}
         try:
-            os.execvpe(program, self.argv, env)
+            os.execvpe(program, list(argv), own)
         except (FileNotFoundError, PermissionError):
-            text = missing_program(self.argv, env, work) or f"{program!r} cannot be started"
+            text = missing_program(list(argv), own, work) or f"{program!r} cannot be started"
         except OSError as error:
             text = f"{program!r} cannot be started: {error.strerror}"
         _give_up(errors, f"{self.name}: {text}")
 
-    def _set_up(self, work: Path) -> None:
+    def enter(self, work: Path, streams: tuple[int, int, int], *, tty: bool = False) -> None:
+        """Give this process what every process of the worker has: a session, cores, limits, the
+        folder; and these standard streams, of which a terminal becomes its own."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -120,10 +138,10 @@ class WorkerProcess:
             self.group.join()
         elif self.memory:
             limit_data(self.memory)
-        log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
+        for target, source in enumerate(streams):
             os.dup2(source, target)
+        if tty:
+            own_terminal()
         os.chdir(work)
 
     def hold_to(self, cpu_milli: int, memory_mib: int) -> None:
@@ -212,10 +230,13 @@ class WorkerProcess:
         self._gpus_sought = True
         return self._gpus
 
-    def cut_log(self, most: int) -> None:
-        """Keep the last part of a log that has grown too long, and say so in it."""
+    def look_at_log(self, most: int) -> None:
+        """Note how long its log is by now; keep the last part of one that has grown too long, and
+        say so in it."""
         with suppress(OSError):
-            if self.plan.log.stat().st_size <= most:
+            size = self.plan.log.stat().st_size
+            if size <= most:
+                self._times.note(size, time.time())
                 return
             tail = _tail(self.plan.log, most // 4).partition(b"\n")[2]
             note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
@@ -225,6 +246,7 @@ class WorkerProcess:
                 os.write(fd, note.encode() + tail)
             finally:
                 os.close(fd)
+            self._times.cut(size - len(tail), len(note))
 
     def last_words(self) -> str:
         """The line of its log that says most about an error: the end of the last traceback, else

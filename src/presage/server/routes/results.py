@@ -39,16 +39,16 @@ async def list_results(
 ) -> JSONResponse:
     """The files that a job made, by path; `path` names files, directories or patterns. What was
     left out of what it wrote, and why, is said by name."""
-    await asyncio.to_thread(service.seen, clean(job_id), me)
+    row = await asyncio.to_thread(service.seen, clean(job_id), me)
 
     def read() -> JSONResponse:
-        note = service.results.note(job_id)
-        files = sorted(service.results.files(job_id, path or ()), key=lambda file: file.path)
+        note = service.results.note(row.id)
+        files = sorted(service.results.files(row.id, path or ()), key=lambda file: file.path)
         rest = [file for file in files if after is None or file.path > after]
         page = rest[:limit]
         return JSONResponse(
             {
-                "id": job_id,
+                "id": row.id,
                 "count": len(files),
                 "bytes": sum(file.bytes for file in files),
                 "files": [
@@ -99,8 +99,8 @@ async def one_result(
 ) -> Response:
     """One file, or with `Range: bytes=FROM-` a part of it. `ETag` names its content; with
     `If-Range`, a part is sent only of that."""
-    await asyncio.to_thread(service.seen, clean(job_id), me)
-    file = await asyncio.to_thread(service.results.open, job_id, path)
+    row = await asyncio.to_thread(service.seen, clean(job_id), me)
+    file = await asyncio.to_thread(service.results.open, row.id, path)
     tag = f'"{file.size:x}-{file.changed_ns:x}"'
     headers = {
         **_DOWNLOAD,
@@ -138,10 +138,10 @@ async def _archive(
     wanted: Sequence[str],
     kind: str,
 ) -> Response:
-    await asyncio.to_thread(service.seen, clean(job_id), me)
-    headers = {**_DOWNLOAD, "Content-Disposition": _named(f"{job_id}.{kind}")}
+    row = await asyncio.to_thread(service.seen, clean(job_id), me)
+    headers = {**_DOWNLOAD, "Content-Disposition": _named(f"{row.id}.{kind}")}
     return StreamingResponse(
-        make(job_id, wanted), headers=headers, media_type=f"application/{_TYPES[kind]}"
+        make(row.id, wanted), headers=headers, media_type=f"application/{_TYPES[kind]}"
     )
 
 
