@@ -50,6 +50,11 @@ class Layout:
         """One uploaded work folder."""
         return self.folders / f"{digest}.tar.gz"
 
+    @property
+    def trash(self) -> Path:
+        """What is being removed."""
+        return self.data / "trash"
+
     def secret(self, name: str) -> Path:
         """The content of a secret."""
         return self.data / "secrets" / name
@@ -80,6 +85,14 @@ class Layout:
     def telemetry(self, job: str, attempt: int) -> Path:
         """What the workers of one run used."""
         return self.job(job) / "telemetry" / f"{attempt}.jsonl"
+
+    def all_logs(self, job: str) -> Path:
+        """The logs of all runs of a job."""
+        return self.job(job) / "logs"
+
+    def all_telemetry(self, job: str) -> Path:
+        """What the workers of all its runs used."""
+        return self.job(job) / "telemetry"
 
     def checkpoints(self, job: str) -> Path:
         """Kept over the runs of a job."""

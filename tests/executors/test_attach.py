@@ -224,9 +224,7 @@ def test_memory_of_a_command_counts_as_its_workers(runs: Runs) -> None:
 
 def test_a_terminal_has_a_size_job_control_and_ctrl_c(runs: Runs) -> None:
     runs.start()
-    shell = runs.attach(
-        argv=["bash", "--norc", "-i"], tty=True, rows=30, columns=101, term="xterm"
-    )
+    shell = runs.attach(argv=["bash", "--norc", "-i"], tty=True, rows=30, columns=101, term="xterm")
     shell.send(frames.STDIN, b"PS1=; stty -echo; echo rea''dy; stty size; echo $TERM\n")
     assert b"30 101" in shell.until(b"xterm")
     shell.send(frames.WINDOW, (50).to_bytes(2, "big") + (120).to_bytes(2, "big"))

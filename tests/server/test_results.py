@@ -14,7 +14,7 @@ import pytest
 import presage
 from presage.model.answers import JobStatus
 from presage.model.errors import ApiError
-from tests.server.kit import PATIENCE_S, Done, Server
+from tests.server.kit import PATIENCE_S, Done, Server, eventually
 
 _MAKE = """
 import os, pathlib
@@ -181,3 +181,34 @@ def test_what_an_old_server_answers_is_understood(server: Server, made: str) -> 
 
     assert value_of(JobStatus, json.loads(json.dumps(body))).results is None
     assert presage.Client(server.url).job(made).info.results is not None
+
+
+def test_jobs_that_are_over_are_removed(server: Server, made: str) -> None:
+    done, runs = server.submit("echo hi"), server.submit("sleep 600", name="busy")
+    assert server.client().job(done).wait(PATIENCE_S).status == "COMPLETED"
+    _refused(server.presage("rm", runs, "--yes"), "is not over")
+    _refused(server.presage("rm", done), "this would remove 1 job")
+    _refused(server.presage("rm"), "name jobs, or give --older-than 30d")
+    dry = server.presage("rm", "--older-than", "0s", "--dry-run", "--json")
+    assert {done, made} <= {job["id"] for job in dry.json["removed"]}
+    assert server.client().job(done).info.removed_at is None
+    gone = server.presage("rm", done, "--yes")
+    assert gone.out.startswith(f"{done} COMPLETED ")
+    assert done not in [job.id for job in server.client().jobs()]
+    assert server.client().job(done).info.removed_at is not None
+    assert "removed" in server.presage("status", done).out
+    assert list(server.client().job(done).logs()) == []
+    assert not (server.data / "jobs" / done).exists()
+    assert server.presage("rm", done, "--yes").err == "nothing to remove\n"
+    server.client().job(runs).stop()
+
+
+def test_a_server_removes_what_it_does_not_keep(server: Server, made: str) -> None:
+    server.stop()
+    server._options = (*server._options, "--keep", "results=0s")
+    server.start()
+    eventually(lambda: "removed 250 KiB of results: 1 job" in server.log())
+    assert server.job(made)["results"] is None
+    assert "were removed on" in server.presage("results", made).err
+    entries = server.http.get("/api/v1/audit").json()["entries"]
+    assert [entry["who"] for entry in entries if entry["what"] == "retention"] == ["presage"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -139,6 +140,9 @@ def status(id: JobId, json: Json = False) -> None:
         facts.append(("at risk", job.at_risk.text))
     if job.results:
         facts.append(("results", results_line(job.id, job.results)))
+    if job.removed_at is not None:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.removed_at))
+        facts.append(("removed", f"{when}, with all of its files; the journal keeps the facts"))
     for item in job.history:
         after = short_duration(item.at - job.submitted_at)
         text = f"+{after} {item.status}" + (f"  {item.reason.text}" if item.reason.text else "")

@@ -34,6 +34,7 @@ _PANELS = {
         "explain": "jobs:explain",
         "logs": "logs:logs",
         "results": "results:results",
+        "rm": "rm:rm",
         "wait": "jobs:wait",
         "stop": "jobs:stop",
         "halt": "jobs:halt",
@@ -78,7 +79,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "results", "scale", "top", "users", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "logs", "results", "rm", "scale", "top", "users", "whatif")
 """Modules whose commands do."""
 
 

@@ -64,6 +64,10 @@ def _bring(client: Client, page: ResultsPage, to: Path, paths: list[str]) -> int
 
 
 def _print(page: ResultsPage) -> None:
+    if not page.files and page.removed_at is not None:
+        when = time.strftime("%Y-%m-%d", time.localtime(page.removed_at))
+        say(f"the results of job {page.id} were removed on {when}, as this server's rules say")
+        return
     if not page.files:
         say(f"job {page.id} has no results")
         return

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from presage.cli._keeping import KEPT, keep_settings, size_bytes
 from presage.cli._output import say
 from presage.edge import read_yaml
 from presage.model.cluster import Device, Node
@@ -78,6 +79,25 @@ def serve(
     rightsize: Annotated[
         bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
     ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=AGE,SIZE",
+            help="What is kept of jobs that are over, such as results=90d,500Gi; kinds: "
+            f"{', '.join(KEPT)}. May be repeated.",
+            show_default="everything, for ever",
+        ),
+    ] = None,
+    most_results: Annotated[
+        str, typer.Option(metavar="SIZE", help="Results that one job may keep; 0: any number.")
+    ] = "50Gi",
+    track_mlflow: Annotated[
+        str, typer.Option(metavar="URL", help="MLflow server that gets the metrics of all jobs.")
+    ] = "",
+    track_tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for TensorBoard's files of all jobs."),
+    ] = None,
     lease: Annotated[
         float, typer.Option(min=0.5, max=300, help="Seconds until another server takes over.")
     ] = 5.0,
@@ -88,6 +108,9 @@ def serve(
 
     wish = _ExecutorOptions(executor, nodes, ray_address, ray_shared, rightsize)
     wish.check()
+    kept: dict[str, Any] = keep_settings(keep or ())
+    kept["most_results"] = size_bytes(most_results, "--most-results")
+    kept |= {"track_mlflow": track_mlflow, "track_tensorboard": track_tensorboard}
     file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
     known = registry.pipelines(file)
     own = find_own(policy, known, file.queues)
@@ -108,6 +131,7 @@ def serve(
             ray_shared=ray_shared,
             queues={**file.queues, **pipeline.queues},
             rightsize=rightsize,
+            **kept,
             lease_s=lease,
             first_token=os.environ.get("PRESAGE_TOKEN", ""),
         )

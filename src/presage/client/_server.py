@@ -29,6 +29,7 @@ from presage.model.answers import (
     NewUser,
     NodeStatus,
     QueueStatus,
+    Removal,
     ResultFile,
     ResultsPage,
     ScaleAccepted,
@@ -290,6 +291,13 @@ class Client(Connection):
             files += more.files
             after = more.next
         return replace(page, files=tuple(files), next=None)
+
+    def remove(
+        self, jobs: Sequence[str] = (), *, older_than_s: float | None = None, dry_run: bool = False
+    ) -> Removal:
+        """Remove what is kept of jobs that are over: of these, or of all that are older."""
+        asked = {"jobs": list(jobs), "older_than_s": older_than_s, "dry_run": dry_run}
+        return value_of(Removal, self.call("POST", "/jobs/remove", json=asked, timeout=600.0))
 
     def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
         """Status changes as they happen."""

@@ -73,7 +73,7 @@ class JobResults:
     def summary(self, job: str) -> dict[str, Any] | None:
         """The same in numbers, for who asks about a job."""
         note = self.note(job)
-        if note is None:
+        if note is None or note.removed_at is not None:
             return None
         out = len(note.left_out) + note.more_left_out
         return {"files": note.files, "bytes": note.bytes, "left_out": out, "url": note.url}

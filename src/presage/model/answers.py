@@ -31,6 +31,8 @@ __all__ = [
     "NewUser",
     "NodeStatus",
     "QueueStatus",
+    "Removal",
+    "RemovedJob",
     "ResultFile",
     "ResultsPage",
     "ResultsSummary",
@@ -219,6 +221,27 @@ class ResultsPage:
     """Where they were copied, too."""
     next: str | None
     """Give it as `after` for the next page; null on the last one."""
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedJob:
+    """A job whose files are gone, or would be."""
+
+    id: str
+    status: Status
+    ended_at: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed, or with `dry_run` would be."""
+
+    removed: tuple[RemovedJob, ...]
+    bytes: int
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.results import JobResults
+from presage.control.retention import Retention
 from presage.control.seat import Seat
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied
@@ -56,6 +57,7 @@ class Service:
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
         self.results = JobResults(layout)
+        self.retention = Retention(layout, store, settings.retention, self.recent.forget)
         self.mistakes = PolicyMistakes()
         policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)

@@ -137,6 +137,7 @@ def status_view(
             for item in history
         ],
         "results": results,
+        **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 
 

@@ -72,6 +72,7 @@ class Console:
                 os.write(self._log, chunk)
         return True
 
+
     def drain(self) -> None:
         """Copy the rest: the worker has ended."""
         for _ in range(_MOST_LEFT):

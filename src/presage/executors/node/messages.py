@@ -185,6 +185,8 @@ class ResultsNote(Message):
     """Where they were copied, too."""
     left_out: tuple[LeftOut, ...] = ()
     more_left_out: int = 0
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
 
 
 class LaunchOrder(Message):

@@ -65,6 +65,7 @@ async def list_results(
                 ],
                 "more_left_out": note.more_left_out if note else 0,
                 "url": note.url if note else None,
+                "removed_at": note.removed_at if note else None,
                 "next": page[-1].path if len(rest) > limit else None,
             }
         )
