@@ -106,6 +106,10 @@ class Layout:
         """How much of it there is, and what was left out."""
         return self.job(job) / "results.json"
 
+    def track_note(self, job: str) -> Path:
+        """What a tracking server calls its run."""
+        return self.job(job) / "track.json"
+
     # -- runs -------------------------------------------------------------------------------------
 
     @property
