@@ -111,7 +111,7 @@ class JobResults:
 
     def zip(self, job: str, wanted: Sequence[str] = ()) -> Iterator[bytes]:
         """All of it as a zip, piece by piece."""
-        sink = _Sink()
+        sink = _ArchiveBuffer()
         with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[arg-type]
             for entry, file in self._each(job, wanted):
                 day = time.localtime(entry.changed_at)[:6]
@@ -130,7 +130,7 @@ class JobResults:
                 yield entry, self.open(job, entry.path)
 
 
-class _Sink(io.RawIOBase):
+class _ArchiveBuffer(io.RawIOBase):
     """Keeps what is written until it is taken."""
 
     def __init__(self) -> None:

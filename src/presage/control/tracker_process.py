@@ -22,7 +22,7 @@ _ENDED = {"COMPLETED": "FINISHED", "CANCELLED": "KILLED"}
 _MOST_PARAM = 500
 
 
-class _Sink(Protocol):
+class _MetricSink(Protocol):
     def log(self, at: float, step: int, metrics: dict[str, float]) -> None: ...
 
     def end(self, at: float, status: str, reason: str) -> None: ...
@@ -92,7 +92,6 @@ class _TensorboardSink:
         self._writer.close()
         os.close(self._home)
 
-
     def _ended(self, at: float, status: str) -> Any:
         """As the plugin for hyperparameters reads it; its own function needs TensorFlow."""
         from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
@@ -111,8 +110,8 @@ class _TensorboardSink:
         return self._summary(value=[value])
 
 
-def _begin(order: dict[str, Any]) -> list[_Sink]:
-    sinks: list[_Sink] = []
+def _begin(order: dict[str, Any]) -> list[_MetricSink]:
+    sinks: list[_MetricSink] = []
     for kind, make in (("mlflow", _MlflowSink), ("tensorboard", _TensorboardSink)):
         if not order.get(kind):
             continue
@@ -141,7 +140,7 @@ def _first_line(error: BaseException) -> str:
 
 def main() -> None:
     """Do what standard input says until it ends."""
-    jobs: dict[str, list[_Sink]] = {}
+    jobs: dict[str, list[_MetricSink]] = {}
     for line in sys.stdin:
         order = json.loads(line)
         job = order["job"]

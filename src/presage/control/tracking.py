@@ -42,7 +42,7 @@ _ALIVE = ("QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED")
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _TrackTarget:
     """Where the metrics of a job go, and with which credentials."""
 
     mlflow: str
@@ -72,8 +72,8 @@ class Tracker:
         self._asked: set[str] = set()
         """Jobs whose manifest asks for it, where the settings do not for all."""
         self._news: queue.SimpleQueue[JobChange | None] = queue.SimpleQueue()
-        self._targets: dict[str, _Target] = {}
-        self._workers: dict[tuple[Any, ...], _Worker] = {}
+        self._targets: dict[str, _TrackTarget] = {}
+        self._workers: dict[tuple[Any, ...], _TrackerLink] = {}
         self._thread = threading.Thread(target=self._work, name="presage-tracking", daemon=True)
 
     def start(self) -> None:
@@ -143,14 +143,14 @@ class Tracker:
             if target.worker not in {other.worker for other in self._targets.values()}:
                 self._workers.pop(target.worker).close()
 
-    def _begin(self, job: str) -> _Target | None:
+    def _begin(self, job: str) -> _TrackTarget | None:
         row = self._store.jobs.get(job)
         target = self._target(row) if row is not None else None
         if row is None or target is None:
             return None
         worker = self._workers.get(target.worker)
         if worker is None:
-            worker = _Worker(self._layout, self._environment(target))
+            worker = _TrackerLink(self._layout, self._environment(target))
             self._workers[target.worker] = worker
         self._targets[job] = target
         worker.tell(
@@ -169,7 +169,7 @@ class Tracker:
         )
         return target
 
-    def _target(self, row: JobRow) -> _Target | None:
+    def _target(self, row: JobRow) -> _TrackTarget | None:
         manifest = row.manifest or {}
         asked = manifest.get("track") or {}
         mlflow = asked.get("mlflow") or self._mlflow
@@ -181,11 +181,11 @@ class Tracker:
             return None
         secrets = manifest.get("secrets") or {}
         own = {key: ref for key, ref in secrets.items() if key.startswith("MLFLOW_TRACKING_")}
-        return _Target(
+        return _TrackTarget(
             mlflow, place, root, tuple(sorted(own.items())), own=bool(asked.get("mlflow"))
         )
 
-    def _environment(self, target: _Target) -> dict[str, str]:
+    def _environment(self, target: _TrackTarget) -> dict[str, str]:
         waits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
         if not target.worker:
             return {**waits, **os.environ}
@@ -196,7 +196,7 @@ class Tracker:
         return {**waits, **env, "HOME": "/nonexistent"}
 
 
-class _Worker:
+class _TrackerLink:
     """A process that writes, and the two threads that talk to it: what waits for it is bounded."""
 
     def __init__(self, layout: Layout, env: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Results: keeps what a run left in its working directory and was not there before.
 
 Files are moved from the work directory to the results of the job, each whole or not at all, so
-doing it again after a crash goes on where it was. The rules (docs/reference/results-of-jobs.md):
+doing it again after a crash goes on where it was. The rules (docs/how-to/files-of-a-job.md):
 
 - New and changed regular files are results; links, and what `SKIPPED` names, are not. `keep` and
   `ignore` of the manifest (patterns as in .gitignore) choose among them.
