@@ -55,9 +55,14 @@ class Layout:
         """What is being removed."""
         return self.data / "trash"
 
+    @property
+    def secrets(self) -> Path:
+        """What jobs must know and nobody else."""
+        return self.data / "secrets"
+
     def secret(self, name: str) -> Path:
         """The content of a secret."""
-        return self.data / "secrets" / name
+        return self.secrets / name
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -148,8 +153,15 @@ class Layout:
         """The token of the head that was started here."""
         return self.data / "ray-token"
 
+    def passing(self, name: str) -> bool:
+        """Whether a thing of this directory is of this machine and moment alone, or the database:
+        a copy of the directory leaves it out."""
+        if name.startswith((self.database.name, "ray-")):
+            return name != self.ray_owner.name
+        return name in (self.lock.name, self.wake.name, self.runs.name)
+
     def prepare(self) -> None:
         """Make the directories that must be there, for their owner alone."""
         self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self.folders, self.jobs, self.runs, self.data / "secrets"):
+        for path in (self.folders, self.jobs, self.runs, self.secrets):
             path.mkdir(exist_ok=True, mode=0o700)

@@ -49,8 +49,11 @@ _PANELS = {
         "undrain": "cluster:undrain",
         "queues": "cluster:queues",
         "users": "users:users",
+        "usage": "usage:usage",
         "what-if": "whatif:what_if",
         "models": "models:models",
+        "backup": "backup:backup",
+        "restore": "backup:restore",
     },
     "Foresee a training": {
         "predict": "predict:predict",
@@ -79,7 +82,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "results", "rm", "scale", "top", "users", "whatif")
+_ASK_A_SERVER = (
+    *("cluster", "jobs", "logs", "results", "rm", "scale", "top", "usage", "users", "whatif"),
+)
 """Modules whose commands do."""
 
 

@@ -132,6 +132,8 @@ def _run(study: Study, name: str) -> SimResult:
     with progress(name) as shown:
         result = study.run(name, shown)
     say(f"{name}: {len(study.trace):,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    for note in result.notes:
+        say(f"note: {name}: {note}")
     return result
 
 

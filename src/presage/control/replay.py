@@ -85,6 +85,7 @@ def answer(question: Mapping[str, Any], steps: Iterable[Step], again: Iterable[S
     results = what_if(export, makers, foresee=foresee)
     audit, notes = _audit(again, _read(question["own"]), export.nodes)
     other = audit.difference
+    notes += [f"{name}: {note}" for name, result in results.items() for note in result.notes]
     notes += [f"{text}: {count:,} times, each decided by fifo" for text, count in mistakes.items()]
     return {
         "since": export.since,

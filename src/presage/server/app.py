@@ -26,10 +26,12 @@ from presage.server.routes import (
     removal,
     results,
     scale,
+    usage,
     users,
 )
 from presage.server.service import Service
 from presage.server.settings import Settings
+from presage.server.standby import Elsewhere, Standby
 from presage.server.sweeping import sweep_for_ever
 from presage.server.webhooks import deliver
 
@@ -83,6 +85,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.elsewhere = Elsewhere(service)
     problems.install(app)
     # As they are: to include a router is to make each of its routes once more.
     app.router.routes += jobs.submissions.routes
@@ -97,6 +100,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        usage,
         folders,
         health,
     ):
@@ -106,6 +110,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         upload = path.startswith("/api/v1/folders/")
         return settings.most_folder if upload else settings.most_body
 
+    app.add_middleware(Standby, elsewhere=app.state.elsewhere)
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
     dashboard = web.Dashboard(app) if web.installed() else None
     return app

@@ -32,9 +32,11 @@ def make_executor(service: Service) -> LiveExecutor:
 
     executor: LocalExecutor | RayExecutor
     if settings.ray is not None:
-        executor = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
+        executor = RayExecutor(
+            settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
+        )
     else:
-        executor = LocalExecutor(settings.data, settings.nodes)
+        executor = LocalExecutor(settings.data, settings.nodes, log_cap=settings.most_log)
     executor.prepare = prepare
     executor.follow_up = ElasticPlans(store.jobs.get).requests
     return executor

@@ -28,6 +28,7 @@ from presage.control.results import JobResults
 from presage.control.retention import Retention
 from presage.control.seat import Seat
 from presage.control.tracking import Tracker
+from presage.control.usage import Accountant
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied
 from presage.server.at_risk import Risks
@@ -74,7 +75,9 @@ class Service:
             lease_s=settings.lease_s,
             answer=self.news.answer,
             committed=self._written,
+            witness=lambda *turn: self.accountant.heard(*turn),
         )
+        self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
         self.starts = StartTimes(
             store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
@@ -87,7 +90,7 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder]
+        advisors: list[Advisor] = [self.starts, self.learner, recorder, self.accountant]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

@@ -52,6 +52,11 @@ class Settings:
     """A policy of one's own that decides instead."""
     host: str = "127.0.0.1"
     port: int = 8265
+    public_url: str = ""
+    """Where others reach this server; empty: host and port, as they are."""
+    tls_cert: Path | None = None
+    """The certificate it shows (PEM, with those between it and the CA)."""
+    tls_key: Path | None = None
     db: str = ""
     """URL of the database; empty: SQLite in the data directory."""
     ray: RayLink | None = None
@@ -66,6 +71,8 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    most_log: int = 256 << 20
+    """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30
     """Bytes of results that a job may keep; 0 for any number."""
     keep_logs_s: float | None = None
@@ -118,9 +125,12 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """Where this server answers."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        """Where this server answers, as others are told."""
+        if self.public_url:
+            return self.public_url
+        name = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
+        host = f"[{name}]" if ":" in name else name
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""
