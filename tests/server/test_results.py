@@ -205,7 +205,7 @@ def test_jobs_that_are_over_are_removed(server: Server, made: str) -> None:
 
 def test_a_server_removes_what_it_does_not_keep(server: Server, made: str) -> None:
     server.stop()
-    server._options = (*server._options, "--keep", "results=0s")
+    server._options = (*server._options, "--keep-results", "0s")
     server.start()
     eventually(lambda: "removed 250 KiB of results: 1 job" in server.log())
     assert server.job(made)["results"] is None

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli._keeping import KEPT, keep_options
 from presage.cli._output import say
 from presage.model.cluster import Device, Node
 from presage.model.errors import MissingExtra, UserError
@@ -118,13 +117,44 @@ def serve(
             show_default="no",
         ),
     ] = None,
-    keep: Annotated[
-        list[str] | None,
+    keep_logs: Annotated[
+        str | None,
         typer.Option(
-            metavar="KIND=AGE,SIZE",
-            help="What is kept of jobs that are over, such as results=90d,500Gi; kinds: "
-            f"{', '.join(KEPT)}. May be repeated.",
-            show_default="everything, for ever",
+            metavar="AGE,SIZE",
+            help="Logs of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Results of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_telemetry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Telemetry of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Checkpoints of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_folders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Work folders that no job needs are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
         ),
     ] = None,
     track_mlflow: Annotated[
@@ -150,9 +180,8 @@ def serve(
 ) -> None:
     """Run the control plane: take jobs, decide, run them, until it is stopped."""
     given = dict(locals())
-    for name in ("config", "print_config", "keep"):
+    for name in ("config", "print_config"):
         del given[name]
-    given |= keep_options(keep or ())
     if executor is not None and executor not in EXECUTORS:
         raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
     wanted = effective(read_server_file(config) if config else ServerFile(), given)
