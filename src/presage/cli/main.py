@@ -33,6 +33,8 @@ _PANELS = {
         "status": "jobs:status",
         "explain": "jobs:explain",
         "logs": "logs:logs",
+        "results": "results:results",
+        "rm": "rm:rm",
         "wait": "jobs:wait",
         "stop": "jobs:stop",
         "halt": "jobs:halt",
@@ -80,7 +82,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "usage", "users", "whatif")
+_ASK_A_SERVER = (
+    *("cluster", "jobs", "logs", "results", "rm", "scale", "top", "usage", "users", "whatif"),
+)
 """Modules whose commands do."""
 
 
