@@ -117,6 +117,54 @@ def serve(
             show_default="no",
         ),
     ] = None,
+    keep_logs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Logs of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Results of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_telemetry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Telemetry of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Checkpoints of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_folders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Work folders that no job needs are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    track_mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="MLflow server that gets the metrics of all jobs."),
+    ] = None,
+    track_tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for TensorBoard's files of all jobs."),
+    ] = None,
     lease: Annotated[
         float | None,
         typer.Option(
@@ -198,6 +246,9 @@ def _settings(
         most_folder=round(limits.folder_mib * _MIB),
         most_results=round(limits.results_gib * 1024 * _MIB),
         most_log=round(wanted.logging.job_max_mib * _MIB),
+        **wanted.retention.settings(),
+        track_mlflow=wanted.tracking.mlflow or "",
+        track_tensorboard=wanted.tracking.tensorboard,
         first_token=os.environ.get("PRESAGE_TOKEN", ""),
     )
 
