@@ -88,7 +88,7 @@ async def results_zip(job_id: str, service: Parts, me: Me, path: Wanted = None) 
 @router.get(
     "/jobs/{job_id}/results/{path:path}",
     response_class=Response,
-    responses={200: _BYTES, 206: {**_BYTES, "description": "A part of it"}},
+    responses={200: _BYTES},
 )
 async def one_result(
     job_id: str,
@@ -98,7 +98,7 @@ async def one_result(
     range: Annotated[str | None, Header(max_length=200)] = None,
     if_range: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """One file, or with `Range: bytes=FROM-` a part of it. `ETag` names its content; with
+    """One file, or with `Range: bytes=FROM-` a part of it (206). `ETag` names its content; with
     `If-Range`, a part is sent only of that."""
     row = await asyncio.to_thread(service.seen, clean(job_id), me)
     file = await asyncio.to_thread(service.results.open, row.id, path)
