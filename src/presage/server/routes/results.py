@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query
@@ -24,7 +24,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/v1", tags=["results"])
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_BYTES = {"content": {"application/octet-stream": {}}}
+_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
 Wanted = Annotated[list[str] | None, Query(max_length=1000)]
 
 
@@ -111,7 +111,7 @@ async def one_result(
     }
     part = _part(range, file.size) if if_range in (None, tag) else None
     if part == ():
-        file.read(0, 0).close()
+        file.file.close()
         headers["Content-Range"] = f"bytes */{file.size}"
         return Response(status_code=416, headers=headers)
     start, end = part or (0, file.size)
