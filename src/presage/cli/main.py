@@ -100,7 +100,7 @@ class _Commands(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].partition(":")
         target = getattr(import_module(f"presage.cli.{module}"), name)
         if isinstance(target, typer.Typer):
-            command = typer.main.get_command(target)
+            command: Any = typer.main.get_command(target)
         else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}

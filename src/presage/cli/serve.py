@@ -369,7 +369,7 @@ def _run(settings: Settings, listener: socket.socket, about: str, *, quiet: bool
         h11_max_incomplete_event_size=64 << 10,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        **({"log_config": None} if quiet else {}),
+        log_config=None if quiet else uvicorn.config.LOGGING_CONFIG,
     )
     config.load()
     _reload_on_hangup(config, settings)
