@@ -50,6 +50,11 @@ _COMMANDS = {
     "stop": "jobs:stop",
     "halt": "jobs:halt",
     "resume": "jobs:resume",
+    "run": "run:run",
+    "notebook": "run:notebook",
+    "exec": "live:execute",
+    "shell": "live:shell",
+    "forward": "live:forward",
     "scale": "scale:scale",
     "top": "top:top",
     "what-if": "whatif:what_if",
@@ -64,10 +69,11 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
     "profile": {"allow_interspersed_args": False},
+    "run": {"allow_interspersed_args": False},
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "live", "run", "scale", "top", "whatif")
 """Modules whose commands do."""
 
 

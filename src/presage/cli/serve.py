@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,6 +76,18 @@ def serve(
     rightsize: Annotated[
         bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
     ] = False,
+    proxy_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port at which browsers reach ports of jobs; 0: any that is free.",
+            show_default="--port + 1",
+        ),
+    ] = None,
+    proxy_url: Annotated[
+        str, typer.Option(help="What browsers call that port, such as https://{job}.example.org.")
+    ] = "",
     lease: Annotated[
         float, typer.Option(min=0.5, max=300, help="Seconds until another server takes over.")
     ] = 5.0,
@@ -90,7 +102,11 @@ def serve(
     pipeline = registry.policy_config(policy, registry.pipelines(file))
     place = (data or default_data()).expanduser().absolute()
     _set_up_process()
-    with _listen(host, port) as listener, _world(wish, place) as (there, ray):
+    with (
+        _listen(host, port) as listener,
+        _listen_beside(host, proxy_port, listener) as beside,
+        _world(wish, place) as (there, ray),
+    ):
         settings = Settings(
             data=place,
             nodes=there,
@@ -103,9 +119,11 @@ def serve(
             queues={**file.queues, **pipeline.queues},
             rightsize=rightsize,
             lease_s=lease,
+            proxy_port=beside.getsockname()[1],
+            proxy_url=proxy_url.rstrip("/"),
             first_token=os.environ.get("PRESAGE_TOKEN", ""),
         )
-        _run(settings, listener, f"{describe(there)}, policy {policy}")
+        _run(settings, [listener, beside], f"{describe(there)}, policy {policy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +215,7 @@ def _connect(address: str, data: Path) -> RayLink:
     return link
 
 
-def _run(settings: Settings, listener: socket.socket, about: str) -> None:
+def _run(settings: Settings, listeners: list[socket.socket], about: str) -> None:
     """Answer until somebody stops it."""
     import uvicorn
 
@@ -228,7 +246,7 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
             server_header=False,
             h11_max_incomplete_event_size=64 << 10,
         )
-    ).run(sockets=[listener])
+    ).run(sockets=listeners)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -238,6 +256,20 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}") from None
+
+
+def _listen_beside(host: str, port: int | None, listener: socket.socket) -> socket.socket:
+    """The address of the proxy: the one that was asked for, or the next one, or any."""
+    if port is not None:
+        return _listen(host, port)
+    following = listener.getsockname()[1] + 1
+    with suppress(UserError):
+        if following <= _LAST_PORT:
+            return _listen(host, following)
+    return _listen(host, 0)
+
+
+_LAST_PORT = 65_535
 
 
 def _this_machine() -> Node:

@@ -105,18 +105,20 @@ def _launch_ready(plan: Plan) -> None:
 
 
 def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:
-    _stop_active(plan, fact.job, StopIntent.CANCEL, "cancelled by request")
+    reason = fact.reason or Reason(ReasonCode.REQUESTED, "cancelled by request")
+    _stop_active(plan, fact.job, StopIntent.CANCEL, reason)
 
 
 def _on_halt(plan: Plan, fact: ev.HaltRequested) -> None:
-    _stop_active(plan, fact.job, StopIntent.HALT, "halted by request")
+    reason = Reason(ReasonCode.REQUESTED, "halted by request")
+    _stop_active(plan, fact.job, StopIntent.HALT, reason)
 
 
-def _stop_active(plan: Plan, job_id: str, intent: StopIntent, text: str) -> None:
+def _stop_active(plan: Plan, job_id: str, intent: StopIntent, reason: Reason) -> None:
     job = plan.state.active.get(job_id)
     # A cancel outranks whatever stop is under way; a halt outranks only a requeue.
     if job is not None and job.intent not in (intent, StopIntent.CANCEL):
-        plan.stop(job, intent, Reason(ReasonCode.REQUESTED, text))
+        plan.stop(job, intent, reason)
 
 
 def _on_node_down(plan: Plan, fact: ev.NodeDown) -> None:

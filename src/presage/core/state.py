@@ -251,7 +251,7 @@ class State:
     def _cancel_requested(self, now: float, e: ev.CancelRequested) -> None:
         job = self.jobs.get(e.job)
         if job is not None and job.state in (PENDING, JobState.HALTED):
-            self._end(now, job, JobState.CANCELLED, _asked("cancelled by request"))
+            self._end(now, job, JobState.CANCELLED, e.reason or _asked("cancelled by request"))
 
     def _halt_requested(self, now: float, e: ev.HaltRequested) -> None:
         job = self.jobs.get(e.job)

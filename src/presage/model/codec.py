@@ -28,6 +28,7 @@ Coder: TypeAlias = Callable[[Any], Any]
 _PLAIN = frozenset({bool, float, int, str, type(None)})
 
 LEFT_OUT: dict[str, dict[str, Any]] = {
+    "CancelRequested": {"reason": None},
     "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
     "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s")),
     "Job": {

@@ -87,6 +87,8 @@ class CancelRequested:
     """Somebody wants a job to end."""
 
     job: str
+    reason: Reason | None = None
+    """Why, when it is not its owner's wish."""
 
 
 @value

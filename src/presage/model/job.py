@@ -118,6 +118,10 @@ class ReasonCode(StrEnum):
     """The executor could not start it."""
     TIME_LIMIT = "time_limit"
     """It ran longer than it may."""
+    IDLE = "idle"
+    """Nobody was attached to it and it did nothing for longer than its queue allows."""
+    CLIENT_GONE = "client_gone"
+    """The client that kept it alive was not heard of for longer than its grace period."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,10 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    proxy_port: int = 0
+    """Where browsers reach ports of jobs, apart from the dashboard; 0 for nowhere."""
+    proxy_url: str = ""
+    """What browsers call that, if not by this server's name; {job} stands for the job's."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 

@@ -515,6 +515,8 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
     most = config.max_jobs_per_gpu
     assert most is None or all(count <= most for count in sharers.values()), "too many on a GPU"
     for queue, rule_ in config.queues.items():
-        ceiling = QueueRule(**rule_.model_dump(exclude={"max_slowdown"})).ceiling_milli
+        ceiling = QueueRule(
+            **rule_.model_dump(exclude={"max_slowdown", "idle_stop"})
+        ).ceiling_milli
         used = state.usage.get(queue, 0)
         assert ceiling is None or used <= ceiling, f"queue {queue} holds {used} of {ceiling}"
