@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -179,9 +181,9 @@ def test_a_shell_has_a_terminal_that_is_resized(server: Live, job: str) -> None:
 
 
 def test_what_cannot_be_attached_is_one_line(server: Live, job: str) -> None:
-    waiting = server.submit(resources={"gpus": 4}, workers=2)
     over = server.submit("true")
     server.wait(over)
+    waiting = server.submit(resources={"gpus": 4}, workers=2)
     for argv, code, says in [
         (("exec", job, "--", "nonsense"), 127, "there is no program 'nonsense'"),
         (("exec", job, "--worker", "7", "--", "true"), 2, "has no worker '7'; it has worker-0"),
@@ -274,9 +276,73 @@ def test_a_port_is_forwarded_to_a_local_one(
     taken = server.presage("forward", job, f"{port}:{local}")
     assert taken.code == 2
     assert f"local port {local} cannot be used (address already in use)" in taken.err
-    os.kill(command.pid, signal.SIGINT)
-    assert command.wait(PATIENCE_S) == 130
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait(PATIENCE_S) == -15
     assert [e["what"] for e in server.audit(job)].count("forward") >= 3
+
+
+# -- a browser ----------------------------------------------------------------------------------
+
+
+def test_a_notebook_runs_a_cell_through_the_proxy_and_nobody_else_gets_in(server: Live) -> None:
+    done = server.presage("notebook", "--json", "--no-folder")
+    assert done.code == 0, done
+    job, port, url = done.json["id"], done.json["port"], done.json["url"]
+    base = url.partition("?")[0]
+    with httpx.Client(timeout=PATIENCE_S, verify=False) as browser:
+        assert browser.get(base).status_code == 401
+        assert browser.get(f"{base}?presage_ticket=wrong").status_code == 401
+        first = browser.get(url)
+        assert (first.status_code, first.headers["location"]) == (303, httpx.URL(base).path)
+        cookie = first.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert f"Path=/jobs/{job}/" in cookie
+        # With the cookie Jupyter takes us for its owner, by a token that we never see.
+        made = browser.post(f"{base}api/kernels", json={"name": "python3"})
+        assert made.status_code == 201, made.text
+        kernel = made.json()["id"]
+        assert "token=..." in server.logs(job)
+        assert browser.get(base.replace(str(port), "22")).status_code == 401
+        assert browser.get(f"{base}%2e%2e/%2e%2e/x").status_code == 422
+        assert browser.get(base.replace("/jobs/", "/other/")).status_code == 404
+        other = browser.get(base, headers={"Origin": "https://evil.example"})
+        assert other.status_code == 403
+        value = browser.cookies.get("presage_port", path=f"/jobs/{job}/absolute/{port}/")
+        token = browser.get(f"{base}api/me").request.headers.get("authorization")
+        assert token is None
+    assert "42 None" in _cell(base, kernel, f"presage_port={value}")
+    # The API does not know the cookie, and the proxy does not know tokens of the API.
+    headers = {"Cookie": f"presage_port={value}"}
+    assert server.stranger.get("/api/v1/me", headers=headers).status_code == 401
+    answer = server.stranger.get(base, headers={"Authorization": f"Bearer {ADMIN}"})
+    assert answer.status_code == 401
+    assert "open port" in [entry["what"] for entry in server.audit(job)]
+    server.tell(job, "stop")
+    server.wait(job)
+    assert server.stranger.get(base, headers=headers).status_code == 409
+
+
+def _cell(base: str, kernel: str, cookie: str) -> str:
+    """What a cell prints, executed over the WebSocket as a browser's page would."""
+    url = f"ws{base.removeprefix('http')}api/kernels/{kernel}/channels"
+    origin = base.partition("/jobs/")[0]
+    head = {"msg_id": "1", "username": "", "session": "s", "msg_type": "execute_request"}
+    code = "import os; print(6 * 7, os.environ.get('PRESAGE_TOKEN'))"
+    body = {
+        "header": {**head, "version": "5.3"},
+        "parent_header": {},
+        "metadata": {},
+        "content": {"code": code, "silent": False},
+        "channel": "shell",
+    }
+    with pytest.raises(InvalidStatus):
+        connect(url, additional_headers={"Cookie": cookie}, origin="https://evil.example")  # type: ignore[arg-type]
+    with connect(url, additional_headers={"Cookie": cookie}, origin=origin) as link:  # type: ignore[arg-type]
+        link.send(json.dumps(body))
+        while True:
+            said = json.loads(link.recv(PATIENCE_S))
+            if said["msg_type"] == "stream":
+                return str(said["content"]["text"])
 
 
 # -- run ----------------------------------------------------------------------------------------

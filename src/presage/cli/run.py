@@ -104,7 +104,7 @@ def notebook(
     port = random.SystemRandom().randrange(20_000, 30_000)
     manifest = {
         **_manifest(name or "notebook", gpus, cpus, memory, queue, image, environment),
-        "command": ["/bin/sh", "-c", _JUPYTER.replace("PORT", str(port))],
+        "command": ["/bin/sh", "-c", _JUPYTER.replace("@PORT@", str(port))],
         "ports": [port],
         "labels": {"app": "jupyter"},
     }
@@ -135,9 +135,9 @@ fi
 home="$PRESAGE_CHECKPOINT_DIR/work"
 mkdir -p "$home" && cp -Rn . "$home/" && cd "$home" || exit 1
 export JUPYTER_TOKEN="$PRESAGE_PORT_TOKEN"
-exec python -m "$app" --no-browser --allow-root --ServerApp.ip=127.0.0.1 --ServerApp.port=PORT \
+exec python -m "$app" --no-browser --allow-root --ServerApp.ip=127.0.0.1 --ServerApp.port=@PORT@ \
   --ServerApp.port_retries=0 --ServerApp.root_dir="$home" \
-  --ServerApp.base_url="/jobs/$PRESAGE_JOB_ID/absolute/PORT/"
+  --ServerApp.base_url="/jobs/$PRESAGE_JOB_ID/absolute/@PORT@/"
 """
 
 
