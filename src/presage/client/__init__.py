@@ -17,7 +17,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from presage.client._answers import to_json
-from presage.client._folder import pack_folder
+from presage.client._folder import FolderSurvey, pack_folder, survey_folder
 from presage.client._http import DEFAULT_URL
 from presage.client._server import Client, JobHandle
 
@@ -28,11 +28,13 @@ __all__ = [
     "DEFAULT_URL",
     "Attached",
     "Client",
+    "FolderSurvey",
     "Input",
     "JobHandle",
     "open_socket",
     "pack_folder",
     "submit",
+    "survey_folder",
     "to_json",
 ]
 

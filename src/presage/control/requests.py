@@ -13,6 +13,7 @@ from typing import Any
 
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.kernel import Live
+from presage.control.retention import touch_folder
 from presage.layout import Layout
 from presage.manifest import Manifest, resolved, says_auto, to_spec
 from presage.model import event as ev
@@ -100,13 +101,19 @@ class Requests:
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
         self.check_queue(manifest.queue)
+        if folder is not None and manifest.git is not None:
+            raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        if folder is not None:
+            touch_folder(self._layout.folder(folder))
         asked = manifest
         spec = to_spec(asked, job_id, user.name)
         manifest, estimates = await self.foresee(asked, spec, folder)
         if manifest is not asked:
             spec = to_spec(manifest, job_id, user.name)
+        if user.team:
+            spec = replace(spec, team=user.team)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
         now = time.time()
@@ -119,7 +126,7 @@ class Requests:
             submitted_at=now,
             manifest=manifest.to_json(),
             folder=folder,
-            estimates=encode(estimates) if estimates is not None else None,
+            estimates=_shown(estimates, spec),
         )
         audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
         await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
@@ -135,6 +142,17 @@ class Requests:
             await ticket
         finally:
             late.cancel()
+
+
+def _shown(estimates: Estimates | None, spec: JobSpec) -> dict[str, Any] | None:
+    """What users see of the estimates: of a job without GPUs no share of a GPU."""
+    if estimates is None:
+        return None
+    asked = (role.resources for role in spec.roles)
+    if not any(each.gpu_milli or each.gpu_memory_mib for each in asked):
+        estimates = replace(estimates, utilization=None)
+    shown: dict[str, Any] = encode(estimates)
+    return shown
 
 
 def _give_up(ticket: asyncio.Future[None]) -> None:

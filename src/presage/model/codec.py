@@ -29,6 +29,7 @@ _PLAIN = frozenset({bool, float, int, str, type(None)})
 
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "CancelRequested": {"reason": None},
+    "Dependency": {"on": "ok"},
     "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
     "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s")),
     "Job": {
@@ -36,12 +37,14 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resizing", "intent", "wants", "reason", "phase", "limits", "estimates")),
         **dict.fromkeys(("failures", "lost", "out_of_memory"), 0),
         **dict.fromkeys(("progress", "progress_s", "ran_s", "gpu_s", "mark"), 0.0),
+        "held_since": 0.0,
     },
     "JobExited": {"reason": None, "exit_code": None},
     "JobSpec": {
         **{"owner": "", "queue": "default", "priority": 0, "placement": None, "model": None},
         **{"preemptible": True, "checkpointable": True, "shareable": True, "max_retries": 0},
-        **{"max_lost": 100, "oom": None, "time_limit_s": None, "labels": {}, "entrypoint": []},
+        **{"max_lost": 100, "relaunch": True, "oom": None, "time_limit_s": None, "labels": {}},
+        **{"entrypoint": [], "after": [], "array": "", "at_once": 0, "team": ""},
     },
     "JobStarted": {"at": None},
     "JobSubmitted": {"estimates": None},
@@ -50,7 +53,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "Progress": {"detail": {}},
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
     "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": []},
-    "RulesChanged": {"lacks": []},
+    "RulesChanged": {"lacks": [], "counts": False},
     "SpeedBook": {"count": 0, "points": {}},
     "Worker": {"devices": []},
 }

@@ -15,6 +15,8 @@ from presage.model.estimate import Estimates
 from presage.model.value import value
 
 __all__ = [
+    "Dependency",
+    "DependsOn",
     "Job",
     "JobSpec",
     "JobState",
@@ -42,6 +44,8 @@ class JobState(StrEnum):
     """All workers it needs are up and it makes progress."""
     STOPPING = "stopping"
     """It was told to stop and still holds its devices; `Job.intent` says what comes next."""
+    BLOCKED = "blocked"
+    """It waits for other jobs, not for room: no policy sees it; `core.gates` says what for."""
     HALTED = "halted"
     """Stopped by its owner with a checkpoint; waits for a resume request."""
     SUCCEEDED = "succeeded"
@@ -95,7 +99,7 @@ class ReasonCode(StrEnum):
     QUEUED_BEHIND = "queued_behind"
     """It would fit, but the jobs ahead of it come first."""
     OVER_QUOTA = "over_quota"
-    """Its queue may not hold more GPUs now."""
+    """Its queue may not hold more GPUs or CPUs now, or the GPU hours of this period are spent."""
     RESERVED = "reserved"
     """Devices are being released for it."""
     NEVER_FITS = "never_fits"
@@ -122,6 +126,12 @@ class ReasonCode(StrEnum):
     """Nobody was attached to it and it did nothing for longer than its queue allows."""
     CLIENT_GONE = "client_gone"
     """The client that kept it alive was not heard of for longer than its grace period."""
+    DEPENDENCY = "dependency"
+    """It waits for other jobs; or one of them ended so that it can never start."""
+    AT_ONCE = "at_once"
+    """As many of its array as may go at once do."""
+    STOPPED_EARLY = "stopped_early"
+    """Other members of its array do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,25 @@ class OomRetry:
     """The most memory a worker is ever given; 0 means no ceiling."""
 
 
+class DependsOn(StrEnum):
+    """How a job that another waits for must end."""
+
+    OK = "ok"
+    """Well; all members of an array."""
+    ANY = "any"
+    """In whatever way; all members of an array."""
+    FAILED = "failed"
+    """Not well: failed or cancelled; one member of an array is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A job, or an array of jobs, that must end before another starts."""
+
+    job: str
+    on: DependsOn = DependsOn.OK
+
+
 @value
 class JobSpec:
     """What was submitted. A gang is a job whose roles have min == max; elastic means min < max."""
@@ -182,6 +211,9 @@ class JobSpec:
     max_lost: int = 100
     """How often it is started again after a run vanished through no fault of its own; a job whose
     runs vanish more often is at fault after all."""
+    relaunch: bool = True
+    """Whether a launch that failed counts as a failure like any other. What is missing then is
+    missing the next time, so jobs are now submitted without; journals of old have it."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None
@@ -189,6 +221,14 @@ class JobSpec:
     """Reference of the model it trains, for prediction."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     entrypoint: tuple[str, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    """What it still waits for, beside room."""
+    array: str = ""
+    """The array it is a member of."""
+    at_once: int = 0
+    """How many members of that may be in the queue or running; 0 for any number."""
+    team: str = ""
+    """That its owner was in when it was submitted."""
 
     @property
     def min_gpu_milli(self) -> int:
@@ -249,6 +289,8 @@ class Job:
     mark: float = 0.0
     held_milli: int = 0
     """Milli-GPUs it holds now."""
+    held_since: float = 0.0
+    """Until when the GPU time of its run was counted (`State.spent`), where it is counted."""
 
     @property
     def id(self) -> str:

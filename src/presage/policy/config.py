@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from presage.policy.budget import Period
+
 __all__ = [
     "ConfigFile",
     "OrderName",
@@ -30,6 +32,7 @@ PlacementName = Literal[
     "random",
 ]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Weights = Annotated[dict[PlacementName, Positive], Field(min_length=1)]
 
@@ -60,6 +63,12 @@ class QueueConfig(_Strict):
     max_slowdown: Slowdown | None = None
     idle_stop: Annotated[Positive, BeforeValidator(_duration)] | None = None
     """Seconds after which an interactive job that nobody uses is stopped."""
+    quota_cpus: Amount | None = None
+    limit_cpus: Amount | None = None
+    gpu_hours: Amount | None = None
+    user_gpu_hours: Amount | None = None
+    team_gpu_hours: Amount | None = None
+    period: Period = Period.MONTH
 
 
 class PolicyConfig(_Strict):

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, StreamingResponse
@@ -75,8 +75,9 @@ def sign_in_url(
     """An address for a browser, and until when it works. `absolute`: the job's server is asked
     for the whole path, since it was told where it is."""
     settings, until = service.settings, time.time() + TICKET_S
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    base = settings.proxy_url or f"http://{host}:{settings.proxy_port}"
+    own = urlsplit(settings.url)
+    host = f"[{own.hostname}]" if ":" in (own.hostname or "") else own.hostname
+    base = settings.proxy_url or f"{own.scheme}://{host}:{settings.proxy_port}"
     ticket = _signer(service).sign("ticket", user.name, row.id, port, until)
     kind = "absolute" if absolute else "ports"
     query = urlencode({_TICKET: ticket})

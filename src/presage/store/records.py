@@ -51,6 +51,8 @@ class JobRow:
     """SHA-256 of the work folder that was uploaded with it."""
     estimates: Mapping[str, Any] | None = None
     """What was foreseen of it when it was submitted."""
+    removed_at: float | None = None
+    """When its files were removed; it is no longer listed then."""
     seq: int = 0
     """Its place in the order of submission, from 1; the store gives it."""
 
@@ -123,6 +125,8 @@ class User:
     role: str
     team: str
     created_at: float
+    subject: str | None = None
+    """Issuer and subject, if an identity provider vouches for them; else this server's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class Token:
     user: str
     created_at: float
     revoked_at: float | None = None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from presage.core.workers import ask_of
 from presage.model import event as ev
 from presage.model.cluster import ANY_GPU, Node, Worker
 from presage.model.estimate import Estimate
-from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode
+from presage.model.job import Dependency, DependsOn, Job, JobSpec, JobState, Reason, ReasonCode
 from presage.model.speed import SpeedBook, SpeedPoint
 from presage.model.workload import same_work
-from presage.policy.config import PolicyConfig
+from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.queues import QueueRule
 from presage.policy.registry import build
 from presage.sim.world import Task, World, WorldRules
@@ -128,9 +128,20 @@ class GuardedState(State):
         plain = (self.now, self.wake_at, self.submitted, self.rules, self.changes.dropped)
         dicts: list[dict[Any, Any]] = [self.reservations, self.usage, self.speeds.points]
         indexes = (self.pending, self.active, self.incomplete, self.down, self.draining)
+        indexes += (self.gates.blocked,)
         return [
             plain,
-            *map(list, (*indexes, self.scaling, self.changes.jobs, self.ended, self.moves)),
+            *map(
+                list,
+                (
+                    *indexes,
+                    self.gates.blocked,
+                    self.scaling,
+                    self.changes.jobs,
+                    self.ended,
+                    self.moves,
+                ),
+            ),
             *(list(part.items()) for part in dicts),
             [_FIELDS(job) for job in self.jobs.values()],
         ]
@@ -252,13 +263,26 @@ class ClusterMachine(RuleBasedStateMachine):
         specs=st.lists(job_specs(), min_size=1, max_size=4),
         duration_s=st.sampled_from((20.0, 100.0, 100.0, 3.0, 0.0)),
         peak_gib=st.sampled_from((0, 0, 0, 12)),
+        after=st.lists(st.tuples(st.integers(0, 15), st.sampled_from(DependsOn)), max_size=2),
+        at_once=st.sampled_from((None, None, 0, 1, 2)),
     )
-    def submit(self, specs: list[JobSpec], duration_s: float, peak_gib: int) -> None:
-        """Some jobs at once."""
+    def submit(
+        self,
+        specs: list[JobSpec],
+        duration_s: float,
+        peak_gib: int,
+        after: list[tuple[int, DependsOn]],
+        at_once: int | None,
+    ) -> None:
+        """Some jobs at once; some wait for others, some are an array."""
         run = self._run()
         requests: list[ev.Fact] = []
+        waits = tuple(Dependency(self._pick_awaited(pick), on) for pick, on in after)
+        array = "" if at_once is None else f"a{run.submitted}"
         for spec in specs:
-            named = _named(spec, f"j{run.submitted}")
+            named = _named(
+                spec, f"j{run.submitted}", after=waits, array=array, at_once=at_once or 0
+            )
             run.submitted += 1
             run.world.expect(task_for(named, duration_s, peak_gib * 1024), run.now)
             requests.append(ev.JobSubmitted(named))
@@ -345,10 +369,11 @@ class ClusterMachine(RuleBasedStateMachine):
         """The next launch will fail."""
         self._run().world.fail_launches += 1
 
-    @rule(can_resize=st.booleans())
-    def change_executor(self, can_resize: bool) -> None:
-        """Another executor takes over, which may not be able to resize; it says so."""
-        self._step([ev.RulesChanged("", "", () if can_resize else ("Resize",))])
+    @rule(can_resize=st.booleans(), counts=st.booleans())
+    def change_executor(self, can_resize: bool, counts: bool) -> None:
+        """Another executor takes over, which may not be able to resize; it says so. GPU time may
+        count from then on."""
+        self._step([ev.RulesChanged("", "", () if can_resize else ("Resize",), counts)])
 
     @rule(source=st.sampled_from(("journal", "snapshot", "copy")))
     def crash(self, source: str) -> None:
@@ -470,6 +495,12 @@ class ClusterMachine(RuleBasedStateMachine):
         jobs = sorted(self._run().engine.state.jobs.values(), key=lambda job: job.seq)
         return jobs[pick % len(jobs)]
 
+    def _pick_awaited(self, pick: int) -> str:
+        """A job or an array that may be alive; most picks of an empty cluster are not."""
+        state = self._run().engine.state
+        known = sorted((*state.jobs, *state.gates.arrays))
+        return known[pick % len(known)] if known else "nobody"
+
     def _pick_node(self, pick: int) -> Node:
         nodes = self._run().world.all_nodes()
         return nodes[pick % len(nodes)]
@@ -487,8 +518,8 @@ def _engine(config: PolicyConfig, state: State | None = None) -> Engine:
     return Engine(build(config), StablePredictor(), state, check_every=1)
 
 
-def _named(spec: JobSpec, name: str) -> JobSpec:
-    named: JobSpec = replace(cast(Any, spec), id=name)
+def _named(spec: JobSpec, name: str, **more: Any) -> JobSpec:
+    named: JobSpec = replace(cast(Any, spec), id=name, **more)
     return named
 
 
@@ -519,4 +550,16 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
             **rule_.model_dump(exclude={"max_slowdown", "idle_stop"})
         ).ceiling_milli
         used = state.usage.get(queue, 0)
+        _check_cpus(queue, rule_, state)
         assert ceiling is None or used <= ceiling, f"queue {queue} holds {used} of {ceiling}"
+
+
+def _check_cpus(queue: str, config: QueueConfig, state: State) -> None:
+    ceiling = QueueRule(**config.model_dump(exclude={"max_slowdown", "idle_stop"})).cpu_ceiling
+    held = sum(
+        ask_of(job, worker.role).cpu_milli
+        for job in state.active.values()
+        if job.spec.queue == queue
+        for worker in {*job.allocation, *(job.resizing or ())}
+    )
+    assert ceiling is None or held <= ceiling, f"queue {queue} holds {held} of {ceiling} milli-CPU"

@@ -25,6 +25,7 @@ __all__ = [
     "Identity",
     "JobFile",
     "LaunchOrder",
+    "LeftOut",
     "LimitOrder",
     "LinkLine",
     "Listing",
@@ -34,6 +35,7 @@ __all__ = [
     "Processes",
     "ProgressReport",
     "ResizeOrder",
+    "ResultsNote",
     "RunNews",
     "RunPlan",
     "Saved",
@@ -41,6 +43,7 @@ __all__ = [
     "StopOrder",
     "Verdict",
     "Word",
+    "WorkBefore",
     "WorkerPlan",
     "exited",
     "hear",
@@ -69,6 +72,8 @@ class JobFile(Message):
     owner: str | None = None
     memory_mib: dict[str, int] | None = None
     """By role, if it was raised since."""
+    most_results: int = 0
+    """Bytes of results that a job may keep; 0 for any number."""
 
 
 class WorkerPlan(Message):
@@ -136,10 +141,52 @@ class RunPlan(Message):
     cgroup: Path | None
     workers: tuple[WorkerPlan, ...]
     """In the order of their ranks."""
+    git: tuple[str, str] | None = None
+    """A repository that is the work folder, and what of it: a branch, tag or commit."""
+    keep: tuple[str, ...] = ()
+    """Patterns of the work files that are results; none for all that are new or changed."""
+    ignore: tuple[str, ...] = ()
+    most_results: int = 0
+    """Bytes of results that the job may keep; 0 for any number."""
     warm: bool = False
     """Whether workers load PyTorch before they are told to begin."""
     ports: tuple[int, ...] = ()
     """Those that clients may reach."""
+
+
+class WorkBefore(Message):
+    """What was in the work directory before the workers began."""
+
+    FILE = "before.json"
+
+    files: dict[str, tuple[int, int]]
+    """Size and time of change (ns), by path."""
+    links: int = 0
+
+
+class LeftOut(Message):
+    """A file that a run left and that is not kept."""
+
+    path: str
+    bytes: int
+    why: str
+    """`limit` for one that is more than the job may keep, else what went wrong."""
+
+
+class ResultsNote(Message):
+    """What a job has for results, as of the end of its latest run."""
+
+    FILE = "results.json"
+
+    files: int
+    bytes: int
+    attempt: int
+    url: str | None = None
+    """Where they were copied, too."""
+    left_out: tuple[LeftOut, ...] = ()
+    more_left_out: int = 0
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
 
 
 class LaunchOrder(Message):
@@ -337,9 +384,10 @@ def exited(outcome: str, code: str, text: str, exit_code: int | None = None) -> 
     return Verdict(type="JobExited", reason=reason, outcome=outcome, exit_code=exit_code)
 
 
-def refused(text: str) -> Verdict:
-    """The run never started."""
-    return Verdict(type="LaunchFailed", reason=EndReason(code="launch_failed", text=text))
+def refused(text: str, *, may_pass: bool = False) -> Verdict:
+    """The run never started; `may_pass`: another attempt may find what this one did not."""
+    code = "error" if may_pass else "launch_failed"
+    return Verdict(type="LaunchFailed", reason=EndReason(code=code, text=text))
 
 
 # -- what trainings are told and say ------------------------------------------------------------

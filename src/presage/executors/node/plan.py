@@ -67,6 +67,7 @@ def make_plan(
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
     not beside the job."""
+    _check_environment(spec)
     job, run = launch.job, layout.run(launch.job, launch.attempt)
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
@@ -82,6 +83,10 @@ def make_plan(
         data_dir=run / "data",
         progress_dir=run / "progress",
         results=spec.results,
+        git=spec.git,
+        keep=spec.keep,
+        ignore=spec.ignore,
+        most_results=spec.most_results,
         result_dir=layout.results(job),
         checkpoint_dir=kept,
         checkpoint_link="" if outside else wanted,
@@ -239,6 +244,22 @@ def _engine(image: str) -> str:
             "install one, or name an environment instead of an image"
         )
     return engine
+
+
+def _check_environment(spec: RunSpec) -> None:
+    """Refuse an environment that is not there: what comes after it on PATH would run instead."""
+    if not spec.environment:
+        return
+    programs = Path(spec.environment).expanduser() / "bin"
+    if not programs.is_dir():
+        raise RunSpecError(
+            f"environment {spec.environment} is not there: this machine has no {programs}; name "
+            "the prefix of a virtual or Conda environment that is on every node"
+        )
+    for role in spec.roles:
+        program = role.argv[0]
+        if re.fullmatch(r"python[\d.]*", program) and not os.access(programs / program, os.X_OK):
+            raise RunSpecError(f"environment {spec.environment} has no {program} in {programs}")
 
 
 def secret_path(layout: Layout, name: str) -> Path:
