@@ -40,6 +40,11 @@ _PANELS = {
         "halt": "jobs:halt",
         "resume": "jobs:resume",
         "scale": "scale:scale",
+        "run": "run:run",
+        "notebook": "run:notebook",
+        "exec": "live:execute",
+        "shell": "live:shell",
+        "forward": "live:forward",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -79,11 +84,13 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
     "profile": {"allow_interspersed_args": False},
+    "run": {"allow_interspersed_args": False},
 }
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "logs", "results", "rm", "scale", "top", "usage", "users", "whatif"),
+    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "top", "usage", "users"),
+    "whatif",
 )
 """Modules whose commands do."""
 
