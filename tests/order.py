@@ -20,16 +20,19 @@ TOGETHER = {"tests/executors/test_ray.py": "ray", "tests/server/test_serve_ray.p
 
 SECONDS: dict[str, float] = {
     "ray": 96,
-    "tests/web/test_pages.py": 43,
+    "tests/web/test_pages.py": 30,
     "tests/server/test_standby.py": 40,
     "tests/server/test_starts.py": 35,
     "tests/test_docs.py": 30,
-    "tests/web/test_foresee.py": 25,
+    "tests/web/test_foresee.py": 20,
     "tests/server/test_kill.py": 15,
     "tests/test_api_python.py": 14,
     "tests/executors/test_resize.py": 13,
     "tests/cli/test_cli.py": 12,
     "tests/server/test_elastic.py": 12,
+    "tests/server/test_backup.py": 12,
+    "tests/server/test_tls.py": 11,
+    "tests/test_deploy.py": 11,
     "tests/core/test_machine.py": 10,
     "tests/cli/test_predict.py": 10,
     "tests/server/test_scaling.py": 9,
@@ -42,6 +45,7 @@ SECONDS: dict[str, float] = {
     "tests/server/test_gpus.py": 7,
     "tests/executors/test_local.py": 7,
     "tests/executors/test_containers.py": 7,
+    "tests/server/test_own_policy.py": 7,
     "tests/server/test_fuzz.py": 6,
 }
 

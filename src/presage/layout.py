@@ -37,6 +37,11 @@ class Layout:
         return self.data / "server.lock"
 
     @property
+    def proxy_key(self) -> Path:
+        """What signs the cookies of people who look at a port of a job."""
+        return self.data / "proxy.key"
+
+    @property
     def wake(self) -> Path:
         """A named pipe on which guardians call."""
         return self.data / "wake"
@@ -49,6 +54,11 @@ class Layout:
     def folder(self, digest: str) -> Path:
         """One uploaded work folder."""
         return self.folders / f"{digest}.tar.gz"
+
+    @property
+    def trash(self) -> Path:
+        """What is being removed."""
+        return self.data / "trash"
 
     @property
     def secrets(self) -> Path:
@@ -86,6 +96,14 @@ class Layout:
         """What the workers of one run used."""
         return self.job(job) / "telemetry" / f"{attempt}.jsonl"
 
+    def all_logs(self, job: str) -> Path:
+        """The logs of all runs of a job."""
+        return self.job(job) / "logs"
+
+    def all_telemetry(self, job: str) -> Path:
+        """What the workers of all its runs used."""
+        return self.job(job) / "telemetry"
+
     def checkpoints(self, job: str) -> Path:
         """Kept over the runs of a job."""
         return self.job(job) / "checkpoints"
@@ -97,6 +115,10 @@ class Layout:
     def results_note(self, job: str) -> Path:
         """How much of it there is, and what was left out."""
         return self.job(job) / "results.json"
+
+    def track_note(self, job: str) -> Path:
+        """What a tracking server calls its run."""
+        return self.job(job) / "track.json"
 
     # -- runs -------------------------------------------------------------------------------------
 

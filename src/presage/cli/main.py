@@ -33,11 +33,18 @@ _PANELS = {
         "status": "jobs:status",
         "explain": "jobs:explain",
         "logs": "logs:logs",
+        "results": "results:results",
+        "rm": "rm:rm",
         "wait": "jobs:wait",
         "stop": "jobs:stop",
         "halt": "jobs:halt",
         "resume": "jobs:resume",
         "scale": "scale:scale",
+        "run": "run:run",
+        "notebook": "run:notebook",
+        "exec": "live:execute",
+        "shell": "live:shell",
+        "forward": "live:forward",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -77,10 +84,14 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
     "profile": {"allow_interspersed_args": False},
+    "run": {"allow_interspersed_args": False},
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "logs", "scale", "top", "usage", "users", "whatif")
+_ASK_A_SERVER = (
+    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "top", "usage", "users"),
+    "whatif",
+)
 """Modules whose commands do."""
 
 
@@ -96,7 +107,7 @@ class _Commands(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].partition(":")
         target = getattr(import_module(f"presage.cli.{module}"), name)
         if isinstance(target, typer.Typer):
-            command = typer.main.get_command(target)
+            command: Any = typer.main.get_command(target)
         else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}

@@ -65,17 +65,24 @@ class Connection:
         """Let go of the connections."""
         self._http.close()
 
+    @property
+    def authorization(self) -> str | None:
+        """The header that says who asks."""
+        return self._http.headers.get("Authorization")
+
     def get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
         """What `GET /api/v1{path}` answers, as a value."""
         return value_of(kind, self.call("GET", path, params=query or {}))
 
     @contextmanager
-    def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[httpx.Response]:
+    def stream(
+        self, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
         """The answer to `GET /api/v1{path}` as it comes."""
         timeout = httpx.Timeout(30.0, read=None)
         try:
             with self._http.stream(
-                "GET", f"/api/v1{path}", params=query, timeout=timeout
+                "GET", f"/api/v1{path}", params=query, headers=headers, timeout=timeout
             ) as answer:
                 if not answer.is_success:
                     answer.read()

@@ -122,6 +122,10 @@ class ReasonCode(StrEnum):
     """The executor could not start it."""
     TIME_LIMIT = "time_limit"
     """It ran longer than it may."""
+    IDLE = "idle"
+    """Nobody was attached to it and it did nothing for longer than its queue allows."""
+    CLIENT_GONE = "client_gone"
+    """The client that kept it alive was not heard of for longer than its grace period."""
     DEPENDENCY = "dependency"
     """It waits for other jobs; or one of them ended so that it can never start."""
     AT_ONCE = "at_once"
@@ -208,8 +212,8 @@ class JobSpec:
     """How often it is started again after a run vanished through no fault of its own; a job whose
     runs vanish more often is at fault after all."""
     relaunch: bool = True
-    """Whether a launch that failed counts as a failure like any other. What is named and missing is
-    missing the next time, too, so jobs are submitted without it; journals of old have it."""
+    """Whether a launch that failed counts as a failure like any other. What is missing then is
+    missing the next time, so jobs are now submitted without; journals of old have it."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None

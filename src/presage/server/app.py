@@ -12,10 +12,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from presage import __version__, web
-from presage.server import problems
+from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    attach,
     charts,
     cluster,
     events,
@@ -23,6 +24,8 @@ from presage.server.routes import (
     health,
     jobs,
     logs,
+    removal,
+    results,
     scale,
     usage,
     users,
@@ -30,6 +33,7 @@ from presage.server.routes import (
 from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.server.standby import Elsewhere, Standby
+from presage.server.sweeping import sweep_for_ever
 from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
@@ -60,7 +64,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if started is None:
             service.start(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(deliver(service))]
+        tasks = [asyncio.create_task(work(service)) for work in (deliver, sweep_for_ever)]
         if dashboard is not None:
             tasks.append(asyncio.create_task(_show(service, dashboard)))
         yield
@@ -90,7 +94,10 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         jobs,
         ahead,
         scale,
+        attach,
         logs,
+        removal,
+        results,
         events,
         cluster,
         charts,
@@ -102,9 +109,11 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         app.router.routes += part.router.routes
 
     def most(path: str) -> int:
-        upload = path.startswith("/api/v1/folders/")
+        upload = path.startswith(("/api/v1/folders/", proxy.PREFIX))
         return settings.most_folder if upload else settings.most_body
 
+    if settings.proxy_port:
+        app.add_middleware(proxy.ProxyGate, service=service)
     app.add_middleware(Standby, elsewhere=app.state.elsewhere)
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
     dashboard = web.Dashboard(app) if web.installed() else None

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from presage.edge import check, misplaced, read_yaml
+from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
 
@@ -35,6 +36,8 @@ class AddressSection(_Section):
     url: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    proxy_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    proxy_url: str | None = None
     lease_s: Annotated[float, Field(ge=0.5, le=300)] = 5.0
 
     @field_validator("url")
@@ -87,6 +90,54 @@ class LimitsSection(_Section):
     results_gib: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = 50.0
 
 
+class RetentionSection(_Section):
+    """What is kept of jobs that are over: for how long, and how much in all (`90d,500Gi`)."""
+
+    logs: str | None = None
+    results: str | None = None
+    telemetry: str | None = None
+    checkpoints: str | None = None
+    folders: str | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _is_rule(cls, text: str | None) -> str | None:
+        if text is not None:
+            _bounds(text)
+        return text
+
+    def settings(self) -> dict[str, Any]:
+        """The same as fields of the settings."""
+        found: dict[str, Any] = {}
+        for kind in type(self).model_fields:
+            age_s, size = _bounds(getattr(self, kind) or "")
+            found |= {f"keep_{kind}_s": age_s, f"keep_{kind}_bytes": size}
+        return found
+
+
+def _bounds(text: str) -> tuple[float | None, int | None]:
+    """A longest age in seconds and a largest size in bytes; either may be left out."""
+    age_s, size = None, None
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            age_s = duration_s(part)
+        except ValueError:
+            try:
+                size = memory_mib(memory(part)) << 20
+            except ValueError:
+                raise ValueError(
+                    f"write an age, a size or both, such as 90d,500Gi, not {part!r}"
+                ) from None
+    return age_s, size
+
+
+class TrackingSection(_Section):
+    """Where the metrics of all jobs go, too."""
+
+    mlflow: str | None = None
+    tensorboard: Path | None = None
+
+
 class ServerFile(ConfigFile):
     """A whole file. `policies` and `queues` are those of a file of policies, so that one will
     do."""
@@ -96,6 +147,8 @@ class ServerFile(ConfigFile):
     executor: ExecutorSection = ExecutorSection()
     logging: LoggingSection = LoggingSection()
     limits: LimitsSection = LimitsSection()
+    retention: RetentionSection = RetentionSection()
+    tracking: TrackingSection = TrackingSection()
     policy: str = "fifo"
 
 
@@ -105,6 +158,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "url": ("server", "url"),
     "tls_cert": ("server", "tls_cert"),
     "tls_key": ("server", "tls_key"),
+    "proxy_port": ("server", "proxy_port"),
+    "proxy_url": ("server", "proxy_url"),
     "lease": ("server", "lease_s"),
     "data": ("storage", "data"),
     "db": ("storage", "db"),
@@ -114,6 +169,13 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "ray_shared": ("executor", "ray_shared"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
+    "keep_logs": ("retention", "logs"),
+    "keep_results": ("retention", "results"),
+    "keep_telemetry": ("retention", "telemetry"),
+    "keep_checkpoints": ("retention", "checkpoints"),
+    "keep_folders": ("retention", "folders"),
+    "track_mlflow": ("tracking", "mlflow"),
+    "track_tensorboard": ("tracking", "tensorboard"),
     "policy": ("policy",),
 }
 """Which key an option of `presage serve` stands for."""
@@ -124,6 +186,7 @@ _PATHS = (
     ("storage", "data"),
     ("executor", "ray_shared"),
     ("logging", "file"),
+    ("tracking", "tensorboard"),
 )
 
 

@@ -14,6 +14,8 @@ from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator, predictor
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
+from presage.control.advisors.unattended import Unattended
+from presage.control.attendance import Attendance
 from presage.control.board import ENDED
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
@@ -24,7 +26,10 @@ from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
+from presage.control.results import JobResults
+from presage.control.retention import Retention
 from presage.control.seat import Seat
+from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied
@@ -55,6 +60,9 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
+        self.results = JobResults(layout)
+        self.tracker = Tracker(store, layout, settings.track_mlflow, settings.track_tensorboard)
+        self.retention = Retention(layout, store, settings.retention, self.recent.forget)
         self.mistakes = PolicyMistakes()
         policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
@@ -84,7 +92,16 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder, self.accountant]
+        self.attendance = Attendance()
+        idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
+        unattended = Unattended(self.attendance, idle)
+        advisors: list[Advisor] = [
+            self.starts,
+            self.learner,
+            recorder,
+            self.accountant,
+            unattended,
+        ]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload
@@ -103,6 +120,7 @@ class Service:
         """Begin to decide, and to advise; answers are given on this loop."""
         self.news.loop = loop
         self.live.start()
+        self.tracker.start()
         self.advisors.start()
 
     def close(self) -> None:
@@ -110,11 +128,13 @@ class Service:
         self.starts.close()
         self.advisors.stop()
         self.live.stop()
+        self.tracker.close()
         self.store.close()
 
     def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
         """Something is on disk: remember it, and wake requests that wait; called by the loop."""
         changed = [change.job for change in changes]
+        self.tracker.note(rows, changes)
         self.recent.wrote(lease, rows, self.store.submitted, changed)
         self.news.committed()
 

@@ -121,6 +121,7 @@ def status_view(
     reason: Mapping[str, str] | None = None,
     eta_s: Mapping[str, float | None] | None = None,
     at_risk: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about one job."""
     return {
@@ -135,6 +136,8 @@ def status_view(
             }
             for item in history
         ],
+        **({"results": results} if results is not None else {}),
+        **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 
 
