@@ -58,6 +58,7 @@ _COMMANDS = {
     "undrain": "cluster:undrain",
     "queues": "cluster:queues",
     "users": "users:users",
+    "secrets": "secrets:secrets",
 }
 """Command -> where it is in `presage.cli`."""
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -67,7 +68,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "users", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "scale", "secrets", "top", "users", "whatif")
 """Modules whose commands do."""
 
 

@@ -73,6 +73,9 @@ def serve(
         str, typer.Option(help=f"{', '.join(registry.names())}, or one of --config.")
     ] = "fifo",
     config: Annotated[Path | None, typer.Option(help="Policies and queues in YAML.")] = None,
+    access: Annotated[
+        Path | None, typer.Option(help="Limits, sign-in and Unix users in YAML.")
+    ] = None,
     rightsize: Annotated[
         bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
     ] = False,
@@ -82,6 +85,7 @@ def serve(
 ) -> None:
     """Run the control plane: take jobs, decide, run them, until it is stopped."""
     _import_server()
+    from presage.server.access import AccessConfig
     from presage.server.settings import Settings, default_data
 
     wish = _ExecutorOptions(executor, nodes, ray_address, ray_shared, rightsize)
@@ -89,6 +93,9 @@ def serve(
     file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
     pipeline = registry.policy_config(policy, registry.pipelines(file))
     place = (data or default_data()).expanduser().absolute()
+    rules = read_yaml(access, AccessConfig, ConfigError) if access else AccessConfig()
+    if rules.isolated and executor != "local":
+        raise UserError("run_as and containers_only go with --executor local")
     _set_up_process()
     with _listen(host, port) as listener, _world(wish, place) as (there, ray):
         settings = Settings(
@@ -103,6 +110,7 @@ def serve(
             queues={**file.queues, **pipeline.queues},
             rightsize=rightsize,
             lease_s=lease,
+            access=rules,
             first_token=os.environ.get("PRESAGE_TOKEN", ""),
         )
         _run(settings, listener, f"{describe(there)}, policy {policy}")
@@ -164,6 +172,7 @@ def _set_up_process() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.umask(0o077)  # whatever a server writes is its own
     # Threads wait for each other at most this long: reads stay quick while others submit.
     sys.setswitchinterval(0.001)
     gc.freeze()  # what is imported stays: do not look through it again and again
@@ -214,6 +223,8 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
+    if os.geteuid() == 0 and settings.ray is None and not settings.access.isolated:
+        say("warning: jobs run as root, whoever submits them: see run_as in `serve --access`")
     if find_spec("nicegui") is not None:
         say(f"dashboard: {settings.url}/ui/")
     uvicorn.Server(

@@ -26,6 +26,7 @@ from presage.model.answers import (
     NodeStatus,
     QueueStatus,
     ScaleAccepted,
+    SecretInfo,
     Status,
     StatusChange,
     Submitted,
@@ -307,3 +308,18 @@ class Client(Connection):
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""
         return value_of(UserInfo, self.call("DELETE", f"/users/{path_of(name)}"))
+
+    def secrets(self) -> list[SecretInfo]:
+        """The secrets that one's jobs may use, by name."""
+        return values_of(SecretInfo, self.call("GET", "/secrets")["secrets"])
+
+    def set_secret(self, name: str, content: bytes, team: str | None = None) -> SecretInfo:
+        """Keep a secret of one's own, or of a team."""
+        query = {"team": team} if team is not None else {}
+        body = self.call("PUT", f"/secrets/{path_of(name)}", content=content, params=query)
+        return value_of(SecretInfo, body)
+
+    def remove_secret(self, name: str, team: str | None = None) -> SecretInfo:
+        """Take a secret away."""
+        query = {"team": team} if team is not None else {}
+        return value_of(SecretInfo, self.call("DELETE", f"/secrets/{path_of(name)}", params=query))

@@ -29,6 +29,7 @@ __all__ = [
     "NodeStatus",
     "QueueStatus",
     "ScaleAccepted",
+    "SecretInfo",
     "Status",
     "StatusChange",
     "Submitted",
@@ -253,6 +254,15 @@ class NewUser:
     role: str
     team: str
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """A secret, without its content: whose it is; everybody's when it is nobody's."""
+
+    name: str
+    user: str
+    team: str
 
 
 @dataclass(frozen=True, slots=True)

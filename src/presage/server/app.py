@@ -24,6 +24,7 @@ from presage.server.routes import (
     jobs,
     logs,
     scale,
+    secrets,
     users,
 )
 from presage.server.service import Service
@@ -92,6 +93,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        secrets,
         folders,
         health,
     ):

@@ -33,7 +33,14 @@ def make_executor(service: Service) -> LiveExecutor:
     if settings.ray is not None:
         executor = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
     else:
-        executor = LocalExecutor(settings.data, settings.nodes)
+        access = settings.access
+        executor = LocalExecutor(
+            settings.data,
+            settings.nodes,
+            run_as=service.unix_users.of if service.unix_users else lambda owner: None,
+            isolated=access.isolated,
+            mounts=access.data_roots,
+        )
     executor.prepare = prepare
     executor.follow_up = ElasticPlans(store.jobs.get).requests
     return executor
@@ -48,6 +55,7 @@ def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
         manifest={**(row.manifest or {}), "share": spec.shareable},
         folder=row.folder,
         owner=row.owner,
+        team=row.team or None,
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
     )
     write(home, job)

@@ -24,12 +24,15 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
+from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound
 from presage.policy import registry
+from presage.server.access import SubmissionRules
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
 from presage.server.settings import Settings
+from presage.server.unix_users import UnixUsers
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow, User
 
@@ -43,7 +46,11 @@ class Service:
     """A server's parts. Everything here may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
+        run_as = settings.access.run_as
+        self.unix_users = UnixUsers(run_as, settings.layout) if run_as else None
         settings.prepare()
+        if self.unix_users is not None:
+            self.unix_users.check_machine()
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
@@ -88,7 +95,13 @@ class Service:
             )
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
-        self.requests = Requests(live, store, self.estimator, layout, settings.queues)
+        self.secret_files = SecretFiles(layout)
+        rules = SubmissionRules(
+            settings.access,
+            self.secret_files,
+            self.unix_users.check if self.unix_users else lambda owner: None,
+        )
+        self.requests = Requests(live, store, self.estimator, layout, settings.queues, rules.check)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -161,5 +174,6 @@ class Service:
         contents = []
         for name in names:
             with suppress(OSError):
-                contents.append(self.layout.secret(name).read_bytes().rstrip(b"\n"))
+                if path := self.secret_files.find(name, row.owner, row.team):
+                    contents.append(path.read_bytes().rstrip(b"\n"))
         return sorted(filter(None, contents), key=len, reverse=True)

@@ -14,6 +14,7 @@ from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy.config import PolicyConfig, QueueConfig
+from presage.server.access import AccessConfig
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 
@@ -57,6 +58,8 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Limits, sign-in and Unix users."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 
@@ -79,7 +82,7 @@ class Settings:
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""
         try:
-            self.layout.prepare()
+            self.layout.prepare(ways_through=self.access.run_as is not None)
         except OSError as error:
             raise UserError(
                 f"--data {self.data} cannot be used: {error.strerror or error}"

@@ -18,11 +18,19 @@ from typing import Any
 
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
+from presage.executors.node.credentials import acting_as, share_homes
 from presage.executors.node.limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
 from presage.executors.node.resizing import Resizing, name_members
-from presage.executors.node.workdir import Step, is_local, prepare, run_in_child, store_results
+from presage.executors.node.workdir import (
+    Step,
+    fetch,
+    is_local,
+    prepare,
+    run_in_child,
+    store_results,
+)
 from presage.executors.node.worker import StartError, WorkerProcess, start_all
 
 __all__ = ["Guardian", "copy_agent", "free_port", "main"]
@@ -122,6 +130,8 @@ class Guardian:
         plan = self.plan
         own = (plan.work, plan.data_dir, plan.progress_dir)
         try:
+            if plan.user is not None:
+                share_homes(plan)
             for path in (*own, plan.result_dir, plan.checkpoint_dir, plan.log_dir):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -130,7 +140,7 @@ class Guardian:
             return None
         if plan.engine or not all(map(is_local, plan.data.values())):
             self.report.event("StageChanged", stage="downloading")
-        return self._in_child(prepare)
+        return self._in_child(prepare) or (self._in_child(fetch) if plan.engine else None)
 
     def _store(self) -> None:
         if self.plan.results:
@@ -170,7 +180,8 @@ class Guardian:
         self.workers = self.make(self.plan.workers)
         self._oom_kills = oom_kills()
         if self.plan.agents:
-            copy_agent(self.plan.progress_dir)
+            with acting_as(self.plan.user):
+                copy_agent(self.plan.progress_dir)
             name_members(self.plan, 0, self.workers)
         try:
             self.begin(self.workers)
@@ -188,13 +199,14 @@ class Guardian:
     def make(self, plans: Sequence[msg.WorkerPlan]) -> list[WorkerProcess]:
         """Workers that are not started yet."""
         workers = [WorkerProcess(plan, self.plan.cgroup) for plan in plans]
-        for worker in workers:
-            worker.continue_from(self.plan.checkpoint_dir)
+        with acting_as(self.plan.user):
+            for worker in workers:
+                worker.continue_from(self.plan.checkpoint_dir)
         return workers
 
     def begin(self, workers: list[WorkerProcess]) -> None:
         """Start all of these or none; raises StartError."""
-        start_all(workers, self.plan.work, self._secrets, self._record)
+        start_all(workers, self.plan.work, self._secrets, self._record, self.plan.user)
 
     def _everybody(self) -> list[WorkerProcess]:
         """The workers, and in a change of size those who come and go."""
@@ -443,8 +455,9 @@ class Guardian:
                 Path(path).parent.chmod(0o700)
                 remove(path)
 
-        for path in (self.plan.work, self.plan.data_dir):
-            shutil.rmtree(path, onerror=open_up)
+        with acting_as(self.plan.user):  # the empty directories go with that of the run
+            for path in (self.plan.work, self.plan.data_dir):
+                shutil.rmtree(path, onerror=open_up)
 
     def _wait(self, timeout_s: float) -> None:
         """Until a process ends, somebody writes to the control pipe, or the time has passed."""

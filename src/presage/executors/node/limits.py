@@ -21,6 +21,7 @@ __all__ = [
     "delegated_group",
     "die_with_parent",
     "limit_data",
+    "no_new_privileges",
     "oom_kills",
     "pin",
     "stand_first_in_line",
@@ -31,6 +32,7 @@ DATA_SLACK = 4 << 30
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,6 +44,11 @@ def _prctl(option: int, argument: int) -> None:
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privileges() -> None:
+    """No program that is executed from now on gains rights, set-user-id ones included."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def die_with_parent(parent: int) -> None:

@@ -10,13 +10,23 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from presage.executors.node.credentials import drop
 from presage.executors.node.messages import RunPlan
 
-__all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
+__all__ = [
+    "Step",
+    "TransferError",
+    "fetch",
+    "is_local",
+    "prepare",
+    "run_in_child",
+    "store_results",
+]
 
-Step = Callable[[RunPlan], None]
+Step = Callable[[RunPlan, BinaryIO | None], None]
+"""Something to do for a run; the second is its work folder as it was uploaded, open."""
 
 _ATTEMPTS = 3
 
@@ -35,10 +45,10 @@ def local_path(url: str, work: Path) -> Path:
     return work / Path(url.removeprefix("file://")).expanduser()
 
 
-def prepare(plan: RunPlan) -> None:
-    """Unpack the work folder, link or download data, fetch the image."""
-    if plan.folder:
-        _unpack(plan.folder, plan.work)
+def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
+    """Unpack the work folder, link or download data."""
+    if folder is not None:
+        _unpack(folder, plan.work)
     _link_checkpoints(plan)
     for name, url in plan.data.items():
         target = plan.data_dir / name
@@ -49,6 +59,10 @@ def prepare(plan: RunPlan) -> None:
             target.symlink_to(source.absolute())
         else:
             _retried(f"data '{name}' from {url}", _download, url, target)
+
+
+def fetch(plan: RunPlan, _: BinaryIO | None = None) -> None:
+    """Have the image on this machine."""
     if plan.engine and plan.image:
         from presage.executors.node.containers import fetch_image
 
@@ -57,11 +71,13 @@ def prepare(plan: RunPlan) -> None:
             raise TransferError(problem)
 
 
-def store_results(plan: RunPlan) -> None:
+def store_results(plan: RunPlan, _: BinaryIO | None = None) -> None:
     """Copy the results to where the manifest wants them, if it does."""
     source, url = plan.result_dir, plan.results
     if url is None:
         return
+    if plan.isolated:
+        _refuse_links_outside(source)
     if is_local(url):
         import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
 
@@ -74,11 +90,28 @@ def store_results(plan: RunPlan) -> None:
         _retried(f"results to {url}", _upload, source, url)
 
 
-def _unpack(folder: Path, work: Path) -> None:
+def _refuse_links_outside(source: Path) -> None:
+    """A container cannot read what is around it, but it can leave links to that."""
+    home = source.resolve()
+    for path in source.rglob("*"):
+        if path.is_symlink() and home not in path.resolve().parents:
+            name = path.relative_to(source)
+            raise TransferError(f"results: {name} is a link that leads outside of the results")
+
+
+def _opened(folder: Path) -> BinaryIO:
+    """An uploaded work folder, opened while this is still the server's user."""
+    try:
+        return folder.open("rb")
+    except OSError as error:
+        raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
+
+
+def _unpack(folder: BinaryIO, work: Path) -> None:
     import tarfile
 
     try:
-        with tarfile.open(folder) as archive:
+        with tarfile.open(fileobj=folder) as archive:
             archive.extractall(work, filter="data")  # refuses paths that lead outside
     except (OSError, tarfile.TarError) as error:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
@@ -144,13 +177,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_in_child(step: Step, plan: RunPlan, secrets: dict[str, str], errors: int) -> None:
-    """Be the process that prepares or stores: say on `errors` what went wrong, and end. Secrets
-    are in its environment, where the file systems of fsspec look for credentials."""
+    """Be the process that prepares or stores: say on `errors` what went wrong, and end. It is
+    the run's user, but to fetch an image. Secrets are in its environment, where the file systems
+    of fsspec look for credentials."""
     code = 0
     os.environ.update(plan.env)
     os.environ.update(secrets)
     try:
-        step(plan)
+        folder = _opened(plan.folder) if plan.folder and step is prepare else None
+        if step is not fetch:
+            drop(plan.user)
+        step(plan, folder)
     except TransferError as error:
         os.write(errors, str(error).encode()[:4000])
         code = 1

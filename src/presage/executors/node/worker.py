@@ -14,6 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from presage.executors.node.credentials import drop
 from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
@@ -21,7 +22,7 @@ from presage.executors.node.limits import (
     pin,
     stand_first_in_line,
 )
-from presage.executors.node.messages import WorkerPlan
+from presage.executors.node.messages import UnixUser, WorkerPlan
 from presage.executors.node.processes import children, read_stat
 from presage.telemetry.processes import ProcessTree
 
@@ -85,11 +86,17 @@ class WorkerProcess:
         if self.plan.resume and _has_content(checkpoints):
             self.argv = self.plan.resume
 
-    def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
-        """Turn this forked process into the worker once `go` is closed, or say why not."""
-        program = self.argv[0]
+    def become(
+        self, work: Path, secrets: dict[str, str], go: int, errors: int, user: UnixUser | None
+    ) -> NoReturn:
+        """Turn this forked process into the worker once `go` is closed, or say why not. The
+        program that runs a container stays who it is: it makes the worker its user."""
+        program, parent = self.argv[0], os.getppid()
         try:
-            self._set_up(work)
+            self._set_up(work, user)
+            if not self.container:
+                drop(user)
+                die_with_parent(parent)  # a process that changes its user forgets that
         except OSError as error:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
         os.read(go, 1)
@@ -104,7 +111,7 @@ class WorkerProcess:
             text = f"{program!r} cannot be started: {error.strerror}"
         _give_up(errors, f"{self.name}: {text}")
 
-    def _set_up(self, work: Path) -> None:
+    def _set_up(self, work: Path, user: UnixUser | None) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -122,6 +129,8 @@ class WorkerProcess:
         elif self.memory:
             limit_data(self.memory)
         log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if user is not None:
+            os.fchown(log, user.uid, user.gid)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
@@ -287,6 +296,7 @@ def start_all(
     work: Path,
     secrets: dict[str, str],
     record: Callable[[], None],
+    user: UnixUser | None = None,
 ) -> None:
     """Start every worker or none; raises StartError with the reason. `record` is called when all
     are forked and none has begun."""
@@ -297,7 +307,7 @@ def start_all(
             pid = os.fork()
             if pid == 0:
                 os.close(go_write)
-                worker.become(work, secrets, go_read, errors_write)
+                worker.become(work, secrets, go_read, errors_write, user)
             worker.pid = pid
         record()
     except OSError as error:

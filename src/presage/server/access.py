@@ -1,0 +1,159 @@
+"""Who may ask for what, as an operator wrote it: limits, Unix users, sign-in.
+
+`AccessConfig` is a section that any configuration file can hold; `presage serve --access` reads a
+file that is nothing else. `SubmissionRules` holds a submission against it. Opens no port.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from presage.executors.node.secrets import SecretFiles
+from presage.manifest import Manifest
+from presage.model.errors import Denied, UserError
+from presage.server.auth import UserRole
+from presage.store.records import User
+
+__all__ = ["AccessConfig", "LimitRule", "LimitsConfig", "RunAsConfig", "SubmissionRules"]
+
+Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+
+
+class _AccessPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LimitRule(_AccessPart):
+    """What somebody may ask for; what is left out is not limited here."""
+
+    max_priority: Priority | None = None
+    queues: tuple[str, ...] | None = None
+
+
+class LimitsConfig(_AccessPart):
+    """Limits by user, team and role. Of those that say something about a key, the first holds, in
+    this order."""
+
+    users: dict[str, LimitRule] = {}
+    teams: dict[str, LimitRule] = {}
+    roles: dict[UserRole, LimitRule] = {}
+
+    def rules_of(self, user: User) -> list[tuple[str, LimitRule]]:
+        """The rules about a user, the closest first, each with its place in the file."""
+        found = [(f"limits.users.{user.name}", self.users.get(user.name))]
+        if user.team:
+            found.append((f"limits.teams.{user.team}", self.teams.get(user.team)))
+        if user.role in self.roles:
+            found.append((f"limits.roles.{user.role}", self.roles[UserRole(user.role)]))
+        return [(place, rule) for place, rule in found if rule is not None]
+
+    def check(self, user: User, queue: str, priority: int) -> None:
+        """Refuse what a user may not ask for, and name the rule."""
+        rules = self.rules_of(user)
+        for place, rule in rules:
+            if rule.max_priority is not None:
+                if priority > rule.max_priority:
+                    raise Denied(
+                        f"priority {priority} is above {rule.max_priority}, the highest that "
+                        f"{user.name} may ask for ({place}.max_priority)"
+                    )
+                break
+        for place, rule in rules:
+            if rule.queues is not None:
+                if queue not in rule.queues:
+                    may = ", ".join(rule.queues) or "none"
+                    raise Denied(
+                        f"queue {queue} is not for {user.name}, who may use {may} ({place}.queues)"
+                    )
+                break
+
+
+class RunAsConfig(_AccessPart):
+    """Which Unix user runs the jobs of whom; for a server that is root."""
+
+    users: dict[str, str | Annotated[int, Field(ge=1, le=2**31)]] = {}
+    """By owner: a Unix user, or a number."""
+    same_name: bool = False
+    """Whether the owner's name is that of the Unix user."""
+    uids: tuple[int, int] | None = None
+    """First and last of a range of numbers that only jobs have."""
+
+    @field_validator("uids", mode="before")
+    @classmethod
+    def _range(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        first, _, last = value.partition("-")
+        if not (first.strip().isdecimal() and last.strip().isdecimal()):
+            raise ValueError("write a range such as 200000-265535")
+        return int(first), int(last)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.uids is not None and not 1000 <= self.uids[0] <= self.uids[1] < 2**31:
+            raise ValueError("uids is a range from 1000 on, such as 200000-265535")
+        if self.uids is not None and self.same_name:
+            raise ValueError("give same_name or uids, not both")
+        return self
+
+
+class AccessConfig(_AccessPart):
+    """All about who may do what."""
+
+    limits: LimitsConfig = LimitsConfig()
+    containers_only: bool = False
+    """Whether a job must name an image: keeps users apart where the server is not root."""
+    data_roots: tuple[str, ...] = ()
+    """Directories below which isolated containers may read local data."""
+    run_as: RunAsConfig | None = None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether users are kept apart, and so containers see nothing of the machine."""
+        return self.containers_only or self.run_as is not None
+
+
+class SubmissionRules:
+    """What a submission must pass before it is accepted."""
+
+    def __init__(
+        self, access: AccessConfig, secrets: SecretFiles, runs: Callable[[str], None]
+    ) -> None:
+        self._access, self._secrets, self._runs = access, secrets, runs
+
+    def check(self, manifest: Manifest, user: User) -> None:
+        """Refuse, in one line, what a user may not ask for."""
+        self._access.limits.check(user, manifest.queue, manifest.priority)
+        self._runs(user.name)
+        if self._access.containers_only:
+            _only_inside(manifest)
+        for variable, name in manifest.secrets.items():
+            if self._secrets.find(name, user.name, user.team) is None:
+                raise UserError(
+                    f"secrets.{variable}: there is no secret '{name}' that {user.name} may use; "
+                    f"make one with: presage secrets set {name}"
+                )
+
+
+_REMOTE = re.compile(r"(https?|s3|gs|gcs|az|abfss?|hf|oss|ftp|sftp)://")
+
+
+def _only_inside(manifest: Manifest) -> None:
+    """Refuse what would have the server itself, outside of the container, open local files."""
+    if manifest.image is None:
+        raise Denied("jobs on this server need an image (containers_only): add image: NAME")
+    if manifest.results is not None and not _REMOTE.match(manifest.results):
+        raise Denied(
+            "results: on this server results go to a remote address or stay where `presage` "
+            "finds them (containers_only): leave it out, or write one such as s3://BUCKET/DIR"
+        )
+    for name, url in manifest.data.items():
+        if "::" in url or not (url.startswith(("/", "file:///")) or _REMOTE.match(url)):
+            raise Denied(
+                f"data.{name}: on this server data is an absolute path or a remote address such "
+                "as s3:// or https:// (containers_only)"
+            )
