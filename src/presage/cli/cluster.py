@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from presage.cli._output import print_json
+from presage.cli._output import print_json, say
 from presage.client import Client, to_json
 
 __all__ = ["drain", "nodes", "queues", "undrain"]
@@ -32,6 +32,11 @@ def nodes(json: Json = False) -> None:
         jobs = ", ".join(node.jobs)
         table.add_row(node.name, node.state, free, ", ".join(node.gpu_types), jobs)
     Console().print(table)
+    if any(node.memory_limits == "watched" for node in listed):
+        say(
+            "memory limits are watched, not held by the kernel: a job can pass its limit for a "
+            "moment (docs: keep users apart)"
+        )
 
 
 def drain(node: NodeName, json: Json = False) -> None:

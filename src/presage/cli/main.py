@@ -59,6 +59,8 @@ _COMMANDS = {
     "queues": "cluster:queues",
     "users": "users:users",
     "secrets": "secrets:secrets",
+    "login": "login:login",
+    "logout": "login:logout",
 }
 """Command -> where it is in `presage.cli`."""
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -68,7 +70,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "secrets", "top", "users", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "login", "scale", "secrets", "top", "users", "whatif")
 """Modules whose commands do."""
 
 

@@ -76,6 +76,15 @@ def serve(
     access: Annotated[
         Path | None, typer.Option(help="Limits, sign-in and Unix users in YAML.")
     ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(help="Identity provider to sign in with: its issuer.")
+    ] = None,
+    oidc_client_id: Annotated[
+        str | None, typer.Option(help="What the provider calls this server.")
+    ] = None,
+    oidc_secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret that the provider gave it.")
+    ] = None,
     rightsize: Annotated[
         bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
     ] = False,
@@ -94,6 +103,7 @@ def serve(
     pipeline = registry.policy_config(policy, registry.pipelines(file))
     place = (data or default_data()).expanduser().absolute()
     rules = read_yaml(access, AccessConfig, ConfigError) if access else AccessConfig()
+    rules = rules.with_oidc(oidc_issuer, oidc_client_id, oidc_secret_file)
     if rules.isolated and executor != "local":
         raise UserError("run_as and containers_only go with --executor local")
     _set_up_process()

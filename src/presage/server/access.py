@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from presage.edge import check
 from presage.executors.node.secrets import SecretFiles
 from presage.manifest import Manifest
-from presage.model.errors import Denied, UserError
+from presage.model.errors import ConfigError, Denied, UserError
 from presage.server.auth import UserRole
 from presage.store.records import User
 
-__all__ = ["AccessConfig", "LimitRule", "LimitsConfig", "RunAsConfig", "SubmissionRules"]
+__all__ = [
+    "AccessConfig",
+    "LimitRule",
+    "LimitsConfig",
+    "OidcConfig",
+    "RunAsConfig",
+    "SubmissionRules",
+]
 
 Priority = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 
@@ -72,6 +81,44 @@ class LimitsConfig(_AccessPart):
                 break
 
 
+class OidcConfig(_AccessPart):
+    """An identity provider, and what its groups mean here."""
+
+    issuer: str
+    client_id: str
+    secret_file: str | None = None
+    """File with the client's secret; a public client has none."""
+    scopes: tuple[str, ...] = ("openid", "profile", "groups")
+    name_claim: str = "preferred_username"
+    groups_claim: str = "groups"
+    roles: dict[UserRole, tuple[str, ...]] = {}
+    """Groups by role; of several, the highest role counts."""
+    teams: dict[str, tuple[str, ...]] = {}
+    """Groups by team; of several, the first counts."""
+    default_role: UserRole | None = None
+    """Of those whom no group gives a role; without it they are refused."""
+    hours: Annotated[float, Field(gt=0, le=24 * 365)] = 12.0
+    """How long a sign-in lasts."""
+
+    @field_validator("issuer")
+    @classmethod
+    def _https(cls, value: str) -> str:
+        if not re.match(r"https://|http://(127\.0\.0\.1|localhost|\[::1\])[:/]", value):
+            raise ValueError("an issuer is an https address")
+        return value
+
+    def client_secret(self) -> str | None:
+        """The content of the file; raises UserError."""
+        if self.secret_file is None:
+            return None
+        try:
+            return Path(self.secret_file).read_text().strip()
+        except OSError as error:
+            raise UserError(
+                f"oidc.secret_file {self.secret_file} cannot be read: {error.strerror}"
+            ) from None
+
+
 class RunAsConfig(_AccessPart):
     """Which Unix user runs the jobs of whom; for a server that is root."""
 
@@ -110,6 +157,17 @@ class AccessConfig(_AccessPart):
     data_roots: tuple[str, ...] = ()
     """Directories below which isolated containers may read local data."""
     run_as: RunAsConfig | None = None
+    oidc: OidcConfig | None = None
+
+    def with_oidc(self, issuer: str | None, client: str | None, secret: Path | None) -> Self:
+        """The same with what the command line says about the identity provider."""
+        said = {"issuer": issuer, "client_id": client, "secret_file": secret and str(secret)}
+        given = {name: value for name, value in said.items() if value}
+        if not given:
+            return self
+        known = self.oidc.model_dump() if self.oidc else {}
+        oidc = check({**known, **given}, OidcConfig, ConfigError, "oidc")
+        return self.model_copy(update={"oidc": oidc})
 
     @property
     def isolated(self) -> bool:

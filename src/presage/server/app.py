@@ -25,6 +25,7 @@ from presage.server.routes import (
     logs,
     scale,
     secrets,
+    sign_in,
     users,
 )
 from presage.server.service import Service
@@ -94,6 +95,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         charts,
         users,
         secrets,
+        sign_in,
         folders,
         health,
     ):

@@ -24,6 +24,7 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
+from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound
@@ -38,6 +39,7 @@ from presage.store.records import JobChange, JobRow, User
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
+    from presage.server.oidc import SignIns
 
 __all__ = ["Service"]
 
@@ -55,7 +57,13 @@ class Service:
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
         take_over_files(layout, store.knowledge)
-        self.accounts = Accounts(store.users)
+        oidc = settings.access.oidc
+        self.sign_ins: SignIns | None = None
+        if oidc is not None:
+            from presage.server.oidc import SignIns
+
+            self.sign_ins = SignIns(oidc)
+        self.accounts = Accounts(store.users, closed=oidc is not None)
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
@@ -102,6 +110,8 @@ class Service:
             self.unix_users.check if self.unix_users else lambda owner: None,
         )
         self.requests = Requests(live, store, self.estimator, layout, settings.queues, rules.check)
+        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        """What holds workers to their memory on this machine."""
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 

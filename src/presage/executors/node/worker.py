@@ -18,8 +18,10 @@ from presage.executors.node.credentials import drop
 from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
+    engines_limit,
     limit_data,
     pin,
+    scope_of,
     stand_first_in_line,
 )
 from presage.executors.node.messages import UnixUser, WorkerPlan
@@ -58,8 +60,8 @@ class WorkerProcess:
         self.plan = plan
         self.name = plan.name
         self.argv = plan.argv
-        self.memory = 0 if plan.container else plan.memory
-        """Bytes that we hold it to; the engine does that for a container."""
+        self.memory = 0 if plan.container and engines_limit() else plan.memory
+        """Bytes that we hold it to; the engine does that for a container, where it can."""
         self.container = plan.container
         self.inside = False
         """Whether its tree is that of the container rather than that of the engine."""
@@ -75,7 +77,7 @@ class WorkerProcess:
         self._next_find = self._next_pss = 0.0
         self._gpus: GpuProbe | None = None
         self._gpus_sought = False
-        if cgroup and self.memory:
+        if cgroup and self.memory and not plan.container:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
 
@@ -126,7 +128,7 @@ class WorkerProcess:
                 os.sched_setaffinity(0, self.plan.cpus)
         if self.group:
             self.group.join()
-        elif self.memory:
+        elif self.memory and not self.container:
             limit_data(self.memory)
         log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         if user is not None:
@@ -309,6 +311,7 @@ def start_all(
                 os.close(go_write)
                 worker.become(work, secrets, go_read, errors_write, user)
             worker.pid = pid
+            _enclose(worker)
         record()
     except OSError as error:
         for worker in workers:
@@ -325,6 +328,12 @@ def start_all(
         raise StartError(said)
     for worker in workers:
         worker.tree = ProcessTree(worker.pid)
+
+
+def _enclose(worker: WorkerProcess) -> None:
+    """Have systemd hold a worker's memory, where no group for that was delegated."""
+    if worker.memory and not worker.group and not worker.container:
+        worker.group = scope_of(worker.pid, worker.plan.cgroup, worker.memory)
 
 
 def _give_up(errors: int, text: str) -> NoReturn:
