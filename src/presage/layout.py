@@ -10,7 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "times_beside"]
+
+
+def times_beside(log: Path) -> Path:
+    """When the output of a worker was written."""
+    return log.with_suffix(".times")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,10 @@ class Layout:
     def results(self, job: str) -> Path:
         """What a job made."""
         return self.job(job) / "results"
+
+    def results_note(self, job: str) -> Path:
+        """How much of it there is, and what was left out."""
+        return self.job(job) / "results.json"
 
     # -- runs -------------------------------------------------------------------------------------
 

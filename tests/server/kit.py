@@ -236,12 +236,28 @@ class Server:
         """The client that scripts and the command line use."""
         return Client(self.url, token or self.token)
 
-    def presage(self, *argv: str, token: str | None = None, cwd: Path | None = None) -> Done:
+    def presage(
+        self,
+        *argv: str,
+        token: str | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = {},
+    ) -> Done:
         """Run a command against it."""
-        env = {"PRESAGE_URL": self.url}
+        return self.begin(*argv, token=token, cwd=cwd, env=env).done()
+
+    def begin(
+        self,
+        *argv: str,
+        token: str | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = {},
+    ) -> Command:
+        """Start a command against it."""
+        whole = {"PRESAGE_URL": self.url, **env}
         if token or self.token:
-            env["PRESAGE_TOKEN"] = token or self.token or ""
-        return self._zygote.run(*argv, env=env, cwd=cwd)
+            whole["PRESAGE_TOKEN"] = token or self.token or ""
+        return self._zygote.start(*argv, env=whole, cwd=cwd)
 
     def submit(self, command: str | Sequence[str] = "true", **manifest: Any) -> str:
         """Submit a job; its id."""

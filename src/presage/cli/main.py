@@ -24,45 +24,55 @@ _INTERRUPTED = 130
 
 # A command's module is imported when the command is used: `presage predict` need not wait for the
 # parts of `presage serve`.
-_COMMANDS = {
-    "predict": "predict:predict",
-    "plan": "plan:plan",
-    "foresee": "foresee:foresee",
-    "fit": "predict:fit",
-    "graph": "graph:graph",
-    "gpus": "gpus:gpus",
-    "profile": "profile:profile",
-    "phases": "phases:phases",
-    "rightsize": "rightsize:rightsize",
-    "models": "models:models",
-    "reproduce": "reproduce:reproduce",
-    "simulate": "simulate:simulate",
-    "trace": "trace:trace",
-    "serve": "serve:serve",
-    "init": "manifest:init",
-    "lint": "manifest:lint",
-    "submit": "jobs:submit",
-    "ps": "jobs:ps",
-    "status": "jobs:status",
-    "wait": "jobs:wait",
-    "logs": "jobs:logs",
-    "explain": "jobs:explain",
-    "stop": "jobs:stop",
-    "halt": "jobs:halt",
-    "resume": "jobs:resume",
-    "scale": "scale:scale",
-    "top": "top:top",
-    "what-if": "whatif:what_if",
-    "nodes": "cluster:nodes",
-    "drain": "cluster:drain",
-    "undrain": "cluster:undrain",
-    "queues": "cluster:queues",
-    "users": "users:users",
-    "secrets": "secrets:secrets",
-    "login": "login:login",
-    "logout": "login:logout",
+_PANELS = {
+    "Run jobs": {
+        "init": "manifest:init",
+        "lint": "manifest:lint",
+        "submit": "jobs:submit",
+        "ps": "jobs:ps",
+        "status": "jobs:status",
+        "explain": "jobs:explain",
+        "logs": "logs:logs",
+        "wait": "jobs:wait",
+        "stop": "jobs:stop",
+        "halt": "jobs:halt",
+        "resume": "jobs:resume",
+        "scale": "scale:scale",
+        "secrets": "secrets:secrets",
+        "login": "login:login",
+        "logout": "login:logout",
+    },
+    "Run a cluster": {
+        "serve": "serve:serve",
+        "top": "top:top",
+        "nodes": "cluster:nodes",
+        "drain": "cluster:drain",
+        "undrain": "cluster:undrain",
+        "queues": "cluster:queues",
+        "users": "users:users",
+        "what-if": "whatif:what_if",
+        "models": "models:models",
+    },
+    "Foresee a training": {
+        "predict": "predict:predict",
+        "plan": "plan:plan",
+        "foresee": "foresee:foresee",
+        "gpus": "gpus:gpus",
+        "graph": "graph:graph",
+        "profile": "profile:profile",
+        "fit": "predict:fit",
+    },
+    "Study policies and telemetry": {
+        "simulate": "simulate:simulate",
+        "trace": "trace:trace",
+        "phases": "phases:phases",
+        "rightsize": "rightsize:rightsize",
+        "reproduce": "reproduce:reproduce",
+    },
 }
-"""Command -> where it is in `presage.cli`."""
+"""Commands by what people come for -> where they are in `presage.cli`."""
+_COMMANDS = {name: at for panel in _PANELS.values() for name, at in panel.items()}
+_PANEL = {name: panel for panel, names in _PANELS.items() for name in names}
 _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
@@ -70,7 +80,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "login", "scale", "secrets", "top", "users", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "login", "logs", "scale", "secrets", "top", "users", "whatif")
 """Modules whose commands do."""
 
 
@@ -93,6 +103,7 @@ class _Commands(TyperGroup):
             alone.command(cmd_name, context_settings=settings)(target)
             command = typer.main.get_command(alone)
         command.name = cmd_name
+        command.rich_help_panel = _PANEL[cmd_name]
         if module in _ASK_A_SERVER:
             asking = typer.Typer(add_completion=False)
             asking.command()(_ask)

@@ -5,13 +5,14 @@ Thin: what a manifest is, `presage.manifest` says. Neither command talks to a se
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from presage.cli._output import print_json, say
-from presage.manifest import EXAMPLE, Manifest, advice, read_manifest
+from presage.manifest import Manifest, advice, example, read_manifest
 from presage.model.errors import ManifestError, UserError
 
 __all__ = ["init", "lint"]
@@ -22,10 +23,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 def init(file: File = Path("presage.yaml"), json: AsJson = False) -> None:
-    """Write a manifest with every key explained; a file that is there stays."""
+    """Write a manifest that runs on this machine, with every key explained.
+
+    A file that is there stays.
+    """
+    text = example(_command(file.absolute().parent), gpus=_gpus())
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write(EXAMPLE)
+            out.write(text)
     except FileExistsError:
         raise UserError(f"{file} is there already; name another file, or remove it") from None
     except OSError as error:
@@ -36,15 +41,39 @@ def init(file: File = Path("presage.yaml"), json: AsJson = False) -> None:
         typer.echo(f"wrote {file}; change it, then: presage lint {file}")
 
 
+def _command(folder: Path) -> str:
+    """What the job runs: a training that is there, else something that always works."""
+    python = "python" if shutil.which("python") else "python3"
+    if (folder / "train.py").is_file():
+        return f"{python} train.py"
+    return f"""{python} -c 'print("hello from Presage")'"""
+
+
+def _gpus() -> int:
+    """GPUs of this machine."""
+    from presage.telemetry.nvml import open_gpus
+
+    probe, _ = open_gpus()
+    if probe is None:
+        return 0
+    found = len(list(probe.devices()))
+    probe.close()
+    return found
+
+
 def lint(manifest: Given, json: AsJson = False) -> None:
-    """Check a manifest: the first mistake with its line, or what the job asks for."""
+    """Check a manifest: every mistake with its line, or what the job asks for."""
     try:
         parsed = read_manifest(manifest)
     except ManifestError as error:
-        if not json:
-            raise
-        wrong = {"code": error.code, "text": str(error)}
-        print_json({"manifest": str(manifest), "valid": False, "error": wrong, "notes": []})
+        mistakes = list(error.mistakes) or [str(error)]
+        if json:
+            wrong = {"code": error.code, "text": str(error)}
+            told = {"valid": False, "error": wrong, "mistakes": mistakes, "notes": []}
+            print_json({"manifest": str(manifest), **told})
+        else:
+            for line in mistakes:
+                say(f"error: {line}")
         raise typer.Exit(error.exit_code) from None
     notes = advice(parsed, manifest.absolute().parent)
     if json:

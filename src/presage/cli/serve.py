@@ -22,6 +22,7 @@ from presage.model.cluster import Device, Node
 from presage.model.errors import ConfigError, MissingExtra, UserError
 from presage.policy import registry
 from presage.policy.config import ConfigFile
+from presage.policy.own import find_own
 from presage.sim.clusters import describe, read_cluster
 from presage.telemetry.nvml import open_gpus
 
@@ -70,7 +71,8 @@ def serve(
         typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help=f"{', '.join(registry.names())}, or one of --config.")
+        str,
+        typer.Option(help=f"{', '.join(registry.names())}, one of --config, or file.py:name."),
     ] = "fifo",
     config: Annotated[Path | None, typer.Option(help="Policies and queues in YAML.")] = None,
     access: Annotated[
@@ -100,7 +102,9 @@ def serve(
     wish = _ExecutorOptions(executor, nodes, ray_address, ray_shared, rightsize)
     wish.check()
     file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
-    pipeline = registry.policy_config(policy, registry.pipelines(file))
+    known = registry.pipelines(file)
+    own = find_own(policy, known, file.queues)
+    pipeline = registry.policy_config(policy, known) if own is None else own.base()
     place = (data or default_data()).expanduser().absolute()
     rules = read_yaml(access, AccessConfig, ConfigError) if access else AccessConfig()
     rules = rules.with_oidc(oidc_issuer, oidc_client_id, oidc_secret_file)
@@ -112,6 +116,8 @@ def serve(
             data=place,
             nodes=there,
             policy=pipeline,
+            policy_name=policy if own is None else own.name,
+            own=own,
             host=host,
             port=listener.getsockname()[1],
             db=db or "",
@@ -123,7 +129,7 @@ def serve(
             access=rules,
             first_token=os.environ.get("PRESAGE_TOKEN", ""),
         )
-        _run(settings, listener, f"{describe(there)}, policy {policy}")
+        _run(settings, listener, f"{describe(there)}, policy {settings.policy_name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from presage.cli._output import print_json, say
+from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
 from presage.model.answers import NewUser, UserInfo
 from presage.model.errors import MissingExtra, UserError
@@ -63,12 +62,8 @@ def list_users(
     if not known:
         say("no users: whoever reaches the loopback address may do everything")
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("USER", "ROLE", "TEAM"):
-        table.add_column(name)
-    for user in known:
-        table.add_row(user.name, user.role, user.team)
-    Console().print(table)
+    heads = [Column("USER"), Column("ROLE"), Column("TEAM")]
+    show_table(heads, [[user.name, user.role, user.team] for user in known])
 
 
 @users.command()

@@ -15,6 +15,7 @@ from typing import Any, Self
 from presage.client._answers import value_of, values_of
 from presage.client._folder import pack_folder
 from presage.client._http import Connection, path_of
+from presage.client._logs import log_pieces
 from presage.model.answers import (
     Accepted,
     DryRun,
@@ -22,6 +23,7 @@ from presage.model.answers import (
     ExportedTrace,
     JobStatus,
     JobSummary,
+    LogPiece,
     NewUser,
     NodeStatus,
     QueueStatus,
@@ -92,10 +94,10 @@ class JobHandle:
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Block until it is over, or so many seconds passed."""
+        """Block until it is over or halted, or so many seconds passed."""
         until = None if timeout is None else time.monotonic() + timeout
         pause = 0.1
-        while self.refresh().info.ended_at is None:
+        while self.refresh().info.ended_at is None and self.status != "HALTED":
             left = pause if until is None else min(pause, until - time.monotonic())
             if left <= 0:
                 break
@@ -240,11 +242,21 @@ class Client(Connection):
         self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
     ) -> Iterator[bytes]:
         """The output of a worker, in pieces, as it was written."""
-        query: dict[str, Any] = {"worker": worker, "follow": follow}
-        if attempt is not None:
-            query["attempt"] = attempt
-        with self.stream(f"/jobs/{path_of(job_id)}/logs", query) as answer:
-            yield from answer.iter_bytes()
+        for piece in self.log_pieces(job_id, worker, follow=follow, attempt=attempt):
+            yield piece.text.encode("utf-8", "surrogateescape")
+
+    def log_pieces(
+        self,
+        job_id: str,
+        worker: str | None = None,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[LogPiece]:
+        """The output of all workers or of one, with times; `tail` gives the last lines of each.
+        Somebody who follows does not notice when the server restarts."""
+        return log_pieces(self, job_id, worker, follow=follow, attempt=attempt, tail=tail)
 
     def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
         """Status changes as they happen."""
@@ -270,15 +282,23 @@ class Client(Connection):
         return values_of(WaitingJob, body["waiting"])
 
     def what_if(
-        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+        self,
+        policies: Sequence[str],
+        since_s: float | None = None,
+        config: str | None = None,
+        *,
+        foreseen: bool = False,
     ) -> WhatIf:
-        """What other policies would have done with the jobs of the journal."""
+        """What other policies would have done with the jobs of the journal; with `foreseen` they
+        go by what was foreseen of jobs, and not by the run times they had."""
         asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        asked |= {"foreseen": True} if foreseen else {}
         return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
 
-    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
-        """The journal as a trace, and its nodes."""
-        asked = {"since_s": since_s}
+    def journal_trace(self, since_s: float | None = None, *, whole: bool = False) -> ExportedTrace:
+        """The journal as a trace, and its nodes; with `whole`, also what a trace cannot tell."""
+        asked: dict[str, Any] = {"since_s": since_s}
+        asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
 

@@ -16,17 +16,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from socket import socket
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
-from presage.model.errors import NotLeading, PresageError, StaleLease, StoreUnavailable
+from presage.model.errors import (
+    Conflict,
+    NeverFits,
+    NotLeading,
+    PresageError,
+    StaleLease,
+    StoreUnavailable,
+)
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
 from presage.store.records import AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
@@ -188,6 +196,18 @@ class Live:
             with suppress(OSError, ValueError):  # it was closed this moment
                 executor.wake()
 
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to whoever guards a worker that runs; for other threads."""
+        executor = self._executor
+        if executor is None or not self.leading.is_set():
+            raise NotLeading("this server does not decide at the moment; try again")
+        if not isinstance(executor, CanAttach):
+            raise Conflict("jobs here cannot be attached to: the executor has no way in")
+        try:
+            return executor.attach(job, attempt, worker)
+        except OSError:
+            raise Conflict(f"{worker} of job {job} cannot be reached; is it running?") from None
+
     def spec(self, job_id: str) -> JobSpec:
         """A job as it stands now, its memory raised since it was submitted; for the executor, on
         the thread that decides."""
@@ -322,7 +342,7 @@ class Live:
             taken = [
                 self._requests.popleft() for _ in range(min(len(self._requests), _MOST_REQUESTS))
             ]
-        batch = self._worth_doing(taken, engine.state)
+        batch = self._worth_doing(taken, engine)
         journal.batch = batch
         try:
             now = self._now(engine.state)
@@ -337,9 +357,11 @@ class Live:
         self.decided += len(decisions)
         self.turns.append(time.perf_counter() - began)
 
-    def _worth_doing(self, taken: Iterable[_Pending], state: State) -> list[_Pending]:
+    def _worth_doing(self, taken: Iterable[_Pending], engine: Engine) -> list[_Pending]:
         """Requests that somebody still waits for; a job that is there already is not submitted
-        once more, and one that comes twice in a turn is refused the second time."""
+        once more, one that comes twice in a turn is refused the second time, and one that could
+        never run is refused."""
+        state = engine.state
         batch: list[_Pending] = []
         answers: Answers = []
         submitted: set[str] = set()
@@ -354,6 +376,10 @@ class Live:
                     continue
                 if job_id in state.jobs:
                     answers.append((request.ticket, None))
+                    continue
+                never = engine.refusal(request.fact)
+                if never is not None:
+                    answers.append((request.ticket, NeverFits(_name(request), never.text)))
                     continue
                 submitted.add(job_id)
             batch.append(request)
@@ -490,6 +516,10 @@ def _unconfirmed(state: State) -> Iterable[ev.Decision]:
             if job.limits is not None:
                 reason = Reason(ReasonCode.OK, "limits it had")
                 yield ev.Limit(job.id, job.attempt, job.limits, reason)
+
+
+def _name(request: _Pending) -> str:
+    return request.row.name if request.row is not None else "it"
 
 
 def _refusal(error: BaseException) -> Exception:

@@ -121,7 +121,7 @@ class Requests:
             submitted_at=now,
             manifest=manifest.to_json(),
             folder=folder,
-            estimates=encode(estimates) if estimates is not None else None,
+            estimates=_shown(estimates, spec),
         )
         audit = AuditEntry(now, user.name, "submit", job_id, {"name": manifest.name})
         await self._decide(ev.JobSubmitted(spec, estimates), row, audit)
@@ -137,6 +137,17 @@ class Requests:
             await ticket
         finally:
             late.cancel()
+
+
+def _shown(estimates: Estimates | None, spec: JobSpec) -> dict[str, Any] | None:
+    """What users see of the estimates: of a job without GPUs no share of a GPU."""
+    if estimates is None:
+        return None
+    asked = (role.resources for role in spec.roles)
+    if not any(each.gpu_milli or each.gpu_memory_mib for each in asked):
+        estimates = replace(estimates, utilization=None)
+    shown: dict[str, Any] = encode(estimates)
+    return shown
 
 
 def _give_up(ticket: asyncio.Future[None]) -> None:

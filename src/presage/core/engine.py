@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from presage.core.plan import Plan
-from presage.core.ports import LearnsSpeeds, Policy, Predictor
+from presage.core.ports import Foreknows, LearnsSpeeds, Policy, Predictor
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
@@ -61,7 +61,10 @@ class Engine:
                 _follow_up(plan, facts)
             if state.reservations:
                 _launch_ready(plan)
-            self.policy.schedule(plan, self.predict)
+            opened = -1
+            while opened != state.gates.opened:  # a rejection may let others through
+                opened = state.gates.opened
+                self.policy.schedule(plan, self.predict)
             decisions = plan.decisions
         if self._check_every:
             self._calls += 1
@@ -74,11 +77,23 @@ class Engine:
         job = self.state.jobs.get(fact.job) if isinstance(fact, ev.JobStarted) else None
         return job is not None and job.spec.elastic
 
+    def refusal(self, fact: ev.JobSubmitted) -> Reason | None:
+        """Why a job that is not submitted yet could never run here; None when it could, or when
+        the policy does not say."""
+        if not isinstance(self.policy, Foreknows):
+            return None
+        state = self.state
+        job = Job(fact.spec, state.submitted, state.now, state.now)
+        job.estimates = fact.estimates
+        return self.policy.never(job, Plan(state), self.predict)
+
     def explain(self, job_id: str) -> Reason | None:
         """Why a job is where it is; None for a job that is not known (any more)."""
         job = self.state.jobs.get(job_id)
         if job is None:
             return None
+        if job.state is JobState.BLOCKED:
+            return self.state.gates.why(job, self.state.jobs)
         if job.state is not JobState.PENDING:
             return job.reason or Reason(ReasonCode.OK, str(job.state))
         hold = self.state.reservations.get(job_id)
@@ -105,18 +120,20 @@ def _launch_ready(plan: Plan) -> None:
 
 
 def _on_cancel(plan: Plan, fact: ev.CancelRequested) -> None:
-    _stop_active(plan, fact.job, StopIntent.CANCEL, "cancelled by request")
+    _stop_active(plan, fact.job, StopIntent.CANCEL, "cancelled by request", fact.reason)
 
 
 def _on_halt(plan: Plan, fact: ev.HaltRequested) -> None:
     _stop_active(plan, fact.job, StopIntent.HALT, "halted by request")
 
 
-def _stop_active(plan: Plan, job_id: str, intent: StopIntent, text: str) -> None:
+def _stop_active(
+    plan: Plan, job_id: str, intent: StopIntent, text: str, reason: Reason | None = None
+) -> None:
     job = plan.state.active.get(job_id)
     # A cancel outranks whatever stop is under way; a halt outranks only a requeue.
     if job is not None and job.intent not in (intent, StopIntent.CANCEL):
-        plan.stop(job, intent, Reason(ReasonCode.REQUESTED, text))
+        plan.stop(job, intent, reason or Reason(ReasonCode.REQUESTED, text))
 
 
 def _on_node_down(plan: Plan, fact: ev.NodeDown) -> None:

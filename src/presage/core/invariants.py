@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from presage.core.gates import Gates
 from presage.core.workers import ask_of, missing
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.errors import InvariantBroken
@@ -27,6 +28,7 @@ def check_state(state: State) -> None:
     for job in state.jobs.values():
         _check_job(state, job)
     _check_indexes(state)
+    _check_gates(state)
     _check_capacity(state)
 
 
@@ -91,6 +93,30 @@ def _check_indexes(state: State) -> None:
     starting = [job for job in state.active.values() if job.state is JobState.STARTING]
     lacking = {job.id for job in starting if missing(job)}
     _ensure(lacking == state.incomplete.keys(), "wrong index of jobs that lack workers")
+
+
+def _check_gates(state: State) -> None:
+    """Who waits for others does so for somebody who is not over, or for a place in an array."""
+    gates, jobs = state.gates, state.jobs
+    anew = Gates.of(sorted(jobs.values(), key=lambda job: job.seq))
+    _ensure(gates.blocked.keys() == anew.blocked.keys(), "wrong index of blocked jobs")
+    _ensure(set(gates.awaited()) == set(anew.awaited()), "wrong index of who is waited for")
+    _ensure(gates.arrays.keys() == anew.arrays.keys(), "wrong index of arrays")
+    for name, array in gates.arrays.items():
+        other = anew.arrays[name]
+        _ensure(array.members == other.members, f"wrong members of array {name}")
+        _ensure(array.inside == other.inside, f"wrong members of array {name} at once")
+        _ensure(not array.most or len(array.inside) <= array.most, f"array {name} is too full")
+    for job in jobs.values():
+        waits = job.state is JobState.BLOCKED
+        for dependency in job.spec.after:
+            _ensure(
+                gates.alive(dependency.job, jobs), f"{job.id} waits for {dependency.job}, over"
+            )
+            _ensure(waits or job.state is JobState.HALTED, f"{job.id} did not wait")
+        if waits and not job.spec.after:
+            place = gates.arrays.get(job.spec.array)
+            _ensure(place is not None and not place.open, f"{job.id} waits for nothing")
 
 
 def _check_capacity(state: State) -> None:

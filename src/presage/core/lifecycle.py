@@ -18,7 +18,9 @@ ALLOWED: dict[JobState, frozenset[JobState]] = {
     _S.RUNNING: frozenset({_S.STOPPING, _S.PENDING, _S.SUCCEEDED, _S.FAILED}),
     # SUCCEEDED or FAILED: it ended by itself before the stop reached it.
     _S.STOPPING: frozenset({_S.PENDING, _S.HALTED, _S.CANCELLED, _S.SUCCEEDED, _S.FAILED}),
-    _S.HALTED: frozenset({_S.PENDING, _S.CANCELLED}),
+    # CANCELLED also when it can never start: what it waits for ended otherwise.
+    _S.BLOCKED: frozenset({_S.PENDING, _S.HALTED, _S.CANCELLED}),
+    _S.HALTED: frozenset({_S.PENDING, _S.BLOCKED, _S.CANCELLED}),
     _S.SUCCEEDED: frozenset(),
     _S.FAILED: frozenset(),
     _S.CANCELLED: frozenset(),

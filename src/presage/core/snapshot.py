@@ -24,7 +24,9 @@ __all__ = ["SnapshotContent", "read_snapshot", "take_snapshot"]
 def take_snapshot(state: State) -> dict[str, Any]:
     """Everything that defines a state."""
     capacity = state.capacity
+    failed = sorted(name for name, array in state.gates.arrays.items() if array.failed)
     return {
+        **({"failed_arrays": failed} if failed else {}),
         "now": state.now,
         "seed": state.seed,
         "nodes": [
@@ -75,6 +77,8 @@ class SnapshotContent:
     scaling: set[str]
     speeds: SpeedBook
     rules: RulesChanged | None
+    failed_arrays: list[str]
+    """Arrays that a member of failed, and that are not over."""
 
 
 def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
@@ -96,4 +100,5 @@ def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
         scaling=set(data["scaling"]),
         speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
         rules=decode(RulesChanged | None, data.get("rules")),
+        failed_arrays=data.get("failed_arrays", []),
     )

@@ -19,11 +19,13 @@ from typing import Any, TypeAlias
 
 from presage.core.capacity import Capacity
 from presage.core.changes import Changes
+from presage.core.gates import Gates
+from presage.core.holds import is_ready
 from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
-from presage.core.workers import ask_of, devices_of, missing
+from presage.core.workers import ask_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
@@ -38,15 +40,13 @@ Move: TypeAlias = tuple[Job, JobState, Why]
 """A job, the state it entered, and why."""
 
 # Constants: naming a member of an enum looks it up through the class, 20 times as slow in 3.11.
-PENDING, STARTING, RUNNING, STOPPING, SUCCEEDED = (
-    JobState.PENDING,
-    JobState.STARTING,
-    JobState.RUNNING,
-    JobState.STOPPING,
-    JobState.SUCCEEDED,
-)
+_S = JobState
+PENDING, BLOCKED, HALTED, SUCCEEDED = _S.PENDING, _S.BLOCKED, _S.HALTED, _S.SUCCEEDED
+STARTING, RUNNING, STOPPING = _S.STARTING, _S.RUNNING, _S.STOPPING
 WENT_WELL, STOPPED = ev.Outcome.SUCCEEDED, ev.Outcome.STOPPED
 CANCEL, HALT = StopIntent.CANCEL, StopIntent.HALT
+_KINDS = ("cancelled", "halted", "resumed")
+_BY_REQUEST = {kind: Reason(ReasonCode.REQUESTED, f"{kind} by request") for kind in _KINDS}
 _AS_THEY_ARE: Mapping[str, JobSpec] = MappingProxyType({})
 
 
@@ -70,6 +70,8 @@ class State:
         """Jobs that hold devices: starting, running or stopping."""
         self.incomplete: dict[str, Job] = {}
         """Starting jobs that still lack workers (only when a policy switches gang off)."""
+        self.gates = Gates()
+        """Jobs that wait for other jobs, not for room."""
         self.reservations: dict[str, tuple[Worker, ...]] = {}
         self.usage: dict[str, int] = {}
         """Milli-GPUs held by each queue."""
@@ -152,29 +154,7 @@ class State:
 
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
-        capacity, job, hold = self.capacity, self.jobs[job_id], self.reservations[job_id]
-        for worker in hold:
-            i = capacity.index[worker.node]
-            free, memory = capacity.free_gpu[i], capacity.free_gpu_memory[i]
-            if capacity.free_cpu[i] < 0 or capacity.free_memory[i] < 0:
-                return False
-            for d in worker.devices:
-                if free[d] < 0 or memory[d] < 0:
-                    return False
-        # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
-        shares = [worker for worker in hold if ask_of(job, worker.role).shared]
-        return not (shares and self._being_left() & devices_of(hold))
-
-    def _being_left(self) -> set[tuple[str, int]]:
-        """Devices of workers that were told to go and have not gone yet."""
-        found: set[tuple[str, int]] = set()
-        for job in self.active.values():
-            if job.state is STOPPING:
-                found |= devices_of(job.allocation + (job.resizing or ()))
-            elif job.resizing is not None:
-                kept = job.resizing
-                found |= devices_of(tuple(w for w in job.allocation if w not in kept))
-        return found
+        return is_ready(self, job_id)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that defines it, as JSON values: equal states give equal snapshots."""
@@ -192,6 +172,7 @@ class State:
         for job in kept.jobs:
             state._adopt(job)
         state.active = {job_id: state.active[job_id] for job_id in kept.active}
+        state.gates = Gates.of(kept.jobs, kept.failed_arrays)
         for job_id, hold in kept.reservations.items():
             state._hold_for(job_id, hold)
         state.wake_at, state.submitted, state.shapes = kept.wake_at, kept.submitted, kept.shapes
@@ -202,8 +183,7 @@ class State:
         """A state of its own, equal to this one, at the beginning of a step. `instead` gives
         waiting jobs another spec, as if they had asked for that; what was held for them is not."""
         copy = type(self)(self.seed)
-        copy.now, copy.wake_at = self.now, self.wake_at
-        copy.submitted = self.submitted
+        copy.now, copy.wake_at, copy.submitted = self.now, self.wake_at, self.submitted
         copy.capacity = self.capacity.copy()
         copy.down, copy.draining = self.down.copy(), self.draining.copy()
         jobs = {job_id: Job(*_EVERYTHING(job)) for job_id, job in self.jobs.items()}
@@ -211,6 +191,7 @@ class State:
         copy.pending = {job_id: jobs[job_id] for job_id in self.pending}
         copy.active = {job_id: jobs[job_id] for job_id in self.active}
         copy.incomplete = {job_id: jobs[job_id] for job_id in self.incomplete}
+        copy.gates = self.gates.copy(jobs)
         copy.reservations = self.reservations.copy()
         copy.usage, copy.scaling = self.usage.copy(), self.scaling.copy()
         copy.shapes, copy.speeds, copy.rules = self.shapes.copy(), self.speeds.copy(), self.rules
@@ -246,24 +227,35 @@ class State:
         shapes, roles = self.shapes, spec.roles
         shapes[roles] = shapes.get(roles, 0) + 1
         self.jobs[job_id] = self.pending[job_id] = job
+        if spec.after or spec.array:
+            never = self.gates.submitted(now, job, self.jobs, self.ended)
+            if never is not None:
+                return self._end(now, job, _S.CANCELLED, never)
+            if job_id in self.gates.blocked:
+                job.state = BLOCKED
+                del self.pending[job_id]
         self.changes.note(job)
 
     def _cancel_requested(self, now: float, e: ev.CancelRequested) -> None:
         job = self.jobs.get(e.job)
-        if job is not None and job.state in (PENDING, JobState.HALTED):
-            self._end(now, job, JobState.CANCELLED, _asked("cancelled by request"))
+        if job is not None and job.state in (PENDING, BLOCKED, HALTED):
+            self._end(now, job, _S.CANCELLED, e.reason or _BY_REQUEST["cancelled"])
 
     def _halt_requested(self, now: float, e: ev.HaltRequested) -> None:
         job = self.jobs.get(e.job)
-        if job is not None and job.state is PENDING:
+        if job is not None and job.state in (PENDING, BLOCKED):
             self._drop_reservation(job.id)
-            del self.pending[job.id]
-            self._move(now, job, JobState.HALTED, _asked("halted by request"))
+            self.pending.pop(job.id, None)
+            self._move(now, job, HALTED, _BY_REQUEST["halted"])
+            self._went(now, job)
 
     def _resume_requested(self, now: float, e: ev.ResumeRequested) -> None:
         job = self.jobs.get(e.job)
-        if job is not None and job.state is JobState.HALTED:
-            self._queue(now, job, _asked("resumed by request"))
+        if job is not None and job.state is HALTED:
+            if self.gates.enters(job):
+                self._queue(now, job, _BY_REQUEST["resumed"])
+            else:
+                self._move(now, job, BLOCKED, _BY_REQUEST["resumed"])
 
     def _scale_requested(self, now: float, e: ev.ScaleRequested) -> None:
         job = self.jobs.get(e.job)
@@ -312,9 +304,10 @@ class State:
         intent = job.intent
         self._vacate(now, job)
         if intent is CANCEL:
-            self._end(now, job, JobState.CANCELLED, stopped)
+            self._end(now, job, _S.CANCELLED, stopped)
         elif intent is HALT:
-            self._move(now, job, JobState.HALTED, stopped)
+            self._move(now, job, HALTED, stopped)
+            self._went(now, job)
         elif outcome is STOPPED:
             self._queue(now, job, reason)
         else:
@@ -324,7 +317,7 @@ class State:
             if verdict.again:
                 self._queue(now, job, reason)
             else:
-                self._end(now, job, JobState.FAILED, reason)
+                self._end(now, job, _S.FAILED, reason)
 
     def _progress(self, now: float, e: ev.Progress) -> None:
         if (job := self._run(e)) is not None:
@@ -396,8 +389,7 @@ class State:
     # -- decisions ------------------------------------------------------------------------------
 
     def _launch(self, now: float, e: ev.Launch) -> None:
-        job_id, workers = e.job, e.workers
-        job = self.jobs[job_id]
+        job_id, workers, job = e.job, e.workers, self.jobs[e.job]
         reserved = bool(self.reservations) and self._drop_reservation(job_id, workers)
         if job.state is PENDING:
             job.attempt = e.attempt
@@ -447,7 +439,7 @@ class State:
         self.wake_at = e.at
 
     def _reject(self, now: float, e: ev.Reject) -> None:
-        self._end(now, self.jobs[e.job], JobState.FAILED, e.reason)
+        self._end(now, self.jobs[e.job], _S.FAILED, e.reason)
 
     # -- taking a decision back -----------------------------------------------------------------
 
@@ -463,7 +455,7 @@ class State:
             self.wake_at = memo
             return
         if isinstance(decision, ev.Reject):
-            raise InternalError("a rejection cannot be taken back")
+            self._unreject(decision.job)
         job, (held, before) = self.jobs[decision.job], memo
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
@@ -483,6 +475,13 @@ class State:
             self.incomplete[job.id] = job
         else:
             self.incomplete.pop(job.id, None)
+
+    def _unreject(self, job_id: str) -> None:
+        """The job that ended last did not: nobody was told of it."""
+        self.moves.pop()
+        self.jobs[job_id] = job = self.ended.pop()
+        if job.wants is not None:
+            self.scaling.add(job_id)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -508,6 +507,21 @@ class State:
         self.pending[job.id] = job
 
     def _end(self, now: float, job: Job, to: JobState, reason: Why) -> None:
+        self._finish(now, job, to, reason)
+        self._went(now, job)
+
+    def _went(self, now: float, job: Job) -> None:
+        """A job ended or halted: let through who waited for that, and end who never can start."""
+        leaving = [job] if self.gates.busy else []
+        for one in leaving:  # grows
+            for follower, never in self.gates.left(now, one, self.jobs):
+                if never is None:
+                    self._queue(now, follower, None)
+                else:
+                    self._finish(now, follower, _S.CANCELLED, never)
+                    leaving.append(follower)
+
+    def _finish(self, now: float, job: Job, to: JobState, reason: Why) -> None:
         job_id = job.spec.id
         if self.reservations:
             self._drop_reservation(job_id)
@@ -529,9 +543,7 @@ class State:
             self._give(job, tuple(worker for worker in job.resizing if worker not in had))
             job.resizing = None
         self._give(job, job.allocation)
-        job.allocation = ()
-        job.limits = None
-        job.intent = None
+        job.allocation, job.limits, job.intent = (), None, None
         job_id = job.spec.id
         del self.active[job_id]
         if self.incomplete:
@@ -593,7 +605,3 @@ _EVERYTHING = attrgetter(*(field.name for field in fields(Job)))
 _RESTORED: tuple[str, ...] = ("state", "attempt", "allocation", "resizing", "limits", "intent")
 _RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark")
 _BEFORE = attrgetter(*_RESTORED)
-
-
-def _asked(text: str) -> Reason:
-    return Reason(ReasonCode.REQUESTED, text)

@@ -15,6 +15,7 @@ from presage.model.job import Reason
 
 __all__ = [
     "Accepted",
+    "AtRisk",
     "Audit",
     "DryRun",
     "Eta",
@@ -25,6 +26,7 @@ __all__ = [
     "HistoryEntry",
     "JobStatus",
     "JobSummary",
+    "LogPiece",
     "NewUser",
     "NodeStatus",
     "QueueStatus",
@@ -141,12 +143,45 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AtRisk:
+    """What stopping, halting or scaling a job now would lose, at most."""
+
+    declared: bool
+    """Whether its manifest has `checkpoint`."""
+    checkpoint_at: float | None
+    """When its newest checkpoint was written."""
+    lose_s: float
+    """Seconds of work since then, or since this run started."""
+    ask: bool
+    """Whether there is no checkpoint of this run, so that a person should be asked first."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus(JobSummary):
     """Everything about one job."""
 
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
     history: tuple[HistoryEntry, ...]
+    at_risk: AtRisk | None = None
+    """What stopping it by hand would lose; null when it does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A part of what a worker wrote; where it ends is nothing special."""
+
+    attempt: int
+    worker: str
+    offset: int
+    """Where it begins in the worker's log, in bytes."""
+    at: float | None
+    """When it was written, to about a second; null when nobody looked."""
+    text: str
+    """Bytes that are no UTF-8 are lone surrogates (PEP 383)."""
+    workers: int
+    """How many workers are being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +346,8 @@ class WhatIf:
     audit: Audit
     notes: tuple[str, ...]
     """What was left out or assumed."""
+    own: tuple[str, ...] = ()
+    """Those of the policies that are what the server decides by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,3 +359,5 @@ class ExportedTrace:
     nodes: tuple[Mapping[str, Any], ...]
     """The nodes, as a cluster file has them."""
     notes: tuple[str, ...]
+    journal: Mapping[str, Any] | None = None
+    """What a trace has no columns for, for a simulation that is to be as close as can be."""

@@ -28,6 +28,8 @@ Coder: TypeAlias = Callable[[Any], Any]
 _PLAIN = frozenset({bool, float, int, str, type(None)})
 
 LEFT_OUT: dict[str, dict[str, Any]] = {
+    "CancelRequested": {"reason": None},
+    "Dependency": {"on": "ok"},
     "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
     "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s")),
     "Job": {
@@ -40,7 +42,8 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "JobSpec": {
         **{"owner": "", "queue": "default", "priority": 0, "placement": None, "model": None},
         **{"preemptible": True, "checkpointable": True, "shareable": True, "max_retries": 0},
-        **{"max_lost": 100, "oom": None, "time_limit_s": None, "labels": {}, "entrypoint": []},
+        **{"max_lost": 100, "relaunch": True, "oom": None, "time_limit_s": None, "labels": {}},
+        **{"entrypoint": [], "after": [], "array": "", "at_once": 0},
     },
     "JobStarted": {"at": None},
     "JobSubmitted": {"estimates": None},

@@ -22,6 +22,7 @@ PresageError                  anything Presage says on purpose: a machine code, 
 ├── Denied                    the role does not allow it
 ├── NotFound                  there is no such thing, or none that one may know of
 ├── Conflict                  it cannot be done in the state that things are in
+│   ├── Ambiguous             a name or the beginning of an id stands for several
 │   └── NeverFits             no state of the cluster could hold the job
 ├── NotLeading                this server does not decide now
 ├── NoSpace                   the disk of the server is full
@@ -39,6 +40,7 @@ PresageError                  anything Presage says on purpose: a machine code, 
 from __future__ import annotations
 
 __all__ = [
+    "Ambiguous",
     "ApiError",
     "BadRequest",
     "BundleError",
@@ -89,6 +91,8 @@ class UserError(PresageError):
 
     code = "user_error"
     exit_code = 2
+    mistakes: tuple[str, ...] = ()
+    """All that is wrong with a file, a line each, where more than the first was found."""
 
 
 class TraceError(UserError):
@@ -218,10 +222,19 @@ class Conflict(PresageError):
     code = "conflict"
 
 
+class Ambiguous(Conflict):
+    """A name, or the beginning of an id, stands for several; the message lists them."""
+
+    code = "ambiguous"
+
+
 class NeverFits(Conflict):
     """No state of this cluster could hold a job."""
 
     code = "never_fits"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} could never start here: {why}")
 
 
 class NotLeading(PresageError):

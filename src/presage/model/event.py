@@ -87,6 +87,8 @@ class CancelRequested:
     """Somebody wants a job to end."""
 
     job: str
+    reason: Reason | None = None
+    """Why, if not because its owner asked for it."""
 
 
 @value

@@ -15,6 +15,8 @@ from presage.model.estimate import Estimates
 from presage.model.value import value
 
 __all__ = [
+    "Dependency",
+    "DependsOn",
     "Job",
     "JobSpec",
     "JobState",
@@ -42,6 +44,8 @@ class JobState(StrEnum):
     """All workers it needs are up and it makes progress."""
     STOPPING = "stopping"
     """It was told to stop and still holds its devices; `Job.intent` says what comes next."""
+    BLOCKED = "blocked"
+    """It waits for other jobs, not for room: no policy sees it; `core.gates` says what for."""
     HALTED = "halted"
     """Stopped by its owner with a checkpoint; waits for a resume request."""
     SUCCEEDED = "succeeded"
@@ -118,6 +122,12 @@ class ReasonCode(StrEnum):
     """The executor could not start it."""
     TIME_LIMIT = "time_limit"
     """It ran longer than it may."""
+    DEPENDENCY = "dependency"
+    """It waits for other jobs; or one of them ended so that it can never start."""
+    AT_ONCE = "at_once"
+    """As many of its array as may go at once do."""
+    STOPPED_EARLY = "stopped_early"
+    """Other members of its array do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,25 @@ class OomRetry:
     """The most memory a worker is ever given; 0 means no ceiling."""
 
 
+class DependsOn(StrEnum):
+    """How a job that another waits for must end."""
+
+    OK = "ok"
+    """Well; all members of an array."""
+    ANY = "any"
+    """In whatever way; all members of an array."""
+    FAILED = "failed"
+    """Not well: failed or cancelled; one member of an array is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A job, or an array of jobs, that must end before another starts."""
+
+    job: str
+    on: DependsOn = DependsOn.OK
+
+
 @value
 class JobSpec:
     """What was submitted. A gang is a job whose roles have min == max; elastic means min < max."""
@@ -178,6 +207,9 @@ class JobSpec:
     max_lost: int = 100
     """How often it is started again after a run vanished through no fault of its own; a job whose
     runs vanish more often is at fault after all."""
+    relaunch: bool = True
+    """Whether a launch that failed counts as a failure like any other. What is named and missing is
+    missing the next time, too, so jobs are submitted without it; journals of old have it."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None
@@ -185,6 +217,12 @@ class JobSpec:
     """Reference of the model it trains, for prediction."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     entrypoint: tuple[str, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    """What it still waits for, beside room."""
+    array: str = ""
+    """The array it is a member of."""
+    at_once: int = 0
+    """How many members of that may be in the queue or running; 0 for any number."""
 
     @property
     def min_gpu_milli(self) -> int:

@@ -27,7 +27,8 @@ def make_executor(service: Service) -> LiveExecutor:
 
     def prepare(job: str) -> None:
         if (row := store.jobs.get(job)) is not None:
-            write_job_file(service.layout, row, service.live.spec(job))
+            spec = service.live.spec(job)
+            write_job_file(service.layout, row, spec, settings.most_results)
 
     executor: LocalExecutor | RayExecutor
     if settings.ray is not None:
@@ -46,7 +47,7 @@ def make_executor(service: Service) -> LiveExecutor:
     return executor
 
 
-def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
+def write_job_file(layout: Layout, row: JobRow, spec: JobSpec, most_results: int = 0) -> None:
     """What an executor must know of a job. Not as it was submitted: one that ran out of memory
     may use more, and no longer shares its devices."""
     home = layout.job(row.id)
@@ -57,5 +58,6 @@ def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
         owner=row.owner,
         team=row.team or None,
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
+        most_results=most_results,
     )
     write(home, job)

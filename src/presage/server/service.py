@@ -20,6 +20,7 @@ from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
+from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
@@ -27,11 +28,12 @@ from presage.control.seat import Seat
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied, NotFound
-from presage.policy import registry
+from presage.model.errors import Conflict, Denied
 from presage.server.access import SubmissionRules
+from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
+from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
 from presage.server.unix_users import UnixUsers
 from presage.store import open_store
@@ -67,14 +69,15 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
-        policy = partial(registry.build, settings.policy)
+        self.mistakes = PolicyMistakes()
+        policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
             policy,
             predict,
-            rules=settings.policy.model_dump_json(),
+            rules=settings.decided_by,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
@@ -112,6 +115,7 @@ class Service:
         self.requests = Requests(live, store, self.estimator, layout, settings.queues, rules.check)
         self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
         """What holds workers to their memory on this machine."""
+        self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -141,15 +145,27 @@ class Service:
         return await asyncio.to_thread(self.live.ask, question)
 
     def seen(self, job_id: str, user: User) -> JobRow:
-        """A job that a user may know of."""
+        """A job that a user may know of, by id, beginning of an id or name."""
         row = self.store.jobs.get(job_id)
+        if row is None:
+            row = self.store.jobs.get(resolve(self.store.jobs, job_id, partial(may_see, user)))
         if row is None or not may_see(user, row):
-            raise NotFound(f"there is no job {job_id[:80]}")
+            raise unknown_job(self.store.jobs, job_id, partial(may_see, user))
         return row
 
     async def look(self, job_id: str, user: User) -> RecentJob:
         """A job that a user may know of, without its manifest, and every status it had."""
 
+        visible = partial(may_see, user)
+        known = await self._look(job_id)
+        if known is None:
+            found = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
+            known = await self._look(found)
+        if known is None or not may_see(user, known.row):
+            raise await asyncio.to_thread(unknown_job, self.store.jobs, job_id, visible)
+        return known
+
+    async def _look(self, job_id: str) -> RecentJob | None:
         def read() -> RecentJob | None:
             row = self.store.jobs.get(job_id)
             if row is None:
@@ -160,8 +176,6 @@ class Service:
         known = self.recent.job(lease, job_id)
         if known is None:
             known = await asyncio.to_thread(self.recent.read, lease, job_id, read)
-        if known is None or not may_see(user, known.row):
-            raise NotFound(f"there is no job {job_id[:80]}")
         return known
 
     def changeable(self, job_id: str, user: User) -> JobRow:

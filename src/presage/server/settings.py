@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from presage.core.ports import Policy
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
+from presage.policy import registry
 from presage.policy.config import PolicyConfig, QueueConfig
+from presage.policy.own import Guarded, OwnPolicy
 from presage.server.access import AccessConfig
 
 __all__ = ["Settings", "default_data", "is_loopback"]
@@ -42,6 +45,11 @@ class Settings:
     nodes: tuple[Node, ...]
     """Those that the executor `local` pretends to have."""
     policy: PolicyConfig
+    """What decides, also where a policy of one's own raises."""
+    policy_name: str = ""
+    """What it is called, where it has a name."""
+    own: OwnPolicy | None = None
+    """A policy of one's own that decides instead."""
     host: str = "127.0.0.1"
     port: int = 8265
     db: str = ""
@@ -60,6 +68,8 @@ class Settings:
     """Bytes of an uploaded work folder."""
     access: AccessConfig = field(default_factory=AccessConfig)
     """Limits, sign-in and Unix users."""
+    most_results: int = 50 << 30
+    """Bytes of results that a job may keep; 0 for any number."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 
@@ -72,6 +82,16 @@ class Settings:
     def database(self) -> str:
         """The URL of the database."""
         return self.db or f"sqlite:///{self.layout.database}"
+
+    @property
+    def decided_by(self) -> str:
+        """What decides, for the journal."""
+        return self.policy.model_dump_json() if self.own is None else self.own.described()
+
+    def make_policy(self, raised: Callable[[str], None]) -> Policy:
+        """What decides, new; `raised` hears of a policy of one's own that did."""
+        policy = registry.build(self.policy)
+        return policy if self.own is None else Guarded(self.own, policy, raised)
 
     @property
     def url(self) -> str:

@@ -13,6 +13,9 @@ from presage.store.tables import jobs, transitions
 
 __all__ = ["Jobs"]
 
+_OVER = ("COMPLETED", "FAILED", "CANCELLED")
+_LAST = "\U0010ffff"
+"""Sorts after whatever an id may have."""
 _LISTED = [column for column in jobs.c if column.name != "manifest"]
 
 
@@ -27,6 +30,20 @@ class Jobs:
         with self._database.read() as connection:
             row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
         return None if row is None else _job(row)
+
+    def beginning(self, prefix: str, name: str | None = None, *, limit: int) -> Sequence[JobRow]:
+        """Jobs whose id begins with a text, and which have this name if one is given: those that
+        are not over first, then newest first, without manifests."""
+        column: Any = jobs.c.id
+        if not self._database.is_sqlite:
+            column = column.collate("C")
+        over = jobs.c.status.in_(_OVER)
+        query = select(*_LISTED).where(column >= prefix, column < prefix + _LAST)
+        if name is not None:
+            query = query.where(jobs.c.name == name)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(over, jobs.c.seq.desc()).limit(limit))
+            return [_job(row) for row in rows]
 
     def transitions(self, job_id: str) -> Sequence[Transition]:
         """Every status a job had, oldest first."""

@@ -32,7 +32,7 @@ from presage.core.workers import ask_of
 from presage.model import event as ev
 from presage.model.cluster import ANY_GPU, Node, Worker
 from presage.model.estimate import Estimate
-from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode
+from presage.model.job import Dependency, DependsOn, Job, JobSpec, JobState, Reason, ReasonCode
 from presage.model.speed import SpeedBook, SpeedPoint
 from presage.model.workload import same_work
 from presage.policy.config import PolicyConfig
@@ -128,9 +128,20 @@ class GuardedState(State):
         plain = (self.now, self.wake_at, self.submitted, self.rules, self.changes.dropped)
         dicts: list[dict[Any, Any]] = [self.reservations, self.usage, self.speeds.points]
         indexes = (self.pending, self.active, self.incomplete, self.down, self.draining)
+        indexes += (self.gates.blocked,)
         return [
             plain,
-            *map(list, (*indexes, self.scaling, self.changes.jobs, self.ended, self.moves)),
+            *map(
+                list,
+                (
+                    *indexes,
+                    self.gates.blocked,
+                    self.scaling,
+                    self.changes.jobs,
+                    self.ended,
+                    self.moves,
+                ),
+            ),
             *(list(part.items()) for part in dicts),
             [_FIELDS(job) for job in self.jobs.values()],
         ]
@@ -252,13 +263,26 @@ class ClusterMachine(RuleBasedStateMachine):
         specs=st.lists(job_specs(), min_size=1, max_size=4),
         duration_s=st.sampled_from((20.0, 100.0, 100.0, 3.0, 0.0)),
         peak_gib=st.sampled_from((0, 0, 0, 12)),
+        after=st.lists(st.tuples(st.integers(0, 15), st.sampled_from(DependsOn)), max_size=2),
+        at_once=st.sampled_from((None, None, 0, 1, 2)),
     )
-    def submit(self, specs: list[JobSpec], duration_s: float, peak_gib: int) -> None:
-        """Some jobs at once."""
+    def submit(
+        self,
+        specs: list[JobSpec],
+        duration_s: float,
+        peak_gib: int,
+        after: list[tuple[int, DependsOn]],
+        at_once: int | None,
+    ) -> None:
+        """Some jobs at once; some wait for others, some are an array."""
         run = self._run()
         requests: list[ev.Fact] = []
+        waits = tuple(Dependency(self._pick_awaited(pick), on) for pick, on in after)
+        array = "" if at_once is None else f"a{run.submitted}"
         for spec in specs:
-            named = _named(spec, f"j{run.submitted}")
+            named = _named(
+                spec, f"j{run.submitted}", after=waits, array=array, at_once=at_once or 0
+            )
             run.submitted += 1
             run.world.expect(task_for(named, duration_s, peak_gib * 1024), run.now)
             requests.append(ev.JobSubmitted(named))
@@ -470,6 +494,12 @@ class ClusterMachine(RuleBasedStateMachine):
         jobs = sorted(self._run().engine.state.jobs.values(), key=lambda job: job.seq)
         return jobs[pick % len(jobs)]
 
+    def _pick_awaited(self, pick: int) -> str:
+        """A job or an array that may be alive; most picks of an empty cluster are not."""
+        state = self._run().engine.state
+        known = sorted((*state.jobs, *state.gates.arrays))
+        return known[pick % len(known)] if known else "nobody"
+
     def _pick_node(self, pick: int) -> Node:
         nodes = self._run().world.all_nodes()
         return nodes[pick % len(nodes)]
@@ -487,8 +517,8 @@ def _engine(config: PolicyConfig, state: State | None = None) -> Engine:
     return Engine(build(config), StablePredictor(), state, check_every=1)
 
 
-def _named(spec: JobSpec, name: str) -> JobSpec:
-    named: JobSpec = replace(cast(Any, spec), id=name)
+def _named(spec: JobSpec, name: str, **more: Any) -> JobSpec:
+    named: JobSpec = replace(cast(Any, spec), id=name, **more)
     return named
 
 

@@ -21,6 +21,7 @@ from presage.web.words import (
     eta_age,
     eta_text,
     outlook_lines,
+    risk_text,
     where,
     worker_bounds,
 )
@@ -29,9 +30,13 @@ __all__: list[str] = []
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 _ACTIONS = {
-    "halt": ("Halt", "Halt this job?", "It takes a checkpoint and can go on later."),
-    "resume": ("Resume", "Resume this job?", "It goes on from its checkpoint when there is room."),
-    "stop": ("Stop", "Stop this job for good?", "It takes a checkpoint where it can, then ends."),
+    "halt": ("Halt", "Halt this job?", "It is asked to save and to end, and can go on later."),
+    "resume": (
+        "Resume",
+        "Resume this job?",
+        "It starts when there is room, from its newest checkpoint if it took one.",
+    ),
+    "stop": ("Stop", "Stop this job for good?", "It is asked to save and to end."),
 }
 _MOST_METRICS = 6
 _GPU_CHARTS = (
@@ -316,15 +321,18 @@ class _Buttons:
                 "scale",
                 "Scale",
                 f"Have {wanted['workers']} workers?",
-                "The job takes a checkpoint and goes on with the new size.",
+                "The job is asked to save, and goes on with the new size.",
                 {"json": {"workers": wanted["workers"]}},
             ),
         )
 
     async def _ask(self, what: str, name: str, question: str, words: str, rest: Any) -> None:
+        risk = "" if what == "resume" else risk_text(await self._visit.get(self._path))
         with ui.dialog() as dialog, ui.element("div").classes("sheet"):
             Tag("h2", question, id="question")
             Tag("p", words)
+            if risk:
+                Tag("p", risk, data_testid="at-risk")
             with ui.element("div").classes("row-of-buttons"):
                 kind = "danger" if what == "stop" else "primary"
                 yes = Tag("button", f"{name} it", kind, type="button")

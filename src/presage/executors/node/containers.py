@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from presage.executors.node.messages import RunPlan, UnixUser
     from presage.executors.node.runspec import RoleSpec
 
-__all__ = ["fetch_image", "find_engine", "in_container", "inner_pid", "ran_out", "remove"]
+__all__ = [
+    "beside",
+    "fetch_image",
+    "find_engine",
+    "in_container",
+    "inner_pid",
+    "ran_out",
+    "remove",
+]
 
 _ENGINE_S = 60.0
 _INIT = ("/usr/libexec/podman/catatonit", "/usr/bin/catatonit", "/usr/lib/podman/catatonit")
@@ -38,6 +46,7 @@ def in_container(
     variables: Sequence[str],
     argv: Sequence[str],
     devices: str,
+    console: str = "",
 ) -> tuple[str, ...]:
     """The command that runs a worker in a container. Paths are the same inside and outside, and
     only the names of variables stand on the command line."""
@@ -47,6 +56,7 @@ def in_container(
         raise RunSpecError(f"{plan.image!r} cannot be the name of an image")
     command = [plan.engine, "run", "--name", container, "--network", "host"]
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
+    command += ["--interactive"] * bool(console) + ["--tty"] * (console == "tty")
     command += _as_this_user(plan.engine, plan.user)
     if plan.isolated:
         command += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
@@ -103,6 +113,23 @@ def _refuse_data_directory(plan: RunPlan, path: Path, what: str) -> None:
     server, real = plan.wake.parent.resolve(), path.resolve()
     if server in (real, *real.parents) or real in server.parents:
         raise RunSpecError(f"{what}: {path} is or holds what the server keeps of all jobs")
+
+
+def beside(
+    engine: str,
+    container: str,
+    work: Path,
+    variables: Sequence[str],
+    argv: Sequence[str],
+    *,
+    tty: bool,
+) -> tuple[str, ...]:
+    """The command that runs another one in the container of a worker."""
+    command = [engine, "exec", "--interactive", *(["--tty"] if tty else [])]
+    command += ["--workdir", str(work)]
+    for name in variables:
+        command += ["--env", name]
+    return (*command, container, *argv)
 
 
 def _as_this_user(engine: str, user: UnixUser | None) -> list[str]:

@@ -16,10 +16,13 @@ from presage.executors.node.credentials import drop
 from presage.executors.node.messages import RunPlan
 
 __all__ = [
+    "MAY_PASS",
     "Step",
     "TransferError",
     "fetch",
+    "has_content",
     "is_local",
+    "note_work",
     "prepare",
     "run_in_child",
     "store_results",
@@ -29,10 +32,17 @@ Step = Callable[[RunPlan, BinaryIO | None], None]
 """Something to do for a run; the second is its work folder as it was uploaded, open."""
 
 _ATTEMPTS = 3
+MAY_PASS = 2
+"""Exit code of the process that prepares when another attempt may succeed."""
 
 
 class TransferError(Exception):
-    """Something could not be brought in or taken away; the text says what to do."""
+    """Something could not be brought in or taken away; the text says what to do. `may_pass`:
+    another attempt may succeed."""
+
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
 
 
 def is_local(url: str) -> bool:
@@ -49,6 +59,8 @@ def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
     """Unpack the work folder, link or download data."""
     if folder is not None:
         _unpack(folder, plan.work)
+        if plan.user is None:
+            note_work(plan)
     _link_checkpoints(plan)
     for name, url in plan.data.items():
         target = plan.data_dir / name
@@ -59,6 +71,14 @@ def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
             target.symlink_to(source.absolute())
         else:
             _retried(f"data '{name}' from {url}", _download, url, target)
+
+
+def note_work(plan: RunPlan) -> None:
+    """Write down what is in the work directory, if something was put there."""
+    if plan.folder:
+        from presage.executors.node.keeping import note_before
+
+        note_before(plan)
 
 
 def fetch(plan: RunPlan, _: BinaryIO | None = None) -> None:
@@ -73,30 +93,39 @@ def fetch(plan: RunPlan, _: BinaryIO | None = None) -> None:
 
 def store_results(plan: RunPlan, _: BinaryIO | None = None) -> None:
     """Copy the results to where the manifest wants them, if it does."""
-    source, url = plan.result_dir, plan.results
+    url = plan.results
     if url is None:
         return
-    if plan.isolated:
-        _refuse_links_outside(source)
     if is_local(url):
-        import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
-
-        target = local_path(url, plan.work)
         try:
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
+            _copy_tree(plan.result_dir, local_path(url, plan.work))
+        except OSError as error:
             raise TransferError(f"results to {url}: {_first_line(error)}") from None
     else:
-        _retried(f"results to {url}", _upload, source, url)
+        _retried(f"results to {url}", _upload, plan.result_dir, url)
 
 
-def _refuse_links_outside(source: Path) -> None:
-    """A container cannot read what is around it, but it can leave links to that."""
-    home = source.resolve()
-    for path in source.rglob("*"):
-        if path.is_symlink() and home not in path.resolve().parents:
-            name = path.relative_to(source)
-            raise TransferError(f"results: {name} is a link that leads outside of the results")
+def has_content(directory: Path) -> bool:
+    """Whether there is anything in a directory."""
+    try:
+        return next(directory.iterdir(), None) is not None
+    except OSError:
+        return False
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy every file, each whole or not at all; links are not followed."""
+    import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
+
+    from presage import beneath
+
+    target.mkdir(parents=True, exist_ok=True)
+    for path, _ in beneath.walk(source):
+        place = target / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = place.with_name(f".{place.name}.storing")
+        shutil.copy2(source / path, draft, follow_symlinks=False)
+        draft.replace(place)
 
 
 def _opened(folder: Path) -> BinaryIO:
@@ -136,7 +165,9 @@ def _retried(what: str, transfer: Any, source: Any, target: Any) -> None:
             raise
         except Exception as error:  # fsspec's file systems raise errors of their own
             if attempt == _ATTEMPTS:
-                raise TransferError(f"{what}: {_first_line(error)}") from None
+                may_pass = not isinstance(error, FileNotFoundError)
+                text = f"{what}: {_first_line(error)}"
+                raise TransferError(text, may_pass=may_pass) from None
 
 
 def _download(url: str, target: Path) -> None:
@@ -149,8 +180,13 @@ def _download(url: str, target: Path) -> None:
 
 def _upload(source: Path, url: str) -> None:
     fs, path = _filesystem(url)
+    from presage import beneath
+
     fs.makedirs(path, exist_ok=True)
-    fs.put(f"{source}/", path.rstrip("/") + "/", recursive=True)
+    names = [name for name, _ in beneath.walk(source)]
+    if names:
+        there = [f"{path.rstrip('/')}/{name}" for name in names]
+        fs.put([str(source / name) for name in names], there)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -190,7 +226,7 @@ def run_in_child(step: Step, plan: RunPlan, secrets: dict[str, str], errors: int
         step(plan, folder)
     except TransferError as error:
         os.write(errors, str(error).encode()[:4000])
-        code = 1
+        code = MAY_PASS if error.may_pass else 1
     except BaseException as error:
         os.write(errors, f"{type(error).__name__}: {_first_line(error)}".encode()[:4000])
         code = 1

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import Listing, Saved
 from presage.executors.node.wire import decode
 
@@ -202,6 +204,7 @@ def write_log(path: Path, offset: int, chunk: bytes) -> None:
             os.pwrite(fd, chunk, offset)
         finally:
             os.close(fd)
+        LogTimes(path).note(offset + len(chunk), time.time())
 
 
 def _inside(root: Path, path: str) -> Path:

@@ -350,13 +350,15 @@ class GangRun:
         for end in ends:
             assert end.reason is not None
             if end.type == "LaunchFailed":
-                return self._refused(end.reason.text)
+                return self._refused(end.reason.text, may_pass=end.reason.code == "error")
             if end.outcome is not None and end.outcome != "succeeded":
                 return msg.exited(end.outcome, end.reason.code, end.reason.text, end.exit_code)
         return None
 
-    def _refused(self, text: str) -> msg.Verdict:
-        return _not_resized(text) if self._order.size else msg.refused(text)
+    def _refused(self, text: str, *, may_pass: bool = False) -> msg.Verdict:
+        if self._order.size:
+            return _not_resized(text)
+        return msg.refused(text, may_pass=may_pass)
 
     async def _tell_who_waits(self, parts: list[RemotePart]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +13,7 @@ from presage.core.engine import Engine
 from presage.model import event as ev
 from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
-from presage.model.errors import Conflict, NotFound
+from presage.model.errors import Ambiguous, Conflict, NotFound
 from presage.policy.config import QueueConfig
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
@@ -92,10 +93,19 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
 
 
 async def _find(service: Any, name: str) -> Any:
-    for item in await service.ask(nodes_of):
-        if item[0].name == name:
-            return item
-    raise NotFound(f"there is no node {name[:80]}")
+    """A node by its name, or by the beginning of exactly one name."""
+    known = {item[0].name: item for item in await service.ask(nodes_of)}
+    if name in known:
+        return known[name]
+    begun = [full for full in known if name and full.startswith(name)]
+    if len(begun) > 1:
+        listed = ", ".join(sorted(begun)[:5])
+        raise Ambiguous(f"{len(begun)} nodes begin with {name[:80]}: {listed}; give more of it")
+    if not begun:
+        near = get_close_matches(name[:80], known, n=2, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise NotFound(f"there is no node {name[:80]}{hint}")
+    return known[begun[0]]
 
 
 def _node(node: Any, where: str, free: Any, *, hidden: bool, held: str) -> dict[str, Any]:
