@@ -145,6 +145,13 @@ class Layout:
         """The token of the head that was started here."""
         return self.data / "ray-token"
 
+    def passing(self, name: str) -> bool:
+        """Whether a thing of this directory is of this machine and moment alone, or the database:
+        a copy of the directory leaves it out."""
+        if name.startswith((self.database.name, "ray-")):
+            return name != self.ray_owner.name
+        return name in (self.lock.name, self.wake.name, self.runs.name)
+
     @property
     def uids(self) -> Path:
         """Which Unix user of a range each owner of jobs was given."""

@@ -148,10 +148,11 @@ class Server:
         nodes: str | None = "2x4",
         env: Mapping[str, str] = {},
         token: str | None = None,
+        scheme: str = "http",
     ) -> None:
         self.data = data
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.token = token
         self.pid = 0
         self._zygote, self._env = zygote, dict(env)
@@ -284,6 +285,7 @@ class Server:
         latest: dict[str, Any] = {}
 
         def reached() -> bool:
+            latest.clear()
             latest.update(self.job(job_id))
             return latest["status"] in wanted
 

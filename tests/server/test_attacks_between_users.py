@@ -28,11 +28,12 @@ from tests.server.kit import PATIENCE_S, Command, Server, Zygote, eventually
 ROOT_TOKEN = "presage_" + "r" * 43
 SECRET = "what-only-ada-may-know"
 ACCESS = """
-run_as: {uids: 64500-64599}
-limits:
-  roles: {user: {max_priority: 10}}
-  teams: {blue: {queues: [default]}}
-  users: {vip: {max_priority: 100}}
+access:
+  run_as: {uids: 64500-64599}
+  limits:
+    roles: {user: {max_priority: 10}}
+    teams: {blue: {queues: [default]}}
+    users: {vip: {max_priority: 100}}
 """
 UID = 64321
 """Of the server that is not root."""
@@ -122,7 +123,7 @@ def two(zygote: Zygote, place: Path) -> Iterator[Two]:
     server = Server(
         zygote,
         place / "data",
-        "--access",
+        "--config",
         str(access),
         env={"PRESAGE_TOKEN": ROOT_TOKEN, "DB_URL": "postgresql://me:pw@h/x", "OTHER": "x"},
         token=ROOT_TOKEN,
@@ -316,8 +317,8 @@ def test_another_users_secrets(two: Two) -> None:
 @pytest.mark.parametrize(
     ("asked", "rule"),
     [
-        ({"priority": 11}, "limits.roles.user.max_priority"),
-        ({"queue": "urgent"}, "limits.teams.blue.queues"),
+        ({"priority": 11}, "access.limits.roles.user.max_priority"),
+        ({"queue": "urgent"}, "access.limits.teams.blue.queues"),
     ],
 )
 def test_priorities_and_queues_of_others(two: Two, asked: dict[str, Any], rule: str) -> None:
@@ -471,12 +472,14 @@ def rootless(podman_env: dict[str, str]) -> Iterator[Two]:
     home = Path(podman_env["HOME"])
     (home / "sets").mkdir(mode=0o755)
     (home / "sets" / "rows").write_text("1 2 3")
-    (home / "access.yaml").write_text(f"containers_only: true\ndata_roots: [{home}/sets]\n")
+    (home / "access.yaml").write_text(
+        f"access: {{containers_only: true, data_roots: [{home}/sets]}}\n"
+    )
     starter = _Starter(home)
     server = Server(
         starter,
         home / "data",
-        "--access",
+        "--config",
         str(home / "access.yaml"),
         env={"PRESAGE_TOKEN": ROOT_TOKEN, **podman_env},
         token=ROOT_TOKEN,

@@ -88,27 +88,27 @@ def table_lines(
         for k, column in enumerate(columns)
     ]
     heads = [Text(column.name, style="bold") for column in columns]
-    grid = _Grid(columns, widths)
+    spacing = _Spacing(columns, widths)
     words = [len(word) for row in cells for word in row[there[-1]].plain.split()]
     least = max([min(widths[there[-1]], _LEAST_LAST), len(columns[there[-1]].name), *words])
-    kept = grid.without_spare(there, least, width)
-    if len(kept) == 1 or grid.start(kept) + least <= width:
-        room = max(1, width - grid.start(kept))
-        return [line for row in (heads, *cells) for line in grid.beside(row, kept, room)]
-    first, last = grid.without_spare(there[:-1], widths[there[-2]], width), there[-1]
-    stacked = grid.start(first) + widths[first[-1]] > width
+    kept = spacing.without_spare(there, least, width)
+    if len(kept) == 1 or spacing.start(kept) + least <= width:
+        room = max(1, width - spacing.start(kept))
+        return [line for row in (heads, *cells) for line in spacing.beside(row, kept, room)]
+    first, last = spacing.without_spare(there[:-1], widths[there[-2]], width), there[-1]
+    stacked = spacing.start(first) + widths[first[-1]] > width
     lines: list[Text] = []
     for number, row in enumerate((heads, *cells)):
-        lines.append(grid.line(row, first[:1] if stacked else first))
+        lines.append(spacing.line(row, first[:1] if stacked else first))
         if stacked and len(first) > 1:
-            lines.append(_indented(grid.line(row, first[1:])))
+            lines.append(_indented(spacing.line(row, first[1:])))
         if number:
             parts = _wrapped(row[last], max(1, width - _INDENT))
             lines += [_indented(part) for part in parts if part.plain]
     return lines
 
 
-class _Grid:
+class _Spacing:
     """Columns and how wide they are."""
 
     def __init__(self, columns: Sequence[Column], widths: Sequence[int]) -> None:

@@ -50,8 +50,11 @@ _PANELS = {
         "undrain": "cluster:undrain",
         "queues": "cluster:queues",
         "users": "users:users",
+        "usage": "usage:usage",
         "what-if": "whatif:what_if",
         "models": "models:models",
+        "backup": "backup:backup",
+        "restore": "backup:restore",
     },
     "Foresee a training": {
         "predict": "predict:predict",
@@ -80,7 +83,18 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "login", "logs", "scale", "secrets", "top", "users", "whatif")
+_ASK_A_SERVER = (
+    "cluster",
+    "jobs",
+    "login",
+    "logs",
+    "scale",
+    "secrets",
+    "top",
+    "usage",
+    "users",
+    "whatif",
+)
 """Modules whose commands do."""
 
 

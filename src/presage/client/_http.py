@@ -15,6 +15,7 @@ import httpx
 from presage._retry import PatientClient
 from presage.client._answers import value_of
 from presage.client._tokens import stored_token
+from presage.client._trust import distrust, trusted
 from presage.model.errors import ApiError, Unreachable, UserError
 
 __all__ = ["DEFAULT_URL", "Connection", "path_of"]
@@ -44,7 +45,7 @@ class Connection:
                 base_url=self.url,
                 headers=headers,
                 timeout=30.0,
-                verify=not self.url.startswith("http:"),  # to read certificates takes a moment
+                trusted=trusted,
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"PRESAGE_URL {self.url} is no address: {error}") from None
@@ -95,7 +96,14 @@ class Connection:
         body: dict[str, Any] = answer.json() if answer.content else {}
         return body
 
-    def _gone(self, error: Exception) -> Unreachable:
+    def _gone(self, error: httpx.TransportError) -> Unreachable:
+        if wrong := distrust(error):
+            asked = error.request.url
+            server = f"{asked.scheme}://{asked.netloc.decode('ascii')}"
+            return Unreachable(
+                f"the certificate of {server} is not trusted ({wrong}); set PRESAGE_CA to the "
+                "file of the CA that signed it"
+            )
         return Unreachable(
             f"no server answers at {self.url} ({_says(error)}); start one with `presage serve`, "
             "or set PRESAGE_URL"

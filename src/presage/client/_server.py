@@ -34,6 +34,7 @@ from presage.model.answers import (
     Status,
     StatusChange,
     Submitted,
+    UsageReport,
     UserInfo,
     WaitingJob,
     WhatIf,
@@ -305,6 +306,15 @@ class Client(Connection):
     def queues(self) -> list[QueueStatus]:
         """The queues."""
         return values_of(QueueStatus, self.call("GET", "/queues")["queues"])
+
+    def usage(self, **query: str) -> UsageReport:
+        """What was used: `by` user, team or queue, `since` a day, `until` a day."""
+        return self.get(UsageReport, "/usage", query)
+
+    def usage_csv(self, **query: str) -> str:
+        """The same by day, as CSV."""
+        with self.stream("/usage", {**query, "format": "csv"}) as answer:
+            return answer.read().decode("utf-8")
 
     def users(self) -> list[UserInfo]:
         """The users."""

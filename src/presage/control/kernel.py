@@ -23,7 +23,7 @@ from presage.control.board import changes_of
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import CanAttach, Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, CountsHours, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -84,6 +84,9 @@ Answers: TypeAlias = list[tuple[Ticket, Exception | None]]
 
 Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], None]
 """Is told of every commit: the lease, new jobs, and what became different."""
+Witness: TypeAlias = Callable[[int, float, Sequence[ev.Event], int, State], None]
+"""Is told what every commit added to the journal: the position before it, the time, the events,
+how many they are, and the state they led to."""
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class Live:
         snapshot_every: int = 5000,
         answer: Callable[[Answers], None],
         committed: Committed = lambda *_: None,
+        witness: Witness = lambda *_: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -125,6 +129,7 @@ class Live:
         self._rules = ev.RulesChanged(rules, predict.version)
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
+        self._witness = witness
         self._requests: deque[_Pending] = deque()
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
@@ -300,7 +305,9 @@ class Live:
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
-        rules = replace(self._rules, lacks=lacks(executor))
+        policy = engine.policy
+        counts = isinstance(policy, CountsHours) and policy.counts_hours
+        rules = replace(self._rules, lacks=lacks(executor), counts=counts)
         unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
@@ -479,6 +486,9 @@ class _Journal:
                     raise
                 time.sleep(0.1)
         events = len(facts) + len(decisions)
+        if events:
+            happened = (*facts, *decisions)
+            live._witness(self._position, now, happened, events, self._engine.state)
         self._position += events
         self.since_snapshot += events
         live._committed(lease, rows, changes)

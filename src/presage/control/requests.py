@@ -109,6 +109,8 @@ class Requests:
         manifest, estimates = await self.foresee(asked, spec, folder)
         if manifest is not asked:
             spec = to_spec(manifest, job_id, user.name)
+        if user.team:
+            spec = replace(spec, team=user.team)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
         now = time.time()

@@ -27,6 +27,7 @@ __all__ = [
     "CanAttach",
     "CanLimit",
     "CanResize",
+    "CountsHours",
     "Entry",
     "Executor",
     "Foreknows",
@@ -54,6 +55,17 @@ class Policy(Protocol):
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits, in words its owner understands."""
+        ...
+
+
+@runtime_checkable
+class CountsHours(Protocol):
+    """A policy that may go by GPU time that was spent: the state counts it from the moment that
+    `RulesChanged` says so."""
+
+    @property
+    def counts_hours(self) -> bool:
+        """Whether it does."""
         ...
 
 

@@ -12,7 +12,17 @@ from functools import cache
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
 from presage.model.job import Job, JobState
 
-__all__ = ["ask_of", "being_left", "devices_of", "least_milli", "missing", "new_workers", "shrunk"]
+__all__ = [
+    "ask_of",
+    "being_left",
+    "devices_of",
+    "least_cpu",
+    "least_milli",
+    "milli_of",
+    "missing",
+    "new_workers",
+    "shrunk",
+]
 
 
 def ask_of(job: Job, role: int) -> Resources:
@@ -38,6 +48,18 @@ def being_left(jobs: Iterable[Job]) -> set[tuple[str, int]]:
             kept = job.resizing
             found |= devices_of(tuple(w for w in job.allocation if w not in kept))
     return found
+
+
+def milli_of(job: Job) -> int:
+    """Milli-GPUs of the allocation that a job has, without what a resize will bring."""
+    if job.resizing is None:
+        return job.held_milli
+    return sum(ask_of(job, worker.role).gpu_milli for worker in job.allocation)
+
+
+def least_cpu(job: Job) -> int:
+    """Milli-CPUs of the smallest allocation a job can run on."""
+    return sum(role.min * role.resources.cpu_milli for role in job.spec.roles)
 
 
 def least_milli(job: Job) -> int:

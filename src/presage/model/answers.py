@@ -37,6 +37,8 @@ __all__ = [
     "Status",
     "StatusChange",
     "Submitted",
+    "UsageReport",
+    "UsageSums",
     "UserInfo",
     "WaitingJob",
     "WhatIf",
@@ -274,6 +276,54 @@ class QueueStatus:
     used_gpus: float
     pending: int
     running: int
+    limit_cpus: float | None = None
+    gpu_hours: float | None = None
+    """What it may spend in a period."""
+    user_gpu_hours: float | None = None
+    team_gpu_hours: float | None = None
+    period: str = "month"
+    spent_gpu_hours: float | None = None
+    """What it has spent in the present period, or promised; null without a budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """What one user, team or queue used; hours of GPUs and of cores."""
+
+    key: str
+    """The user, team or queue; empty for a team says: without one."""
+    asked_gpu_h: float
+    held_gpu_h: float
+    measured_gpu_h: float
+    """That part of what was held of which telemetry says how busy it was."""
+    used_gpu_h: float
+    idle_gpu_h: float
+    """Measured, and not used."""
+    lost_gpu_h: float
+    """Held by attempts that came to nothing."""
+    cpu_h: float
+    used_cpu_h: float
+    cost_usd: float
+    unpriced_gpu_h: float
+    """Held of GPUs without a price."""
+    runs: int
+    day: str | None = None
+    """Such as 2026-11-18, in UTC; null for a sum over days."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What was used in some days: sums, and the same for each day."""
+
+    by: str
+    since: str
+    until: str
+    """The last day, which is in it."""
+    prices: str
+    """Where the prices are from."""
+    total: UsageSums
+    sums: tuple[UsageSums, ...]
+    days: tuple[UsageSums, ...]
 
 
 @dataclass(frozen=True, slots=True)

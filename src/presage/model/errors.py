@@ -13,6 +13,7 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── NotFitted             a prediction of a model that has learned nothing
 │   ├── ProvisionError        a question about sizes that has no answer
 │   ├── PackError             a folder that cannot be sent
+│   ├── BackupError           a backup that cannot be made, read or restored
 │   ├── RunSpecError          a job that an executor cannot read
 │   └── RayUnreachable        no Ray cluster at the address
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
@@ -42,6 +43,7 @@ from __future__ import annotations
 __all__ = [
     "Ambiguous",
     "ApiError",
+    "BackupError",
     "BadRequest",
     "BundleError",
     "ClusterError",
@@ -159,6 +161,12 @@ class PackError(UserError):
     """A folder cannot be sent with a job."""
 
     code = "bad_folder"
+
+
+class BackupError(UserError):
+    """A backup cannot be made, is broken or too new, or would replace something."""
+
+    code = "bad_backup"
 
 
 class RunSpecError(UserError):

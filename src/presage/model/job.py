@@ -99,7 +99,7 @@ class ReasonCode(StrEnum):
     QUEUED_BEHIND = "queued_behind"
     """It would fit, but the jobs ahead of it come first."""
     OVER_QUOTA = "over_quota"
-    """Its queue may not hold more GPUs now."""
+    """Its queue may not hold more GPUs or CPUs now, or the GPU hours of this period are spent."""
     RESERVED = "reserved"
     """Devices are being released for it."""
     NEVER_FITS = "never_fits"
@@ -223,6 +223,8 @@ class JobSpec:
     """The array it is a member of."""
     at_once: int = 0
     """How many members of that may be in the queue or running; 0 for any number."""
+    team: str = ""
+    """That its owner was in when it was submitted."""
 
     @property
     def min_gpu_milli(self) -> int:
@@ -283,6 +285,8 @@ class Job:
     mark: float = 0.0
     held_milli: int = 0
     """Milli-GPUs it holds now."""
+    held_since: float = 0.0
+    """Until when the GPU time of its run was counted (`State.spent`), where it is counted."""
 
     @property
     def id(self) -> str:

@@ -128,6 +128,9 @@ class Guarded:
         self._own, self._otherwise, self._raised = own, otherwise, raised
         self._policy = own.make()
         self.prefers_estimates = bool(getattr(self._policy, "prefers_estimates", False))
+        self.counts_hours = any(
+            bool(getattr(one, "counts_hours", False)) for one in (self._policy, otherwise)
+        )
 
     def schedule(self, plan: Plan, predict: Predictor) -> None:
         """Its own pass, else the other's."""

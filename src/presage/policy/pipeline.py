@@ -60,7 +60,7 @@ class Pipeline:
         self._resizes = rules.elastic or rules.gain is not None
         self._reader = Reader()
         self._seen: Changes | None = None
-        self._groups = Groups()
+        self._groups = self._no_groups()
         self._empty: Plan | None = None
         self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
         """The keys of all waiting jobs by band, in order, and the moment they belong to."""
@@ -95,6 +95,8 @@ class Pipeline:
             self._resize(plan, predict)
         if self._rounds is not None and state.pending:
             self._wake_for_round(plan, predict)
+        if state.pending and (later := self.rules.queues.next_period(plan.now)) is not None:
+            plan.wake_at(later)  # a budget begins anew
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits."""
@@ -127,6 +129,11 @@ class Pipeline:
             )
         return self._walk.why(job, plan, predict, ahead)
 
+    @property
+    def counts_hours(self) -> bool:
+        """Whether it goes by GPU time that was spent (`CountsHours`)."""
+        return bool(self.rules.queues.budgets)
+
     # -- taking jobs in -------------------------------------------------------------------------
 
     def _start_over(self, state: State) -> list[Job]:
@@ -136,8 +143,12 @@ class Pipeline:
             sharing = any(map(is_share, state.shapes))
             self._walk = self._shared if sharing else self._choose_walk()
         self._walk.reset()
-        self._groups, self._seen = Groups(), state.changes
+        self._groups, self._seen = self._no_groups(), state.changes
         return list(state.pending.values())
+
+    def _no_groups(self) -> Groups:
+        queues = self.rules.queues
+        return Groups(queues.apart if queues.budgets else None)
 
     def _can_share(self, state: State) -> bool:
         """Whether the first job came that can share a GPU: all that wait are looked at anew."""

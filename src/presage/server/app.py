@@ -26,10 +26,12 @@ from presage.server.routes import (
     scale,
     secrets,
     sign_in,
+    usage,
     users,
 )
 from presage.server.service import Service
 from presage.server.settings import Settings
+from presage.server.standby import Elsewhere, Standby
 from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
@@ -82,6 +84,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.elsewhere = Elsewhere(service)
     problems.install(app)
     # As they are: to include a router is to make each of its routes once more.
     app.router.routes += jobs.submissions.routes
@@ -96,6 +99,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         users,
         secrets,
         sign_in,
+        usage,
         folders,
         health,
     ):
@@ -105,6 +109,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         upload = path.startswith("/api/v1/folders/")
         return settings.most_folder if upload else settings.most_body
 
+    app.add_middleware(Standby, elsewhere=app.state.elsewhere)
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
     dashboard = web.Dashboard(app) if web.installed() else None
     return app

@@ -32,12 +32,15 @@ def make_executor(service: Service) -> LiveExecutor:
 
     executor: LocalExecutor | RayExecutor
     if settings.ray is not None:
-        executor = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
+        executor = RayExecutor(
+            settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
+        )
     else:
         access = settings.access
         executor = LocalExecutor(
             settings.data,
             settings.nodes,
+            log_cap=settings.most_log,
             run_as=service.unix_users.of if service.unix_users else lambda owner: None,
             isolated=access.isolated,
             mounts=access.data_roots,

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from presage.model.errors import Denied, MissingExtra, StoreUnavailable, Unauthorized, UserError
-from presage.server.access import OidcConfig
+from presage.server.access_config import OidcConfig
 from presage.server.auth import UserRole
 from presage.server.settings import is_loopback
 from presage.store.records import User
@@ -216,7 +216,8 @@ class SignIns:
             )
         given = claims.get(config.groups_claim) or []
         groups = {given} if isinstance(given, str) else {str(group) for group in given}
-        roles = [role for role in UserRole if groups & set(config.roles.get(role, ()))]
+        giving = {role for role, of in config.roles.items() if groups & set(of)}
+        roles = [role for role in UserRole if role in giving]
         role = roles[-1] if roles else config.default_role
         if role is None:
             raise Denied(

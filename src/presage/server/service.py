@@ -25,6 +25,7 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
+from presage.control.usage import Accountant
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
@@ -59,13 +60,13 @@ class Service:
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
         take_over_files(layout, store.knowledge)
-        oidc = settings.access.oidc
+        oidc = settings.oidc
         self.sign_ins: SignIns | None = None
-        if oidc is not None:
+        if oidc.issuer:
             from presage.server.oidc import SignIns
 
             self.sign_ins = SignIns(oidc)
-        self.accounts = Accounts(store.users, closed=oidc is not None)
+        self.accounts = Accounts(store.users, closed=bool(oidc.issuer))
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
@@ -83,7 +84,9 @@ class Service:
             lease_s=settings.lease_s,
             answer=self.news.answer,
             committed=self._written,
+            witness=lambda *turn: self.accountant.heard(*turn),
         )
+        self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
         self.starts = StartTimes(
             store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
@@ -96,7 +99,7 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder]
+        advisors: list[Advisor] = [self.starts, self.learner, recorder, self.accountant]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

@@ -17,7 +17,7 @@ from presage.model.errors import UserError
 from presage.policy import registry
 from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.own import Guarded, OwnPolicy
-from presage.server.access import AccessConfig
+from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 
@@ -52,6 +52,11 @@ class Settings:
     """A policy of one's own that decides instead."""
     host: str = "127.0.0.1"
     port: int = 8265
+    public_url: str = ""
+    """Where others reach this server; empty: host and port, as they are."""
+    tls_cert: Path | None = None
+    """The certificate it shows (PEM, with those between it and the CA)."""
+    tls_key: Path | None = None
     db: str = ""
     """URL of the database; empty: SQLite in the data directory."""
     ray: RayLink | None = None
@@ -67,7 +72,11 @@ class Settings:
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
     access: AccessConfig = field(default_factory=AccessConfig)
-    """Limits, sign-in and Unix users."""
+    """Limits, Unix users and containers."""
+    oidc: OidcConfig = field(default_factory=OidcConfig)
+    """The identity provider to sign in with, if it has an issuer."""
+    most_log: int = 256 << 20
+    """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30
     """Bytes of results that a job may keep; 0 for any number."""
     first_token: str = ""
@@ -95,9 +104,12 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """Where this server answers."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        """Where this server answers, as others are told."""
+        if self.public_url:
+            return self.public_url
+        name = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
+        host = f"[{name}]" if ":" in name else name
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""

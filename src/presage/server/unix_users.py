@@ -17,7 +17,7 @@ from threading import Lock
 from presage.executors.node.messages import UnixUser
 from presage.layout import Layout
 from presage.model.errors import RunSpecError, UserError
-from presage.server.access import RunAsConfig
+from presage.server.access_config import RunAsConfig
 
 __all__ = ["UnixUsers"]
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.loop import step
-from presage.core.ports import HasRemarks, Policy, Predictor, Store
+from presage.core.ports import CountsHours, HasRemarks, Policy, Predictor, Store
 from presage.core.state import State
 from presage.model.cluster import Node
 from presage.model.estimate import Estimates
@@ -98,8 +98,9 @@ def simulate(
     workload = Workload(trace, nodes, models, estimates, sharers, uses, specs)
     journal = store if store is not None else _Discard()
     begin: list[Fact] = [NodeUp(node) for node in nodes]
-    if lacks:
-        begin.insert(0, RulesChanged("", "", lacks))
+    counts = isinstance(policy, CountsHours) and policy.counts_hours
+    if lacks or counts:
+        begin.insert(0, RulesChanged("", "", lacks, counts))
     step(engine, world, journal, 0.0, begin)
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan

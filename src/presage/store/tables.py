@@ -41,10 +41,12 @@ __all__ = [
     "to_json",
     "tokens",
     "transitions",
+    "usage",
+    "usage_head",
     "users",
 ]
 
-NEWEST = "0005"
+NEWEST = "0006"
 """The revision that these tables are."""
 
 
@@ -249,4 +251,32 @@ knowledge = Table(
     Column("name", Text, primary_key=True),
     Column("number", _Serial, primary_key=True, autoincrement=False),
     _required("body", LargeBinary),
+)
+
+# -- revision 6: what was used, by day ------------------------------------------------------------
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
+    Column("queue", Text, primary_key=True),
+    _required("asked_gpu_s", Double),
+    _required("held_gpu_s", Double),
+    _required("measured_gpu_s", Double),
+    _required("used_gpu_s", Double),
+    _required("lost_gpu_s", Double),
+    _required("held_cpu_s", Double),
+    _required("used_cpu_s", Double),
+    _required("cost_usd", Double),
+    _required("unpriced_gpu_s", Double),
+    _required("runs", BigInteger),
+)
+usage_head = Table(
+    "usage_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    _required("position", BigInteger),
+    _required("body", Json),
 )

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -204,7 +205,12 @@ def write_log(path: Path, offset: int, chunk: bytes) -> None:
             os.pwrite(fd, chunk, offset)
         finally:
             os.close(fd)
-        LogTimes(path).note(offset + len(chunk), time.time())
+        _times_of(path).note(offset + len(chunk), time.time())
+
+
+@lru_cache(maxsize=1024)
+def _times_of(log: Path) -> LogTimes:
+    return LogTimes(log)
 
 
 def _inside(root: Path, path: str) -> Path:

@@ -10,10 +10,12 @@ from fastapi.responses import JSONResponse
 
 from presage.control.board import nodes_of
 from presage.core.engine import Engine
+from presage.core.spent import Spender
 from presage.model import event as ev
 from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import Ambiguous, Conflict, NotFound
+from presage.policy.budget import Spending
 from presage.policy.config import QueueConfig
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
@@ -69,7 +71,15 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
         for job in state.jobs.values():
             pending = job.id in state.pending
             counts.setdefault(job.spec.queue, [0, 0])[0 if pending else 1] += 1
-        return {"used": dict(state.usage), "counts": counts}
+        hours = {
+            name: Spending(state, queue.period).of(Spender(name, "", "")) / 3600
+            for name, queue in known.items()
+            if budget(queue)
+        }
+        return {"used": dict(state.usage), "counts": counts, "hours": hours}
+
+    def budget(queue: QueueConfig) -> bool:
+        return {queue.gpu_hours, queue.user_gpu_hours, queue.team_gpu_hours} != {None}
 
     totals = await service.ask(question)
     names = sorted({*known, "default", *totals["used"], *totals["counts"]})
@@ -85,6 +95,12 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
                     "used_gpus": totals["used"].get(name, 0) / WHOLE_GPU,
                     "pending": totals["counts"].get(name, [0, 0])[0],
                     "running": totals["counts"].get(name, [0, 0])[1],
+                    "limit_cpus": known.get(name, free).limit_cpus,
+                    "gpu_hours": known.get(name, free).gpu_hours,
+                    "user_gpu_hours": known.get(name, free).user_gpu_hours,
+                    "team_gpu_hours": known.get(name, free).team_gpu_hours,
+                    "period": known.get(name, free).period,
+                    "spent_gpu_hours": totals["hours"].get(name),
                 }
                 for name in names
             ]

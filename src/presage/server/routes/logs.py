@@ -31,7 +31,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/v1", tags=["logs"])
 
 _WORKER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5}|[0-9]{1,5}")
-_CURSOR = re.compile(r"([0-9]{1,7}):((?:[a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5}=[0-9]{1,15},?)*)")
+_READ = re.compile(r"([a-z0-9][a-z0-9._-]{0,62}-[0-9]{1,5})=([0-9]{1,15})")
 _LOOK_S = 0.25
 _BEAT_S = 15.0
 _AT_ONCE = 64
@@ -54,7 +54,7 @@ async def logs(
 ) -> StreamingResponse:
     """The output of one worker, from a byte on. `worker` is a rank, or a role with an index such
     as `ps-0`; `follow` streams new lines, over attempts, until the job is over."""
-    row = await _find(service, me, job_id, worker, attempt, follow)
+    row = await _find(service, me, job_id, worker)
     return StreamingResponse(
         _bytes(service, row, worker, attempt, follow, offset),
         media_type="text/plain; charset=utf-8",
@@ -82,30 +82,32 @@ async def log_stream(
     surrogates), `workers` (how many there are). The last line is `{"end": STATUS}`; a stream
     without it was cut off, and goes on with `after=ATTEMPT:WORKER=BYTES,…`.
     """
-    row = await _find(service, me, job_id, worker, attempt, follow)
+    row = await _find(service, me, job_id, worker)
+    await asyncio.to_thread(check_there, service.layout, row, worker, attempt, follow)
     starts: dict[str, int] = {}
     shown = attempt or max(1, row.attempt)
     if after is not None:
-        cursor = _CURSOR.fullmatch(after)
-        if cursor is None:
-            raise UserError("after is ATTEMPT:WORKER=BYTES,WORKER=BYTES")
-        shown = int(cursor[1])
-        pairs = (part.split("=") for part in cursor[2].split(",") if part)
-        starts = {name: int(size) for name, size in pairs}
+        shown, starts = _cursor(after)
         tail = None
     stream = _Stream(service, row, worker, attempt, follow, tail, shown, starts)
     return StreamingResponse(stream.lines(), media_type="application/x-ndjson", headers=_HEADERS)
 
 
-async def _find(
-    service: Any, me: Any, job_id: str, worker: str | None, attempt: int | None, follow: bool
-) -> JobRow:
+def _cursor(after: str) -> tuple[int, dict[str, int]]:
+    """Which attempt was read, and how many bytes of each worker."""
+    attempt, _, rest = after.partition(":")
+    parts = [_READ.fullmatch(part) for part in rest.split(",") if part]
+    if not re.fullmatch(r"[1-9][0-9]{0,6}", attempt) or not all(parts):
+        raise UserError("after is ATTEMPT:WORKER=BYTES,WORKER=BYTES")
+    return int(attempt), {part[1]: int(part[2]) for part in parts if part}
+
+
+async def _find(service: Any, me: Any, job_id: str, worker: str | None) -> JobRow:
     if worker is not None and not _WORKER.fullmatch(worker):
         raise UserError("a worker is a number, or a role and a number such as worker-0")
     if "\0" in job_id:
         raise UserError("a name has no NUL characters")
     row: JobRow = await asyncio.to_thread(service.seen, job_id, me)
-    await asyncio.to_thread(check_there, service.layout, row, worker, attempt, follow)
     return row
 
 

@@ -40,8 +40,8 @@ class FinishRequest(BaseModel):
 @router.get("/sign-in", response_model=SignInOffer)
 async def offer(service: Parts) -> JSONResponse:
     """How one signs in here; for everybody."""
-    oidc = service.settings.access.oidc
-    return JSONResponse({"oidc": oidc is not None, "issuer": oidc.issuer if oidc else ""})
+    issuer = service.settings.oidc.issuer
+    return JSONResponse({"oidc": bool(issuer), "issuer": issuer})
 
 
 @router.post("/sign-in", response_model=SignInStart)
@@ -55,9 +55,7 @@ def start(body: StartRequest, service: Parts) -> JSONResponse:
 def finish(body: FinishRequest, service: Parts) -> JSONResponse:
     """End a sign-in: a token, shown this once, that expires."""
     user = _sign_ins(service).finish(body.ticket, body.state, body.code)
-    oidc = service.settings.access.oidc
-    assert oidc is not None
-    token = service.accounts.sign_in(user, oidc.hours * 3600)
+    token = service.accounts.sign_in(user, service.settings.oidc.hours * 3600)
     answer = {"name": user.name, "role": user.role, "team": user.team, "token": token}
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
