@@ -90,7 +90,7 @@ class _Listener(HTTPServer):
     answer: dict[str, list[str]] | None = None
 
 
-class _Door(BaseHTTPRequestHandler):
+class _BackFromProvider(BaseHTTPRequestHandler):
     server: _Listener
 
     def do_GET(self) -> None:
@@ -111,7 +111,7 @@ class _Door(BaseHTTPRequestHandler):
 
 
 def _sign_in(client: Client, browser: bool) -> str:
-    with _Listener(("127.0.0.1", 0), _Door) as listener:
+    with _Listener(("127.0.0.1", 0), _BackFromProvider) as listener:
         begun = client.begin_sign_in(f"http://127.0.0.1:{listener.server_port}/callback")
         if not (browser and webbrowser.open(begun.url)):
             say(f"open this address in a browser on this machine:\n{begun.url}")

@@ -44,7 +44,7 @@ _ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingSignIn:
     """A sign-in that was begun."""
 
     redirect: str
@@ -55,7 +55,7 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Provider:
+class _KnownProvider:
     """What a provider says about itself."""
 
     about: dict[str, Any]
@@ -71,8 +71,8 @@ class SignIns:
             raise MissingExtra("oidc", "sign-in with an identity provider")
         config.client_secret()  # a file that cannot be read is told at the start
         self._config = config
-        self._pending: dict[str, _Pending] = {}
-        self._provider: _Provider | None = None
+        self._pending: dict[str, _PendingSignIn] = {}
+        self._provider: _KnownProvider | None = None
         self._lock = Lock()
 
     def begin(self, redirect: str) -> tuple[str, str]:
@@ -88,7 +88,9 @@ class SignIns:
             self._pending = {k: p for k, p in self._pending.items() if p.until > now}
             if len(self._pending) >= _MOST_PENDING:
                 raise StoreUnavailable("too many sign-ins were begun; try again in ten minutes")
-            self._pending[ticket] = _Pending(redirect, state, nonce, verifier, now + _PATIENCE_S)
+            self._pending[ticket] = _PendingSignIn(
+                redirect, state, nonce, verifier, now + _PATIENCE_S
+            )
         url = prepare_grant_uri(
             about["authorization_endpoint"],
             self._config.client_id,
@@ -115,7 +117,7 @@ class SignIns:
 
     # -- the provider ---------------------------------------------------------------------------
 
-    def _id_token(self, pending: _Pending, code: str) -> str:
+    def _id_token(self, pending: _PendingSignIn, code: str) -> str:
         config = self._config
         form = {
             "grant_type": "authorization_code",
@@ -176,7 +178,7 @@ class SignIns:
         except (JoseError, ValueError):
             return jwt.decode(token, self._known(anew=True).keys, algorithms=_ALGORITHMS)
 
-    def _known(self, *, anew: bool = False) -> _Provider:
+    def _known(self, *, anew: bool = False) -> _KnownProvider:
         known = self._provider
         if known is not None and known.until > time.monotonic() and not anew:
             return known
@@ -195,7 +197,7 @@ class SignIns:
                 keys = KeySet.import_key_set(given)
         except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
             raise self._silent(error) from None
-        self._provider = _Provider(about, keys)
+        self._provider = _KnownProvider(about, keys)
         return self._provider
 
     def _silent(self, error: Exception) -> StoreUnavailable:
