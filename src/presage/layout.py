@@ -51,6 +51,11 @@ class Layout:
         return self.folders / f"{digest}.tar.gz"
 
     @property
+    def trash(self) -> Path:
+        """What is being removed."""
+        return self.data / "trash"
+
+    @property
     def secrets(self) -> Path:
         """Contents of secrets: those of operators, which every job may use, and below, by owner,
         those of users and teams."""
@@ -95,6 +100,14 @@ class Layout:
         """What the workers of one run used."""
         return self.job(job) / "telemetry" / f"{attempt}.jsonl"
 
+    def all_logs(self, job: str) -> Path:
+        """The logs of all runs of a job."""
+        return self.job(job) / "logs"
+
+    def all_telemetry(self, job: str) -> Path:
+        """What the workers of all its runs used."""
+        return self.job(job) / "telemetry"
+
     def checkpoints(self, job: str) -> Path:
         """Kept over the runs of a job."""
         return self.job(job) / "checkpoints"
@@ -106,6 +119,10 @@ class Layout:
     def results_note(self, job: str) -> Path:
         """How much of it there is, and what was left out."""
         return self.job(job) / "results.json"
+
+    def track_note(self, job: str) -> Path:
+        """What a tracking server calls its run."""
+        return self.job(job) / "track.json"
 
     # -- runs -------------------------------------------------------------------------------------
 

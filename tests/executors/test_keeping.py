@@ -103,7 +103,9 @@ def test_what_a_run_that_did_not_end_well_left_is_kept(
 
 
 def test_a_later_run_replaces_what_an_earlier_one_left(kit: LocalKit, watch: Watcher) -> None:
-    script = "import os; open('model.pt', 'w').write('of attempt ' + os.environ['PRESAGE_ATTEMPT'])"
+    script = (
+        "import os; open('model.pt', 'w').write('of attempt ' + os.environ['PRESAGE_ATTEMPT'])"
+    )
     _start(kit, watch, "twice", script)
     watch.end("twice")
     watch.settle()

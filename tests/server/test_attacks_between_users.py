@@ -528,6 +528,8 @@ def test_ways_around_a_container(rootless: Two) -> None:
         ({"data": {"x": f"local://{data}/presage.db"}}, 403),
         ({"data": {"x": f"simplecache::file://{data}/presage.db"}}, 403),
         ({"data": {"x": "../../../../presage.db"}}, 403),
+        ({"git": f"file://{data}"}, 403),
+        ({"git": str(data)}, 403),
         ({"image": "--privileged"}, 422),
     ):
         answer = rootless.ask(

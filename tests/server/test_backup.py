@@ -163,6 +163,7 @@ def filled(tmp_path: Path) -> Layout:
     (layout.results("a") / "model.bin").write_bytes(os.urandom(3_000_000))
     (layout.results("a") / "latest").symlink_to("model.bin")
     (layout.job("a") / "empty").mkdir()
+    (layout.job("a") / "same").symlink_to("results")
     layout.run("a", 1).mkdir(parents=True)
     os.mkfifo(layout.wake)
     return layout
@@ -200,6 +201,7 @@ def test_everything_comes_back_as_it_was(filled: Layout, tmp_path: Path) -> None
         assert new.read_bytes() == old.read_bytes()
         assert new.is_symlink() == old.is_symlink()
     assert (there.job("a") / "empty").is_dir()
+    assert (there.job("a") / "same").readlink() == Path("results")
     assert there.secret("hf").read_text() == "geheim"
     assert there.data.stat().st_mode & 0o777 == 0o700
 

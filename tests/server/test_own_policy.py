@@ -62,26 +62,21 @@ def test_a_what_if_knows_it_and_audits_it(server: Server, home: Path) -> None:
     assert told["audit"]["same"]
     assert any("raised LookupError" in note for note in told["notes"])
     assert told["policies"]["widest"]["finished"] == told["recorded"]["finished"]
-    table = server.presage("what-if", "--policy", "widest,fifo")
-    assert "widest *" in table.out
-    assert "* decides on this server" in table.err
 
 
 def test_a_what_if_under_a_policy_that_only_this_machine_has(server: Server, home: Path) -> None:
     (home / "mine.py").write_text("def last(job, plan, predict):\n    return (-job.seq,)\n")
-    done = server.presage("what-if", "--policy", str(home / "mine.py:last"), "--json")
+    done = server.presage("what-if", "--policy", str(home / "mine.py:last"))
     assert done.code == 0, done.err
-    told = done.json
-    assert told["policies"].keys() == {"widest", "last"}  # what decides there, to compare it with
-    assert told["policies"]["last"]["finished"] == told["recorded"]["finished"]
-    assert told["policies"]["last"]["avg_wait_s"] != told["policies"]["widest"]["avg_wait_s"]
+    lines = done.out.splitlines()
+    rows = {line.split("  ")[0].strip(): line.split() for line in lines}
+    assert {"as it happened", "widest *", "last"} <= rows.keys()  # and what decides there
+    assert rows["last"][-7:] != rows["widest *"][-7:]
+    assert "* decides on this server" in done.err
+    assert max(map(len, lines)) <= 80
     answer = server.http.post("/api/v1/what-if", json={"policies": [str(home / "mine.py:last")]})
     assert answer.status_code == 400  # nobody sends a server code
     assert "unknown policy" in answer.json()["error"]["text"]
-    (home / "mine.py").write_text("def last(job, plan, predict):\n    return 1 / 0\n")
-    done = server.presage("what-if", "--policy", str(home / "mine.py:last"))
-    assert (done.code, done.out) == (2, "")
-    assert "policy last raised ZeroDivisionError: division by zero (line 2 of mine.py)" in done.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,9 @@ from presage.cli._job_words import (
 )
 from presage.cli._output import print_json, say
 from presage.cli._tables import show_facts, show_table
-from presage.client import Client, to_json
+from presage.cli.manifest import Include, sends_json, surveyed
+from presage.cli.results import results_line
+from presage.client import Client, FolderSurvey, to_json
 from presage.manifest import advice, read_manifest
 from presage.model.errors import PresageError, UserError
 from presage.model.words import short_duration
@@ -36,16 +39,20 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say where and when it would start; submit nothing.")
     ] = False,
+    include: Include = None,
     json: Json = False,
 ) -> None:
     """Submit MANIFEST, with a copy of the folder it is in."""
     checked = read_manifest(manifest)
+    sends = surveyed(checked, manifest, include)
+    if sends is not None and sends.warning:
+        say(sends.warning)
     if dry_run:
-        _dry_run(manifest, advice(checked, manifest.absolute().parent), json)
+        _dry_run(manifest, advice(checked, manifest.absolute().parent), sends, json)
         return
     eta = None
     with Client() as client:
-        job = client.submit(manifest)
+        job = client.submit(manifest, include=include or ())
         status = job.status
         with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
             eta = job.refresh(wait_eta_s=_ETA_S).info.eta_s
@@ -62,15 +69,18 @@ _ETA_S = 2.0
 """How long a submission waits to be told when the job starts."""
 
 
-def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
+def _dry_run(manifest: Path, notes: list[str], sends: FolderSurvey | None, json: bool) -> None:
     with Client() as client:
         preview = client.dry_run(manifest.read_bytes())
     if json:
-        print_json({"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes})
+        body = {"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes}
+        print_json({**body, "sends": sends_json(sends)})
         return
     where = f" on {', '.join(preview.nodes)}" if preview.nodes else ""
     when = "starts now" if preview.starts_now else starts_in(preview.eta_s, age=False)
     typer.echo(f"{preview.name} {when}{where}, if it is submitted to queue {preview.queue}")
+    if sends is not None:
+        say(f"it would send {sends.text}")
     for note in notes:
         say(f"note: {note}")
 
@@ -128,6 +138,11 @@ def status(id: JobId, json: Json = False) -> None:
         facts.append(("progress", done_words(job)))
     if job.at_risk is not None:
         facts.append(("at risk", job.at_risk.text))
+    if job.results:
+        facts.append(("results", results_line(job.id, job.results)))
+    if job.removed_at is not None:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.removed_at))
+        facts.append(("removed", f"{when}, with all of its files; the journal keeps the facts"))
     for item in job.history:
         after = short_duration(item.at - job.submitted_at)
         text = f"+{after} {item.status}" + (f"  {item.reason.text}" if item.reason.text else "")
@@ -151,6 +166,8 @@ def wait(
     else:
         why = job.reason.text
         typer.echo(f"{job.id} {job.status}" + (f": {why}" if why else ""))
+        if job.results and job.ended_at is not None:
+            say(results_line(job.id, job.results))
     if job.status == "HALTED":
         say(f"it does not go on by itself: presage resume {job.id}")
         raise typer.Exit(_HALTED)

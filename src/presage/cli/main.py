@@ -33,6 +33,8 @@ _PANELS = {
         "status": "jobs:status",
         "explain": "jobs:explain",
         "logs": "logs:logs",
+        "results": "results:results",
+        "rm": "rm:rm",
         "wait": "jobs:wait",
         "stop": "jobs:stop",
         "halt": "jobs:halt",
@@ -84,16 +86,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 _ASK_A_SERVER = (
-    "cluster",
-    "jobs",
-    "login",
-    "logs",
-    "scale",
-    "secrets",
-    "top",
-    "usage",
-    "users",
-    "whatif",
+    *("cluster", "jobs", "login", "logs", "results", "rm", "scale", "secrets", "top"),
+    *("usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 
@@ -110,7 +104,7 @@ class _Commands(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].partition(":")
         target = getattr(import_module(f"presage.cli.{module}"), name)
         if isinstance(target, typer.Typer):
-            command = typer.main.get_command(target)
+            command: Any = typer.main.get_command(target)
         else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}

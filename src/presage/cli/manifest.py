@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,20 @@ from presage.cli._output import print_json, say
 from presage.manifest import Manifest, advice, example, read_manifest
 from presage.model.errors import ManifestError, UserError
 
-__all__ = ["init", "lint"]
+if TYPE_CHECKING:
+    from presage.client import FolderSurvey
+
+__all__ = ["Include", "init", "lint", "sends_json", "surveyed"]
 
 File = Annotated[Path, typer.Argument(help="The manifest to write.")]
 Given = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest to check.")]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Send these files, too, although they are ignored or may hold secrets.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -61,7 +71,25 @@ def _gpus() -> int:
     return found
 
 
-def lint(manifest: Given, json: AsJson = False) -> None:
+def surveyed(checked: Manifest, manifest: Path, include: list[str] | None) -> FolderSurvey | None:
+    """What is sent with a job; None if it brings no folder."""
+    from presage.client import survey_folder
+
+    if checked.git is not None:
+        return None
+    return survey_folder(manifest.absolute().parent, include or ())
+
+
+def sends_json(sends: FolderSurvey | None) -> dict[str, Any] | None:
+    """The same for `--json`."""
+    if sends is None:
+        return None
+    largest = [{"path": path, "bytes": size} for path, size in sends.largest]
+    facts = {"files": sends.files, "bytes": sends.bytes, "largest": largest}
+    return {**facts, "ignored": sends.ignored, "withheld": list(sends.withheld)}
+
+
+def lint(manifest: Given, include: Include = None, json: AsJson = False) -> None:
     """Check a manifest: every mistake with its line, or what the job asks for."""
     try:
         parsed = read_manifest(manifest)
@@ -76,11 +104,16 @@ def lint(manifest: Given, json: AsJson = False) -> None:
                 say(f"error: {line}")
         raise typer.Exit(error.exit_code) from None
     notes = advice(parsed, manifest.absolute().parent)
+    sends = surveyed(parsed, manifest, include)
     if json:
         facts = {"valid": True, "error": None, "name": parsed.name, "notes": notes}
-        print_json({"manifest": str(manifest), **facts})
+        print_json({"manifest": str(manifest), **facts, "sends": sends_json(sends)})
         return
     typer.echo(f"{manifest} is valid: {parsed.name}, {_described(parsed)}, queue {parsed.queue}")
+    if sends is not None:
+        say(f"it sends {sends.text}")
+        if sends.warning:
+            say(sends.warning)
     for note in notes:
         say(f"note: {note}")
 

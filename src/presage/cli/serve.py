@@ -126,6 +126,54 @@ def serve(
             show_default="no",
         ),
     ] = None,
+    keep_logs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Logs of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Results of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_telemetry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Telemetry of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Checkpoints of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_folders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Work folders that no job needs are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    track_mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="MLflow server that gets the metrics of all jobs."),
+    ] = None,
+    track_tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for TensorBoard's files of all jobs."),
+    ] = None,
     lease: Annotated[
         float | None,
         typer.Option(
@@ -211,6 +259,9 @@ def _settings(
         most_log=round(wanted.logging.job_max_mib * _MIB),
         access=wanted.access,
         oidc=wanted.oidc,
+        **wanted.retention.settings(),
+        track_mlflow=wanted.tracking.mlflow or "",
+        track_tensorboard=wanted.tracking.tensorboard,
         first_token=os.environ.get("PRESAGE_TOKEN", ""),
     )
 
@@ -334,7 +385,7 @@ def _run(settings: Settings, listener: socket.socket, about: str, *, quiet: bool
         h11_max_incomplete_event_size=64 << 10,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        **({"log_config": None} if quiet else {}),
+        log_config=None if quiet else uvicorn.config.LOGGING_CONFIG,
     )
     config.load()
     _reload_on_hangup(config, settings)

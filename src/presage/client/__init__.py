@@ -16,16 +16,18 @@ from __future__ import annotations
 from os import PathLike
 
 from presage.client._answers import to_json
-from presage.client._folder import pack_folder
+from presage.client._folder import FolderSurvey, pack_folder, survey_folder
 from presage.client._http import DEFAULT_URL
 from presage.client._server import Client, JobHandle
 
 __all__ = [
     "DEFAULT_URL",
     "Client",
+    "FolderSurvey",
     "JobHandle",
     "pack_folder",
     "submit",
+    "survey_folder",
     "to_json",
 ]
 

@@ -71,12 +71,14 @@ class Connection:
         return value_of(kind, self.call("GET", path, params=query or {}))
 
     @contextmanager
-    def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[httpx.Response]:
+    def stream(
+        self, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
         """The answer to `GET /api/v1{path}` as it comes."""
         timeout = httpx.Timeout(30.0, read=None)
         try:
             with self._http.stream(
-                "GET", f"/api/v1{path}", params=query, timeout=timeout
+                "GET", f"/api/v1{path}", params=query, headers=headers, timeout=timeout
             ) as answer:
                 if not answer.is_success:
                     answer.read()

@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from presage.client._answers import value_of, values_of
 from presage.client._folder import pack_folder
 from presage.client._http import Connection, path_of
 from presage.client._logs import log_pieces
+from presage.client._results import Told, download
 from presage.model.answers import (
     Accepted,
     DryRun,
@@ -27,6 +29,9 @@ from presage.model.answers import (
     NewUser,
     NodeStatus,
     QueueStatus,
+    Removal,
+    ResultFile,
+    ResultsPage,
     ScaleAccepted,
     SecretInfo,
     SignInOffer,
@@ -134,6 +139,17 @@ class JobHandle:
         self._heard = self._client.scale(self.id, workers)
         return self
 
+    def results(self, *paths: str) -> list[ResultFile]:
+        """The files it made; or those that are named, by path, directory or pattern."""
+        return list(self._client.results(self.id, paths).files)
+
+    def download(
+        self, to: str | PathLike[str] = ".", *paths: str, told: Told | None = None
+    ) -> list[Path]:
+        """Bring results into a directory; what was brought before is not brought again, and what
+        was interrupted continues. `told` hears of each file with the bytes that came."""
+        return download(self._client, self.id, Path(to), paths, told)
+
     def explain(self) -> Explanation:
         """Why it is where it is, when it starts, and what would help."""
         return self._client.explain(self.id)
@@ -160,13 +176,22 @@ class Client(Connection):
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
-        """Submit a manifest file, and with it a copy of the folder it is in."""
+    def submit(
+        self,
+        manifest: str | PathLike[str],
+        *,
+        folder: bool = True,
+        include: Sequence[str] = (),
+    ) -> JobHandle:
+        """Submit a manifest file, and with it a copy of the folder it is in, unless it names a
+        git source. `include` has patterns of files that are sent although they are ignored or
+        look like secrets."""
         from presage.manifest import read_manifest
 
         path = Path(manifest)
-        read_manifest(path)  # a mistake raises with its line, before anything is sent
-        name = self.upload(path.absolute().parent) if folder else None
+        read = read_manifest(path)  # a mistake raises with its line, before anything is sent
+        sent = folder and read.git is None
+        name = self.upload(path.absolute().parent, include) if sent else None
         return self.submit_text(path.read_bytes(), folder=name)
 
     def submit_text(
@@ -182,9 +207,9 @@ class Client(Connection):
         body = self.call("POST", "/jobs", content=manifest, params=query, headers=headers)
         return JobHandle(self, value_of(Submitted, body))
 
-    def upload(self, folder: Path) -> str:
+    def upload(self, folder: Path, include: Sequence[str] = ()) -> str:
         """Send a work folder unless the server has it; returns its name there."""
-        packed = pack_folder(folder)
+        packed = pack_folder(folder, include)
         name = hashlib.sha256(packed).hexdigest()
         try:
             self.call("HEAD", f"/folders/{name}")
@@ -258,6 +283,25 @@ class Client(Connection):
         """The output of all workers or of one, with times; `tail` gives the last lines of each.
         Somebody who follows does not notice when the server restarts."""
         return log_pieces(self, job_id, worker, follow=follow, attempt=attempt, tail=tail)
+
+    def results(self, job_id: str, paths: Sequence[str] = ()) -> ResultsPage:
+        """The results of a job; of many, all pages."""
+        query: dict[str, Any] = {"path": list(paths)} if paths else {}
+        place = f"/jobs/{path_of(job_id)}/results"
+        page = self.get(ResultsPage, place, query)
+        files, after = list(page.files), page.next
+        while after is not None:
+            more = self.get(ResultsPage, place, {**query, "after": after})
+            files += more.files
+            after = more.next
+        return replace(page, files=tuple(files), next=None)
+
+    def remove(
+        self, jobs: Sequence[str] = (), *, older_than_s: float | None = None, dry_run: bool = False
+    ) -> Removal:
+        """Remove what is kept of jobs that are over: of these, or of all that are older."""
+        asked = {"jobs": list(jobs), "older_than_s": older_than_s, "dry_run": dry_run}
+        return value_of(Removal, self.call("POST", "/jobs/remove", json=asked, timeout=600.0))
 
     def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
         """Status changes as they happen."""

@@ -79,14 +79,21 @@ def make_backup(
     try:
         with _private(draft) as file, tarfile.open(fileobj=file, mode="w") as tar:
             info = _fill(tar, out, layout, url, with_secrets, report or (lambda *_: None))
-        os.link(draft, out)  # unlike a rename it never replaces anything
-    except FileExistsError:
-        raise BackupError(f"{out} is there already; choose another name") from None
+        _give_name(draft, out)
     except OSError as error:
         raise BackupError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         draft.unlink(missing_ok=True)
     return info
+
+
+def _give_name(draft: Path, out: Path) -> None:
+    try:
+        os.link(draft, out)  # unlike a rename it never replaces anything
+    except FileExistsError:
+        raise BackupError(f"{out} is there already; choose another name") from None
+    except OSError:  # a file system without links
+        draft.rename(out)
 
 
 def _fill(
@@ -131,9 +138,11 @@ def _kept(layout: Layout, with_secrets: bool) -> Iterator[Path]:
         if not path.is_dir() or path.is_symlink():
             yield path
             continue
-        for folder, _, names in os.walk(path):
-            yield Path(folder)
-            yield from (Path(folder) / name for name in sorted(names))
+        for folder, folders, names in os.walk(path):
+            here = Path(folder)
+            yield here
+            links = [name for name in folders if (here / name).is_symlink()]
+            yield from (here / name for name in sorted((*links, *names)))
 
 
 def _add_file(tar: tarfile.TarFile, name: str, path: Path, files: dict[str, Any]) -> None:
@@ -284,6 +293,8 @@ def _unpack(
         if target is not None:
             target.mkdir(exist_ok=True, mode=0o700)
             target.chmod(member.mode & 0o777 | 0o700)
+            if os.geteuid() == 0 and member.uid != 0:
+                os.chown(target, member.uid, member.gid)
     elif member.issym():
         if target is not None:
             links.append((target, member.linkname))

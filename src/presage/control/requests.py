@@ -13,6 +13,7 @@ from typing import Any
 
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.kernel import Live
+from presage.control.retention import touch_folder
 from presage.layout import Layout
 from presage.manifest import Manifest, resolved, says_auto, to_spec
 from presage.model import event as ev
@@ -102,8 +103,12 @@ class Requests:
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
         self.check(manifest, user)
+        if folder is not None and manifest.git is not None:
+            raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        if folder is not None:
+            touch_folder(self._layout.folder(folder))
         asked = manifest
         spec = to_spec(asked, job_id, user.name)
         manifest, estimates = await self.foresee(asked, spec, folder)

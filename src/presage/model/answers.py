@@ -26,10 +26,16 @@ __all__ = [
     "HistoryEntry",
     "JobStatus",
     "JobSummary",
+    "LeftOutFile",
     "LogPiece",
     "NewUser",
     "NodeStatus",
     "QueueStatus",
+    "Removal",
+    "RemovedJob",
+    "ResultFile",
+    "ResultsPage",
+    "ResultsSummary",
     "ScaleAccepted",
     "SecretInfo",
     "SignInOffer",
@@ -166,8 +172,81 @@ class JobStatus(JobSummary):
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
     history: tuple[HistoryEntry, ...]
+    results: ResultsSummary | None = None
+    """What its runs left so far; null when that is nothing."""
+    removed_at: float | None = None
+    """When what was kept of it was removed."""
     at_risk: AtRisk | None = None
     """What stopping it by hand would lose; null when it does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsSummary:
+    """The results of a job in numbers, as of the end of its latest run."""
+
+    files: int
+    bytes: int
+    left_out: int
+    """Files that it wrote and that are not kept."""
+    url: str | None
+    """Where they were copied, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """One result."""
+
+    path: str
+    bytes: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutFile:
+    """A file that a job wrote and that is not kept."""
+
+    path: str
+    bytes: int
+    why: str
+    """`limit` for one that is more than the job may keep, else what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """The results of a job, by path."""
+
+    id: str
+    count: int
+    """Of all that were asked for; a page may have less."""
+    bytes: int
+    files: tuple[ResultFile, ...]
+    left_out: tuple[LeftOutFile, ...]
+    more_left_out: int
+    url: str | None
+    """Where they were copied, too."""
+    next: str | None
+    """Give it as `after` for the next page; null on the last one."""
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedJob:
+    """A job whose files are gone, or would be."""
+
+    id: str
+    status: Status
+    ended_at: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed, or with `dry_run` would be."""
+
+    removed: tuple[RemovedJob, ...]
+    bytes: int
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)

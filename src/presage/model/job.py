@@ -208,8 +208,8 @@ class JobSpec:
     """How often it is started again after a run vanished through no fault of its own; a job whose
     runs vanish more often is at fault after all."""
     relaunch: bool = True
-    """Whether a launch that failed counts as a failure like any other. What is named and missing is
-    missing the next time, too, so jobs are submitted without it; journals of old have it."""
+    """Whether a launch that failed counts as a failure like any other. What is missing then is
+    missing the next time, so jobs are now submitted without; journals of old have it."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None

@@ -5,7 +5,16 @@ Standard library only. Knows nothing of jobs; who needs a sentence puts it toget
 
 from __future__ import annotations
 
-__all__ = ["amount", "duration", "interval", "memory", "share", "short_duration"]
+__all__ = [
+    "amount",
+    "count_text",
+    "duration",
+    "interval",
+    "memory",
+    "share",
+    "short_duration",
+    "size_text",
+]
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -48,6 +57,21 @@ def share(value: float) -> str:
 def amount(value: float) -> str:
     """A number as people write it: `12,345`, `0.25`."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def size_text(size: float) -> str:
+    """`812 B`, `1.4 MiB`, `23 GiB`."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    unit = units[0]
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 9.95 else f"{size:.1f} {unit}"
+
+
+def count_text(count: int, one: str, many: str = "") -> str:
+    """`1 file`, `1,200 files`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _unit(seconds: float) -> tuple[float, str]:

@@ -46,10 +46,16 @@ def _only_inside(manifest: Manifest) -> None:
     """Refuse what would have the server itself, outside of the container, open local files."""
     if manifest.image is None:
         raise Denied("jobs on this server need an image (access.containers_only): add image: NAME")
-    if manifest.results is not None and not _REMOTE.match(manifest.results):
+    target = manifest.results.url if manifest.results is not None else None
+    if target is not None and ("::" in target or not _REMOTE.match(target)):
         raise Denied(
             "results: on this server results are kept, or go to a remote address "
             "(access.containers_only): leave it out, or write one such as s3://BUCKET/DIR"
+        )
+    if manifest.git is not None and not re.match(r"(https|ssh)://|[^/]+@", manifest.git.url):
+        raise Denied(
+            "git: on this server a repository is a remote one, such as https://HOST/REPO.git "
+            "(access.containers_only)"
         )
     for name, url in manifest.data.items():
         if "::" in url or not (url.startswith(("/", "file:///")) or _REMOTE.match(url)):

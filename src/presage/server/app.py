@@ -23,6 +23,8 @@ from presage.server.routes import (
     health,
     jobs,
     logs,
+    removal,
+    results,
     scale,
     secrets,
     sign_in,
@@ -32,6 +34,7 @@ from presage.server.routes import (
 from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.server.standby import Elsewhere, Standby
+from presage.server.sweeping import sweep_for_ever
 from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
@@ -62,7 +65,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if started is None:
             service.start(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(deliver(service))]
+        tasks = [asyncio.create_task(work(service)) for work in (deliver, sweep_for_ever)]
         if dashboard is not None:
             tasks.append(asyncio.create_task(_show(service, dashboard)))
         yield
@@ -93,6 +96,8 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         ahead,
         scale,
         logs,
+        removal,
+        results,
         events,
         cluster,
         charts,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from presage.edge import check, misplaced, read_yaml
+from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
 from presage.server.access_config import AccessConfig, OidcConfig
@@ -88,6 +89,54 @@ class LimitsSection(_Section):
     results_gib: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = 50.0
 
 
+class RetentionSection(_Section):
+    """What is kept of jobs that are over: for how long, and how much in all (`90d,500Gi`)."""
+
+    logs: str | None = None
+    results: str | None = None
+    telemetry: str | None = None
+    checkpoints: str | None = None
+    folders: str | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _is_rule(cls, text: str | None) -> str | None:
+        if text is not None:
+            _bounds(text)
+        return text
+
+    def settings(self) -> dict[str, Any]:
+        """The same as fields of the settings."""
+        found: dict[str, Any] = {}
+        for kind in type(self).model_fields:
+            age_s, size = _bounds(getattr(self, kind) or "")
+            found |= {f"keep_{kind}_s": age_s, f"keep_{kind}_bytes": size}
+        return found
+
+
+def _bounds(text: str) -> tuple[float | None, int | None]:
+    """A longest age in seconds and a largest size in bytes; either may be left out."""
+    age_s, size = None, None
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            age_s = duration_s(part)
+        except ValueError:
+            try:
+                size = memory_mib(memory(part)) << 20
+            except ValueError:
+                raise ValueError(
+                    f"write an age, a size or both, such as 90d,500Gi, not {part!r}"
+                ) from None
+    return age_s, size
+
+
+class TrackingSection(_Section):
+    """Where the metrics of all jobs go, too."""
+
+    mlflow: str | None = None
+    tensorboard: Path | None = None
+
+
 class ServerFile(ConfigFile):
     """A whole file. `policies` and `queues` are those of a file of policies, so that one will
     do."""
@@ -99,6 +148,8 @@ class ServerFile(ConfigFile):
     limits: LimitsSection = LimitsSection()
     access: AccessConfig = AccessConfig()
     oidc: OidcConfig = OidcConfig()
+    retention: RetentionSection = RetentionSection()
+    tracking: TrackingSection = TrackingSection()
     policy: str = "fifo"
 
 
@@ -120,6 +171,13 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "oidc_issuer": ("oidc", "issuer"),
     "oidc_client_id": ("oidc", "client_id"),
     "oidc_secret_file": ("oidc", "secret_file"),
+    "keep_logs": ("retention", "logs"),
+    "keep_results": ("retention", "results"),
+    "keep_telemetry": ("retention", "telemetry"),
+    "keep_checkpoints": ("retention", "checkpoints"),
+    "keep_folders": ("retention", "folders"),
+    "track_mlflow": ("tracking", "mlflow"),
+    "track_tensorboard": ("tracking", "tensorboard"),
     "policy": ("policy",),
 }
 """Which key an option of `presage serve` stands for."""
@@ -131,6 +189,7 @@ _PATHS = (
     ("executor", "ray_shared"),
     ("logging", "file"),
     ("oidc", "secret_file"),
+    ("tracking", "tensorboard"),
 )
 
 

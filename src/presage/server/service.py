@@ -24,7 +24,10 @@ from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
+from presage.control.results import JobResults
+from presage.control.retention import Retention
 from presage.control.seat import Seat
+from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
@@ -70,6 +73,9 @@ class Service:
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
+        self.results = JobResults(layout)
+        self.tracker = Tracker(store, layout, settings.track_mlflow, settings.track_tensorboard)
+        self.retention = Retention(layout, store, settings.retention, self.recent.forget)
         self.mistakes = PolicyMistakes()
         policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
@@ -126,6 +132,7 @@ class Service:
         """Begin to decide, and to advise; answers are given on this loop."""
         self.news.loop = loop
         self.live.start()
+        self.tracker.start()
         self.advisors.start()
 
     def close(self) -> None:
@@ -133,11 +140,13 @@ class Service:
         self.starts.close()
         self.advisors.stop()
         self.live.stop()
+        self.tracker.close()
         self.store.close()
 
     def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
         """Something is on disk: remember it, and wake requests that wait; called by the loop."""
         changed = [change.job for change in changes]
+        self.tracker.note(rows, changes)
         self.recent.wrote(lease, rows, self.store.submitted, changed)
         self.news.committed()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from presage.control.retention import KINDS, KeepRule
 from presage.core.ports import Policy
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
@@ -79,6 +80,23 @@ class Settings:
     """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30
     """Bytes of results that a job may keep; 0 for any number."""
+    keep_logs_s: float | None = None
+    """Of jobs that are over, logs go when they are older; None keeps them for ever."""
+    keep_logs_bytes: int | None = None
+    """The oldest go when all are more than this."""
+    keep_results_s: float | None = None
+    keep_results_bytes: int | None = None
+    keep_telemetry_s: float | None = None
+    keep_telemetry_bytes: int | None = None
+    keep_checkpoints_s: float | None = None
+    keep_checkpoints_bytes: int | None = None
+    keep_folders_s: float | None = None
+    """Of work folders that no job needs any more, since their last use."""
+    keep_folders_bytes: int | None = None
+    track_mlflow: str = ""
+    """An MLflow tracking server that gets the metrics of all jobs, unless a manifest names one."""
+    track_tensorboard: Path | None = None
+    """Where TensorBoard's event files of all jobs go, each in a directory of its own."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 
@@ -86,6 +104,14 @@ class Settings:
     def layout(self) -> Layout:
         """Where everything is in the data directory."""
         return Layout(self.data)
+
+    @property
+    def retention(self) -> dict[str, KeepRule]:
+        """What is kept of jobs that are over, by kind."""
+        return {
+            kind: KeepRule(getattr(self, f"keep_{kind}_s"), getattr(self, f"keep_{kind}_bytes"))
+            for kind in KINDS
+        }
 
     @property
     def database(self) -> str:

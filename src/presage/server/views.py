@@ -128,6 +128,7 @@ def status_view(
     reason: Mapping[str, str] | None = None,
     eta_s: Mapping[str, float | None] | None = None,
     at_risk: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about one job."""
     return {
@@ -142,6 +143,8 @@ def status_view(
             }
             for item in history
         ],
+        "results": results,
+        **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 
 

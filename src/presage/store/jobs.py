@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, func, select, update
 
 from presage.store.database import Database
 from presage.store.records import JobRow, Transition
@@ -39,6 +39,7 @@ class Jobs:
             column = column.collate("C")
         over = jobs.c.status.in_(_OVER)
         query = select(*_LISTED).where(column >= prefix, column < prefix + _LAST)
+        query = query.where(jobs.c.removed_at.is_(None))
         if name is not None:
             query = query.where(jobs.c.name == name)
         with self._database.read() as connection:
@@ -70,6 +71,25 @@ class Jobs:
         with self._database.read() as connection:
             return {status: count for status, count in connection.execute(query)}
 
+    def mark_removed(self, job_id: str, at: float) -> None:
+        """Nothing but the journal and this row is kept of a job."""
+        gone = update(jobs).where(jobs.c.id == job_id, jobs.c.removed_at.is_(None))
+        with self._database.write() as connection:
+            connection.execute(gone.values(removed_at=at))
+
+    def of_folder(self, digest: str) -> Sequence[JobRow]:
+        """Jobs that were submitted with a work folder."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(*_LISTED).where(jobs.c.folder == digest))
+            return [_job(row) for row in rows]
+
+    def folders_needed(self) -> set[str]:
+        """Work folders of jobs that are not over."""
+        query = select(jobs.c.folder).distinct()
+        query = query.where(jobs.c.folder.is_not(None), jobs.c.status.not_in(_OVER))
+        with self._database.read() as connection:
+            return set(connection.scalars(query))
+
     def list(
         self,
         *,
@@ -83,6 +103,7 @@ class Jobs:
         """A page of jobs, newest first, without manifests; `after` is the `seq` of the last job
         on the page before."""
         query = select(*_LISTED).order_by(jobs.c.seq.desc()).limit(limit)
+        query = query.where(jobs.c.removed_at.is_(None))
         for column, wanted in ((jobs.c.owner, owner), (jobs.c.team, team), (jobs.c.queue, queue)):
             if wanted is not None:
                 query = query.where(column == wanted)

@@ -51,6 +51,8 @@ class JobRow:
     """SHA-256 of the work folder that was uploaded with it."""
     estimates: Mapping[str, Any] | None = None
     """What was foreseen of it when it was submitted."""
+    removed_at: float | None = None
+    """When its files were removed; it is no longer listed then."""
     seq: int = 0
     """Its place in the order of submission, from 1; the store gives it."""
 

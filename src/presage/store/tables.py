@@ -46,7 +46,7 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0006"
+NEWEST = "0008"
 """The revision that these tables are."""
 
 
@@ -183,6 +183,7 @@ jobs = Table(
     _required("manifest", Json),
     Column("folder", Text),
     Column("estimates", Json),  # revision 3
+    Column("removed_at", Double),  # revision 8
     Index("jobs_by_owner", "owner", "seq"),
     Index("jobs_by_team", "team", "seq"),
     Index("jobs_by_queue", "queue", "seq"),

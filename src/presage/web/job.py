@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from nicegui import app as pages
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.web.backend import part
+from presage.model.words import count_text, size_text
+from presage.web.backend import HOME, part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.logs import Output
@@ -66,6 +68,18 @@ async def job(request: Request, job_id: str) -> Response | None:
     return None
 
 
+@pages.get("/jobs/{job_id}/results.zip")
+async def results(request: Request, job_id: str) -> Response:
+    """All that a job made, for the browser to keep."""
+    visit = await begin(request)
+    if isinstance(visit, Response):
+        return visit
+    status, headers, chunks = await visit.stream(f"/jobs/{part(job_id)}/results.zip")
+    kept = ("content-type", "content-disposition", "cache-control", "x-content-type-options")
+    wanted = {name: headers[name] for name in kept if name in headers}
+    return StreamingResponse(chunks, status, headers=wanted)
+
+
 class _JobPage:
     """The parts of the page, and what keeps them up to date."""
 
@@ -84,6 +98,7 @@ class _JobPage:
             Tag("h2", "What happened")
             self._timeline = ui.element("ol").classes("timeline")
         self._outlook = _AheadPanel(self._visit, self._path)
+        self._results = _ResultsPanel(self._path)
         self._output = Output(self._visit, self._path)
         await self._output.build()
         with ui.element("div").classes("grid"):
@@ -113,6 +128,7 @@ class _JobPage:
     def _show(self, body: dict[str, Any]) -> None:
         self._facts.show(body)
         self._outlook.show(body)
+        self._results.show(body)
         self._buttons.show(body)
         if body["history"] != self._history:
             self._history = body["history"]
@@ -208,6 +224,31 @@ class _AheadPanel:
         with self._answer:
             for line in lines:
                 Tag("p", line)
+
+
+class _ResultsPanel:
+    """What a job made, to download."""
+
+    def __init__(self, path: str) -> None:
+        self._card = ui.element("section").classes("card")
+        with self._card:
+            Tag("h2", "Results")
+            self._words = Tag("p")
+            href = f"{HOME}{path}/results.zip"
+            Tag("a", "Download all (zip)", href=href, data_testid="results")
+        self._card.set_visibility(False)
+
+    def show(self, body: dict[str, Any]) -> None:
+        """Offer what there is."""
+        made = body.get("results")
+        self._card.set_visibility(bool(made))
+        if made:
+            words = f"{count_text(made['files'], 'file')}, {size_text(made['bytes'])}."
+            if made["left_out"]:
+                words += f" {count_text(made['left_out'], 'file')} left out: see the reason above."
+            if made["url"]:
+                words += f" Also at {made['url']}."
+            self._words.say(words)
 
 
 class _FactsPanel:

@@ -24,20 +24,14 @@ from presage.executors.node.limits import become_subreaper, die_with_parent, oom
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
 from presage.executors.node.resizing import Resizing, name_members
-from presage.executors.node.workdir import (
-    Step,
-    fetch,
-    is_local,
-    prepare,
-    run_in_child,
-    store_results,
-)
+from presage.executors.node.workdir import Step, fetch, prepare, run_in_child, store_results
 from presage.executors.node.worker import (
     StartError,
     WorkerProcess,
     missing_program,
     start_all,
 )
+from presage.sources import is_local
 
 __all__ = ["Guardian", "copy_agent", "free_port", "main"]
 
@@ -156,9 +150,9 @@ class Guardian:
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             return f"{error.filename} cannot be made: {error.strerror}"
-        if not (plan.folder or plan.data or plan.engine or plan.checkpoint_link):
+        if not (plan.folder or plan.git or plan.data or plan.engine or plan.checkpoint_link):
             return None
-        if plan.engine or not all(map(is_local, plan.data.values())):
+        if plan.engine or plan.git or not all(map(is_local, plan.data.values())):
             self.report.event("StageChanged", stage="downloading")
         failure = self._in_child(prepare) or (self._in_child(fetch) if plan.engine else None)
         if failure is None and plan.user is not None:
@@ -224,9 +218,9 @@ class Guardian:
         """What is wrong with a program of the run, before any is started; None if nothing is."""
         for worker in self.plan.workers:
             env = {**os.environ, **worker.env}
-            if self.CHECKS_PROGRAMS or worker.agent:  # else its start says so, and costs nothing
-                if wrong := missing_program(worker.argv, env, self.plan.work):
-                    return f"{worker.name}: {wrong}"
+            checked = self.CHECKS_PROGRAMS or worker.agent  # else its start says so, for nothing
+            if checked and (wrong := missing_program(worker.argv, env, self.plan.work)):
+                return f"{worker.name}: {wrong}"
         return None
 
     def _start(self) -> str | None:

@@ -1,13 +1,12 @@
 """Results: keeps what a run left in its working directory and was not there before.
 
 Files are moved from the work directory to the results of the job, each whole or not at all, so
-doing it again after a crash goes on where it was. The rules, which docs/reference/results-of-jobs
-repeats for users:
+doing it again after a crash goes on where it was. The rules (docs/how-to/files-of-a-job.md):
 
 - New and changed regular files are results; links, and what `SKIPPED` names, are not. `keep` and
   `ignore` of the manifest (patterns as in .gitignore) choose among them.
 - A file replaces what an earlier run left under its path. What this run itself wrote to
-  PRESAGE_RESULT_DIR stays; a work file of the same path and another content goes below `from-work/`.
+  PRESAGE_RESULT_DIR stays; a work file of the same path and other content is `from-work/PATH`.
 - When all would be more than the job may keep, the newest files are kept that still fit; the
   others are left out, by name and size, in `results.json`.
 
@@ -26,7 +25,7 @@ from pathlib import Path
 from presage import beneath
 from presage.executors.node import wire
 from presage.executors.node.messages import LeftOut, ResultsNote, RunPlan, WorkBefore
-from presage.model.sizes import count_text, size_text
+from presage.model.words import count_text, size_text
 
 __all__ = ["FROM_WORK", "SKIPPED", "keep", "note_before", "patterns", "said", "survey"]
 

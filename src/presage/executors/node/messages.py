@@ -155,6 +155,8 @@ class RunPlan(Message):
     cgroup: Path | None
     workers: tuple[WorkerPlan, ...]
     """In the order of their ranks."""
+    git: tuple[str, str] | None = None
+    """A repository that is the work folder, and what of it: a branch, tag or commit."""
     keep: tuple[str, ...] = ()
     """Patterns of the work files that are results; none for all that are new or changed."""
     ignore: tuple[str, ...] = ()
@@ -203,6 +205,8 @@ class ResultsNote(Message):
     """Where they were copied, too."""
     left_out: tuple[LeftOut, ...] = ()
     more_left_out: int = 0
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
 
 
 class LaunchOrder(Message):

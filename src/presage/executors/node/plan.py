@@ -107,6 +107,7 @@ def make_plan(
         data_dir=run / "data",
         progress_dir=run / "progress",
         results=spec.results,
+        git=spec.git,
         keep=spec.keep,
         ignore=spec.ignore,
         most_results=spec.most_results,

@@ -66,6 +66,8 @@ class RunSpec:
     """Names of secrets by the environment variable that gets the content."""
     folder: str | None = None
     """Digest of the uploaded work folder."""
+    git: tuple[str, str] | None = None
+    """A repository that is the work folder instead, and what of it."""
     image: str | None = None
     environment: str | None = None
     """Prefix of a virtual or Conda environment whose programs come first on PATH."""
@@ -130,6 +132,7 @@ def _spec(job: JobFile) -> RunSpec:
     every = checkpoint.get("every")
     limit = manifest.get("time_limit")
     grace = manifest.get("grace")
+    git = manifest.get("git")
     results = manifest.get("results") or {}
     if isinstance(results, str):
         results = {"url": results}
@@ -140,6 +143,7 @@ def _spec(job: JobFile) -> RunSpec:
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
+        git=(str(git["url"]), str(git.get("ref") or "HEAD")) if git else None,
         image=manifest.get("image"),
         environment=manifest.get("environment"),
         launcher=manifest.get("launcher") or "none",

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from presage.executors.node.credentials import drop
 from presage.executors.node.messages import RunPlan
+from presage.sources import is_local, missing_for, missing_for_git
 
 __all__ = [
     "MAY_PASS",
@@ -21,7 +22,6 @@ __all__ = [
     "TransferError",
     "fetch",
     "has_content",
-    "is_local",
     "note_work",
     "prepare",
     "run_in_child",
@@ -45,22 +45,19 @@ class TransferError(Exception):
         self.may_pass = may_pass
 
 
-def is_local(url: str) -> bool:
-    """Whether an address is a path on this machine."""
-    return url.startswith("file://") or not ("://" in url or "::" in url)
-
-
 def local_path(url: str, work: Path) -> Path:
     """The path of a local address; a relative one starts in the work directory."""
     return work / Path(url.removeprefix("file://")).expanduser()
 
 
 def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
-    """Unpack the work folder, link or download data."""
+    """Unpack the work folder or check it out, link or download data."""
     if folder is not None:
         _unpack(folder, plan.work)
-        if plan.user is None:
-            note_work(plan)
+    elif plan.git:
+        _check_out(*plan.git, plan.work)
+    if plan.user is None:
+        note_work(plan)
     _link_checkpoints(plan)
     for name, url in plan.data.items():
         target = plan.data_dir / name
@@ -75,7 +72,7 @@ def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
 
 def note_work(plan: RunPlan) -> None:
     """Write down what is in the work directory, if something was put there."""
-    if plan.folder:
+    if plan.folder or plan.git:
         from presage.executors.node.keeping import note_before
 
         note_before(plan)
@@ -146,6 +143,18 @@ def _unpack(folder: BinaryIO, work: Path) -> None:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
 
 
+def _check_out(url: str, ref: str, work: Path) -> None:
+    from presage.executors.node.checkout import GitError, check_out
+
+    if missing := missing_for_git(os.environ.get("PATH")):
+        raise TransferError(missing)
+    try:
+        commit = check_out(url, ref, work, os.environ)
+    except GitError as error:
+        raise TransferError(f"git {url} at {ref}: {error}") from None
+    print(f"{url} at {ref} is commit {commit}")
+
+
 def _link_checkpoints(plan: RunPlan) -> None:
     """Let a program that writes to the manifest's directory find it where it outlives the run."""
     if not plan.checkpoint_link:
@@ -194,12 +203,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
     from importlib import import_module
 
     site.main()  # the guardian started without site-packages
+    if missing := missing_for(url):
+        raise TransferError(missing)
     try:
-        url_to_fs = import_module("fsspec.core").url_to_fs
-    except ImportError:
-        raise TransferError(f"{url} needs fsspec: pip install 'presage[server]'") from None
-    try:
-        fs, path = url_to_fs(url)
+        fs, path = import_module("fsspec.core").url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise TransferError(f"{url}: {_first_line(error)}") from None
     return fs, path

@@ -156,8 +156,9 @@ async def get_job(
     row = known.row
     reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
     risk = await asyncio.to_thread(service.risks.of, row) if row.started_at is not None else None
+    left = await asyncio.to_thread(service.results.summary, row.id) if row.started_at else None
     eta = service.starts.eta(row.id)
-    return JSONResponse(status_view(row, known.history, reason, eta, risk))
+    return JSONResponse(status_view(row, known.history, reason, eta, risk, left))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
