@@ -36,7 +36,7 @@ class Provider:
     """One that runs until it is closed."""
 
     def __init__(self) -> None:
-        self.keys = [_key()]
+        self.keys: list[Any] = [_key()]
         self.signed_with: Any = self.keys[0]
         self.header = {"alg": "RS256", "kid": "1"}
         self.person: dict[str, Any] = {}
