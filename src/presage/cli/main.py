@@ -45,6 +45,9 @@ _PANELS = {
         "exec": "live:execute",
         "shell": "live:shell",
         "forward": "live:forward",
+        "secrets": "secrets:secrets",
+        "login": "login:login",
+        "logout": "login:logout",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -89,8 +92,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "top", "usage", "users"),
-    "whatif",
+    *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
+    *("top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -40,9 +40,10 @@ class Requests:
         estimator: NeedsEstimator,
         layout: Layout,
         queues: Collection[str],
+        check: Callable[[Manifest, User], None] = lambda manifest, user: None,
     ) -> None:
         self._live, self._store, self._estimator = live, store, estimator
-        self._layout, self._queues = layout, queues
+        self._layout, self._queues, self._check = layout, queues, check
         self.turnstile = asyncio.Semaphore(1)
         """Submissions pass one by one (backpressure), so that a crowd of them lets others through
         between."""
@@ -50,11 +51,12 @@ class Requests:
         self._chance = Random()
         """For the names of jobs; they are no secret, and asking the system each time costs."""
 
-    def check_queue(self, queue: str) -> None:
-        """Refuse a queue that is not there."""
-        known = self._queues
+    def check(self, manifest: Manifest, user: User) -> None:
+        """Refuse a queue that is not there, and what a user may not ask for."""
+        known, queue = self._queues, manifest.queue
         if known and queue not in known and queue != "default":
             raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
+        self._check(manifest, user)
 
     async def submit(
         self, manifest: Manifest, user: User, folder: str | None, key: str | None
@@ -100,7 +102,7 @@ class Requests:
     async def _accept(
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
-        self.check_queue(manifest.queue)
+        self.check(manifest, user)
         if folder is not None and manifest.git is not None:
             raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():

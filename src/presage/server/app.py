@@ -27,6 +27,8 @@ from presage.server.routes import (
     removal,
     results,
     scale,
+    secrets,
+    sign_in,
     usage,
     users,
 )
@@ -102,6 +104,8 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        secrets,
+        sign_in,
         usage,
         folders,
         health,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from presage.model.answers import JobSummary, NodeStatus, QueueStatus, UserInfo
+from presage.model.answers import JobSummary, NodeStatus, QueueStatus, SecretInfo, UserInfo
 from presage.model.words import interval, memory, share
 from presage.store.records import AuditEntry, JobRow, Transition, User
 
@@ -19,6 +19,7 @@ __all__ = [
     "NodeList",
     "Problem",
     "QueueList",
+    "SecretList",
     "UserList",
     "estimates_view",
     "status_view",
@@ -70,6 +71,12 @@ class UserList(ApiView):
     """The users."""
 
     users: list[UserInfo]
+
+
+class SecretList(ApiView):
+    """Secrets, without their content."""
+
+    secrets: list[SecretInfo]
 
 
 class AuditView(ApiView):

@@ -58,6 +58,9 @@ class RunSpec:
     """All that it takes to run a job."""
 
     roles: tuple[RoleSpec, ...]
+    owner: str = ""
+    team: str = ""
+    """Whose job it is, and so whose secrets it may use."""
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of secrets by the environment variable that gets the content."""
@@ -135,6 +138,8 @@ def _spec(job: JobFile) -> RunSpec:
         results = {"url": results}
     return RunSpec(
         roles=_roles(manifest, job.memory_mib or {}),
+        owner=job.owner or "",
+        team=job.team or "",
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
