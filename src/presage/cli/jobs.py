@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from presage.cli import sweep
 from presage.cli._output import print_json, say
-from presage.client import Client, to_json
-from presage.manifest import advice, read_manifest
-from presage.model.answers import Eta, JobSummary
+from presage.client import Client, JobHandle, to_json
+from presage.manifest import Submission, advice, read_submission
+from presage.model.answers import ArraySummary, Eta, JobSummary
 from presage.model.errors import PresageError, UserError
 
 __all__ = [
@@ -54,16 +56,26 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say where and when it would start; submit nothing.")
     ] = False,
+    set: sweep.Changes = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Start after this job or array ended well; repeatable."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Submit MANIFEST, with a copy of the folder it is in."""
-    checked = read_manifest(manifest)
+    """Submit MANIFEST, with a copy of the folder it is in; with a sweep, an array of jobs."""
+    asked = read_submission(manifest, sweep.changes_of(manifest, set, after))
+    checked = asked.first
     if dry_run:
-        _dry_run(manifest, advice(checked, manifest.absolute().parent), json)
+        _dry_run(asked, manifest, advice(checked, manifest.absolute().parent), json)
         return
     eta = None
     with Client() as client:
-        job = client.submit(manifest)
+        sent = client.submit_read(asked, manifest)
+        if sent.jobs is not None:
+            sweep.print_submitted(sent, json)
+            return
+        job = JobHandle(client, sent)
         status = job.status
         with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
             eta = job.refresh(wait_eta_s=_ETA_S).info.eta_s
@@ -80,9 +92,9 @@ _ETA_S = 2.0
 """How long a submission waits to be told when the job starts."""
 
 
-def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
+def _dry_run(asked: Submission, manifest: Path, notes: list[str], json: bool) -> None:
     with Client() as client:
-        preview = client.dry_run(manifest.read_bytes())
+        preview = client.dry_run(dumps(asked.data))  # JSON is YAML, too
     if json:
         print_json({"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes})
         return
@@ -94,6 +106,9 @@ def _dry_run(manifest: Path, notes: list[str], json: bool) -> None:
 
 
 def ps(
+    id: Annotated[
+        str | None, typer.Argument(metavar="ARRAY", help="Show the jobs of this array.")
+    ] = None,
     all: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that are over.")] = False,
     status: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this status; may be repeated.")
@@ -108,26 +123,39 @@ def ps(
     if not wanted and not (all or json):
         wanted = ["QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED"]
     with Client() as client:
-        handles = client.jobs(status=wanted, queue=queue, owner=owner, limit=limit)
+        if id is not None:
+            sweep.show_members(client, id, json)
+            return
+        handles = client.jobs(status=wanted, queue=queue, owner=owner, array="", limit=limit)
         jobs = [job.summary for job in handles]
+        arrays = list(client.arrays(queue=queue, owner=owner, limit=limit))
+    if wanted:
+        arrays = [one for one in arrays if any(one.counts.get(name) for name in wanted)]
     if json:
-        print_json({"jobs": [to_json(job) for job in jobs]})
+        print_json(
+            {"jobs": [to_json(job) for job in jobs], "arrays": [to_json(one) for one in arrays]}
+        )
         return
-    if not jobs:
+    if not jobs and not arrays:
         say("no jobs" if all or status else "no jobs that are not over; --all shows the others")
         return
     table = Table(box=None, pad_edge=False)
     for name in ("ID", "STATUS", "WORKERS", "AGE", "STARTS IN", "WHY"):
         last = name == "WHY"
         table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
-    for job in jobs:
+    newest = sorted([*jobs, *arrays], key=lambda one: -one.submitted_at)
+    for one in newest[:limit]:
+        age = _span(time.time() - one.submitted_at)
+        if isinstance(one, ArraySummary):
+            table.add_row(*sweep.array_cells(one, age))
+            continue
         table.add_row(
-            job.id,
-            styled_status(job),
-            str(job.workers or ""),
-            _span(time.time() - job.submitted_at),
-            span_words(job.eta_s),
-            job.reason.text or _done(job),
+            one.id,
+            styled_status(one),
+            str(one.workers or ""),
+            age,
+            span_words(one.eta_s),
+            one.reason.text or _done(one),
         )
     Console().print(table)
 
@@ -172,6 +200,9 @@ def wait(
 ) -> None:
     """Wait until a job is over; exit 0 when it is COMPLETED, 1 otherwise."""
     with Client() as client:
+        if client.is_array(id):
+            sweep.wait_for_array(client, id, timeout, json)
+            return
         job = client.job(id).wait(timeout).info
     if json:
         print_json(to_json(job))
@@ -194,6 +225,9 @@ def logs(
 ) -> None:
     """Print what a worker of a job wrote."""
     with Client() as client:
+        if client.is_array(id):
+            sweep.print_logs(client, id, follow, worker)
+            return
         for chunk in client.logs(id, worker, follow=follow, attempt=attempt):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
@@ -203,6 +237,9 @@ def explain(id: JobId, json: Json = False) -> None:
     """Say why a job is where it is: what it waits for, who is ahead, when it starts, and what
     would help."""
     with Client() as client:
+        if client.is_array(id):
+            sweep.explain_array(client, id, json)
+            return
         about = client.explain(id)
     if json:
         print_json(to_json(about))
@@ -218,6 +255,9 @@ def explain(id: JobId, json: Json = False) -> None:
         who = f": {', '.join(named)}{more}" if named else ""
         jobs = "1 job is" if about.ahead == 1 else f"{about.ahead} jobs are"
         typer.echo(f"ahead in its queue {jobs} waiting{who}")
+    for one in about.after:
+        ends = f", expected to end {starts_in(one.ends_s)[7:]}" if one.ends_s else ""
+        typer.echo(f"after {one.id} ({one.on}): {one.status}{ends}")
     typer.echo(f"it {starts_in(about.eta_s)}")
     for option in about.helps or ():
         typer.echo(f"{option.change} it {starts_in(option.eta_s, age=False)}")
@@ -246,6 +286,9 @@ def _tell(job_id: str, what: str, json: bool) -> None:
     if not job_id:
         raise UserError("name a job; `presage ps` lists them")
     with Client() as client:
+        if client.is_array(job_id):
+            sweep.tell_array(client, job_id, what, json)
+            return
         told = client.tell(job_id, what)
     if json:
         print_json(to_json(told))

@@ -50,6 +50,8 @@ _COMMANDS = {
     "stop": "jobs:stop",
     "halt": "jobs:halt",
     "resume": "jobs:resume",
+    "best": "sweep:best",
+    "resubmit": "sweep:resubmit",
     "scale": "scale:scale",
     "top": "top:top",
     "what-if": "whatif:what_if",
@@ -67,7 +69,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "top", "whatif")
+_ASK_A_SERVER = ("cluster", "jobs", "scale", "sweep", "top", "whatif")
 """Modules whose commands do."""
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from presage.cli._output import print_json, say
-from presage.manifest import EXAMPLE, Manifest, advice, read_manifest
+from presage.manifest import EXAMPLE, Manifest, advice, read_submission
 from presage.model.errors import ManifestError, UserError
 
 __all__ = ["init", "lint"]
@@ -39,7 +39,9 @@ def init(file: File = Path("presage.yaml"), json: AsJson = False) -> None:
 def lint(manifest: Given, json: AsJson = False) -> None:
     """Check a manifest: the first mistake with its line, or what the job asks for."""
     try:
-        parsed = read_manifest(manifest)
+        asked = read_submission(manifest)
+        parsed = asked.first
+        list(asked.jobs())  # every point must give a job
     except ManifestError as error:
         if not json:
             raise
@@ -49,9 +51,13 @@ def lint(manifest: Given, json: AsJson = False) -> None:
     notes = advice(parsed, manifest.absolute().parent)
     if json:
         facts = {"valid": True, "error": None, "name": parsed.name, "notes": notes}
+        if asked.sweep is not None:
+            facts["jobs"] = asked.size
         print_json({"manifest": str(manifest), **facts})
         return
-    typer.echo(f"{manifest} is valid: {parsed.name}, {_described(parsed)}, queue {parsed.queue}")
+    many = f", {asked.size} jobs" if asked.sweep is not None else ""
+    what = f"{parsed.name}{many}, {_described(parsed)}, queue {parsed.queue}"
+    typer.echo(f"{manifest} is valid: {what}")
     for note in notes:
         say(f"note: {note}")
 

@@ -16,12 +16,14 @@ from __future__ import annotations
 from os import PathLike
 
 from presage.client._answers import to_json
+from presage.client._arrays import ArrayHandle
 from presage.client._folder import pack_folder
 from presage.client._http import DEFAULT_URL
 from presage.client._server import Client, JobHandle
 
 __all__ = [
     "DEFAULT_URL",
+    "ArrayHandle",
     "Client",
     "JobHandle",
     "pack_folder",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from presage.client._answers import value_of, values_of
+from presage.client._arrays import ArrayCalls
 from presage.client._folder import pack_folder
-from presage.client._http import Connection, path_of
+from presage.client._http import path_of
 from presage.model.answers import (
     Accepted,
     DryRun,
@@ -33,7 +34,7 @@ from presage.model.answers import (
     WaitingJob,
     WhatIf,
 )
-from presage.model.errors import ApiError
+from presage.model.errors import ApiError, UserError
 from presage.model.job import Reason
 
 __all__ = ["Client", "JobHandle"]
@@ -149,19 +150,27 @@ class JobHandle:
         return html_table("", heads, [(seen.id, cells)])
 
 
-class Client(Connection):
+class Client(ArrayCalls):
     """One server, by its address: what can be asked of it."""
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, manifest: str | PathLike[str], *, folder: bool = True) -> JobHandle:
-        """Submit a manifest file, and with it a copy of the folder it is in."""
-        from presage.manifest import read_manifest
+    def submit(
+        self,
+        manifest: str | PathLike[str],
+        *,
+        changes: Sequence[str] = (),
+        folder: bool = True,
+    ) -> JobHandle:
+        """Submit a manifest file, and with it a copy of the folder it is in; `changes` are such as
+        `resources.gpus=2`."""
+        from presage.manifest import read_submission
 
         path = Path(manifest)
-        read_manifest(path)  # a mistake raises with its line, before anything is sent
-        name = self.upload(path.absolute().parent) if folder else None
-        return self.submit_text(path.read_bytes(), folder=name)
+        asked = read_submission(path, changes)  # a mistake raises before anything is sent
+        if asked.sweep is not None:
+            raise UserError(f"{manifest} has a sweep; Client.submit_array takes it")
+        return JobHandle(self, self.submit_read(asked, path, folder=folder))
 
     def submit_text(
         self,
@@ -194,11 +203,14 @@ class Client(Connection):
         status: Sequence[str] = (),
         queue: str | None = None,
         owner: str | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> Iterator[JobHandle]:
-        """Jobs, newest first, page by page."""
+        """Jobs, newest first, page by page; `array` for those of one, "" for those of none."""
         asked = {"status": list(status), "queue": queue, "owner": owner}
         wanted = {key: value for key, value in asked.items() if value}
+        if array is not None:
+            wanted["array"] = array
         shown, after = 0, None
         while True:
             size = 1000 if limit is None else min(1000, limit - shown)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
+from presage.control.dependencies import settle_dependencies
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
@@ -28,7 +29,7 @@ from presage.model import event as ev
 from presage.model.cluster import Node
 from presage.model.errors import NotLeading, PresageError, StaleLease, StoreUnavailable
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
-from presage.store.records import AuditEntry, JobChange, JobRow, Notification
+from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
 __all__ = ["Answers", "Live", "LiveExecutor"]
@@ -80,10 +81,12 @@ Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], No
 
 @dataclass(slots=True)
 class _Pending:
-    fact: ev.Fact
-    row: JobRow | None
+    facts: Sequence[ev.Fact]
+    """All of them or none."""
+    rows: Sequence[JobRow]
     audit: AuditEntry | None
     ticket: Ticket
+    array: ArrayRow | None = None
 
 
 class Live:
@@ -147,7 +150,18 @@ class Live:
         self, ticket: Ticket, fact: ev.Fact, row: JobRow | None, audit: AuditEntry | None
     ) -> None:
         """Hand over a request; it is answered when it is on disk."""
-        request = _Pending(fact, row, audit, ticket)
+        self.submit_all(ticket, (fact,), () if row is None else (row,), audit)
+
+    def submit_all(
+        self,
+        ticket: Ticket,
+        facts: Sequence[ev.Fact],
+        rows: Sequence[JobRow] = (),
+        audit: AuditEntry | None = None,
+        array: ArrayRow | None = None,
+    ) -> None:
+        """Hand over a request of several facts: on disk together, or none of them."""
+        request = _Pending(facts, rows, audit, ticket, array)
         with self._lock:
             if not self.leading.is_set():
                 raise NotLeading("this server does not decide at the moment; try again")
@@ -326,7 +340,7 @@ class Live:
         journal.batch = batch
         try:
             now = self._now(engine.state)
-            facts = [request.fact for request in batch]
+            facts = [fact for request in batch for fact in request.facts]
             if self._returning:
                 facts += self._returned(engine.state)
             decisions = step(engine, executor, journal, now, facts, lease=self._lease)
@@ -346,8 +360,9 @@ class Live:
         for request in taken:
             if request.ticket.done():
                 continue
-            if isinstance(request.fact, ev.JobSubmitted):
-                job_id = request.fact.spec.id
+            first = request.facts[0]
+            if isinstance(first, ev.JobSubmitted):  # then all are
+                job_id = first.spec.id
                 if job_id in submitted:
                     error = NotLeading(f"job {job_id} is just being submitted; ask again")
                     answers.append((request.ticket, error))
@@ -356,6 +371,11 @@ class Live:
                     answers.append((request.ticket, None))
                     continue
                 submitted.add(job_id)
+                refused = settle_dependencies(request.facts, state, self.store)
+                if isinstance(refused, PresageError):
+                    answers.append((request.ticket, refused))
+                    continue
+                request.facts = refused
             batch.append(request)
         if answers:
             self._answer(answers)
@@ -426,7 +446,8 @@ class _Journal:
     ) -> None:
         """Write a turn; when this returns, it is on disk and its requests are answered."""
         live, batch = self._live, self.batch
-        rows = [request.row for request in batch if request.row is not None]
+        rows = [row for request in batch for row in request.rows]
+        arrays = [request.array for request in batch if request.array is not None]
         audit = [request.audit for request in batch if request.audit is not None]
         for row in rows:
             live._remember_webhooks(row)
@@ -446,6 +467,7 @@ class _Journal:
                         changes=changes,
                         outbox=messages,
                         audit=audit,
+                        arrays=arrays,
                     )
                 break
             except StoreUnavailable:

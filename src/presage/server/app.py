@@ -16,6 +16,7 @@ from presage.server import problems
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    arrays,
     charts,
     cluster,
     events,
@@ -85,6 +86,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     app.router.routes += jobs.submissions.routes
     for part in (
         jobs,
+        arrays,
         ahead,
         scale,
         logs,

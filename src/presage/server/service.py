@@ -24,6 +24,7 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
+from presage.control.sweeps import Sweeps
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound
 from presage.policy import registry
@@ -31,7 +32,7 @@ from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
 from presage.server.settings import Settings
 from presage.store import open_store
-from presage.store.records import JobChange, JobRow, User
+from presage.store.records import ArrayRow, JobChange, JobRow, User
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
@@ -88,7 +89,8 @@ class Service:
             )
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
-        self.requests = Requests(live, store, self.estimator, layout, settings.queues)
+        self.requests = Requests(live, store, self.estimator, layout, settings.queues, may_see)
+        self.sweeps = Sweeps(self.requests, store)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -148,6 +150,15 @@ class Service:
             raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
+        return row
+
+    def array(self, array_id: str, user: User, *, change: bool = False) -> ArrayRow:
+        """An array that a user may know of, or may change."""
+        row = self.store.arrays.get(array_id)
+        if row is None or not may_see(user, row):
+            raise NotFound(f"there is no array {array_id[:80]}")
+        if change and not may_change(user, row):
+            raise Denied(f"array {row.id} is {row.owner}'s; {user.name} may look at it only")
         return row
 
     # -- files ----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from sqlalchemy.types import TypeDecorator
 
 __all__ = [
     "NEWEST",
+    "arrays",
     "audit",
     "head",
     "jobs",
@@ -44,7 +45,7 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0004"
+NEWEST = "0007"
 """The revision that these tables are."""
 
 
@@ -181,10 +182,14 @@ jobs = Table(
     _required("manifest", Json),
     Column("folder", Text),
     Column("estimates", Json),  # revision 3
+    Column("array", Text),  # revision 7
+    Column("params", Json),
+    Column("metric", Double),
     Index("jobs_by_owner", "owner", "seq"),
     Index("jobs_by_team", "team", "seq"),
     Index("jobs_by_queue", "queue", "seq"),
     Index("jobs_by_status", "status", "seq"),
+    Index("jobs_by_array", "array", "seq"),
 )
 transitions = Table(
     "transitions",
@@ -246,4 +251,24 @@ knowledge = Table(
     Column("name", Text, primary_key=True),
     Column("number", _Serial, primary_key=True, autoincrement=False),
     _required("body", LargeBinary),
+)
+
+# -- revision 7: jobs that were submitted as one --------------------------------------------------
+
+arrays = Table(
+    "arrays",
+    metadata,
+    Column("seq", _Serial, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False, unique=True),
+    _required("name", Words),
+    _required("owner", Text),
+    _required("team", Text),
+    _required("queue", Text),
+    _required("submitted_at", Double),
+    _required("size", Integer),
+    _required("at_once", Integer),
+    _required("metric", Words),
+    _required("mode", Text),
+    _required("manifest", Json),
+    Column("folder", Text),
 )

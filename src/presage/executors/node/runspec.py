@@ -59,6 +59,8 @@ class RunSpec:
 
     roles: tuple[RoleSpec, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Its point of a sweep."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of secrets by the environment variable that gets the content."""
     folder: str | None = None
@@ -120,6 +122,7 @@ def _spec(job: JobFile) -> RunSpec:
     return RunSpec(
         roles=_roles(manifest, job.memory_mib or {}),
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
+        params=dict(manifest.get("params") or {}),
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
         image=manifest.get("image"),

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.control.advisors.starts import eta_view
 from presage.core.engine import Engine
 from presage.edge import parse_yaml
-from presage.manifest import LIMITS, parse_manifest, to_spec
+from presage.manifest import LIMITS, parse_submission, to_spec
 from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
 from presage.policy import registry
@@ -101,11 +101,12 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
 async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     """What would become of a manifest if it was submitted now: where and when it would start.
 
-    Nothing is kept. A job that no state of the cluster could hold is refused with the reason.
+    Nothing is kept. Of a sweep, this is its first job. A job that no state of the cluster could
+    hold is refused with the reason.
     """
     require(me, UserRole.USER)
     kind = request.headers.get("content-type", "application/yaml")
-    manifest = parse_manifest(await request.body(), kind)
+    manifest = parse_submission(await request.body(), kind).first
     service.requests.check_queue(manifest.queue)
     name = f"{manifest.name}-{secrets.token_hex(5)}"
     manifest, _ = await service.requests.foresee(manifest, to_spec(manifest, name, me.name), None)
