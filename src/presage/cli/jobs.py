@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from presage.cli import sweep
-from presage.cli._output import print_json, say
+from presage.cli._output import print_json, print_table, say
 from presage.client import Client, JobHandle, to_json
 from presage.manifest import Submission, advice, read_submission
 from presage.model.answers import ArraySummary, Eta, JobSummary
@@ -139,25 +140,17 @@ def ps(
     if not jobs and not arrays:
         say("no jobs" if all or status else "no jobs that are not over; --all shows the others")
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("ID", "STATUS", "WORKERS", "AGE", "STARTS IN", "WHY"):
-        last = name == "WHY"
-        table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
-    newest = sorted([*jobs, *arrays], key=lambda one: -one.submitted_at)
-    for one in newest[:limit]:
+    listed: list[JobSummary | ArraySummary] = [*jobs, *arrays]
+    rows: list[Sequence[Any]] = []
+    for one in sorted(listed, key=lambda one: -one.submitted_at)[:limit]:
         age = _span(time.time() - one.submitted_at)
         if isinstance(one, ArraySummary):
-            table.add_row(*sweep.array_cells(one, age))
+            rows.append(sweep.array_cells(one, age))
             continue
-        table.add_row(
-            one.id,
-            styled_status(one),
-            str(one.workers or ""),
-            age,
-            span_words(one.eta_s),
-            one.reason.text or _done(one),
-        )
-    Console().print(table)
+        workers, starts = str(one.workers or ""), span_words(one.eta_s)
+        why = one.reason.text or _done(one)
+        rows.append((one.id, styled_status(one), workers, age, starts, why))
+    print_table(("ID", "STATUS", "WORKERS", "AGE", "STARTS IN", "WHY"), rows)
 
 
 def status(id: JobId, json: Json = False) -> None:

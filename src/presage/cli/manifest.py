@@ -50,7 +50,12 @@ def lint(manifest: Given, json: AsJson = False) -> None:
         raise typer.Exit(error.exit_code) from None
     notes = advice(parsed, manifest.absolute().parent)
     if json:
-        facts = {"valid": True, "error": None, "name": parsed.name, "notes": notes}
+        facts: dict[str, object] = {
+            "valid": True,
+            "error": None,
+            "name": parsed.name,
+            "notes": notes,
+        }
         if asked.sweep is not None:
             facts["jobs"] = asked.size
         print_json({"manifest": str(manifest), **facts})

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from presage.cli._output import print_json, say
+from presage.cli._output import print_json, print_table, say
 from presage.client import Client, to_json
 from presage.manifest import read_submission
 from presage.model.answers import ArraySummary, Eta, JobSummary, Submitted
@@ -52,6 +52,8 @@ _WORDS = {
     "FAILED": "failed",
     "CANCELLED": "stopped",
 }
+_PARAMS = 30
+"""Characters of parameters in a table."""
 _PAST = {"stop": "stopping", "halt": "halting", "resume": "resuming"}
 
 
@@ -136,19 +138,18 @@ def array_cells(array: ArraySummary, age: str) -> tuple[str | Text, ...]:
     counts = array.counts
     status = next((name for name in _ORDER if counts.get(name)), _last_status(counts))
     shown = Text(f"{status} ×{counts.get(status, 0)}", style="bold")
-    return (array.id, shown, str(array.workers or ""), age, "", array_words(array))
+    return (array.id, shown, "", age, "", array_words(array))
 
 
 def array_words(array: ArraySummary) -> str:
-    """`37 of 200 over: 30 done, 7 failed; best val_loss 0.21`."""
+    """`37/200 over, best 0.21 (val_loss), 7 failed`: what matters most comes first."""
     counts = array.counts
-    ended = [s for s in ("COMPLETED", "FAILED", "CANCELLED") if counts.get(s)]
-    over = sum(counts[s] for s in ended)
-    parts = ", ".join(f"{counts[s]} {_WORDS[s]}" for s in ended)
-    text = f"{over} of {array.size} over" + (f": {parts}" if parts else "")
+    over = sum(counts.get(s, 0) for s in ("COMPLETED", "FAILED", "CANCELLED"))
+    parts = [f"{over}/{array.size} over"]
     if array.best is not None:
-        text = f"best {array.metric} {array.best:.4g}; {text}"
-    return text
+        parts.append(f"best {array.best:.4g} ({array.metric})")
+    parts += [f"{counts[s]} {_WORDS[s]}" for s in ("FAILED", "CANCELLED") if counts.get(s)]
+    return ", ".join(parts)
 
 
 def _last_status(counts: Any) -> str:
@@ -170,21 +171,25 @@ def show_members(client: Client, array_id: str, json: bool) -> None:
     typer.echo(f"{array.id}: {array.size} jobs{limit}: {counts}")
     if array.best is not None:
         typer.echo(f"best {array.metric} so far: {array.best:.6g}")
-    table = Table(box=None, pad_edge=False)
-    for name in ("JOB", "STATUS", "DONE", array.metric or "", "PARAMS", "WHY"):
-        last = name in ("WHY", "PARAMS")
-        table.add_column(name, no_wrap=True, overflow="ellipsis" if last else "fold")
-    for job in jobs:
-        value = (job.progress or {}).get(array.metric or "")
-        table.add_row(
+    heads = ("JOB", "STATUS", "DONE", array.metric or "", "PARAMS", "WHY")
+    rows = [
+        (
             job.id.removeprefix(f"{array.id}-"),
             job.status,
             _done(job),
-            "" if value is None else f"{value:.4g}",
-            param_words(job),
+            ""
+            if (value := (job.progress or {}).get(array.metric or "")) is None
+            else f"{value:.4g}",
+            _short(param_words(job)),
             job.reason.text,
         )
-    Console().print(table)
+        for job in jobs
+    ]
+    print_table(heads, rows)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _PARAMS else f"{text[: _PARAMS - 1]}…"
 
 
 def _done(job: JobSummary) -> str:

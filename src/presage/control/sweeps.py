@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from presage.control.advisors.pruning import need_optuna
 from presage.control.board import METRIC
 from presage.control.requests import Requests
 from presage.manifest import Manifest, Submission, says_auto, submission_of, to_spec, with_changes
@@ -136,6 +137,8 @@ class Sweeps:
     ) -> ArrayRow:
         sweep, objective = asked.sweep, asked.objective
         assert sweep is not None
+        if sweep.prune is not None:
+            await asyncio.to_thread(need_optuna, "sweep.prune")
         if sweep.search == "tpe":
             raise ManifestError("sweep.search: tpe is not there yet; use random")
         self._requests.check(asked.first, folder)

@@ -164,7 +164,7 @@ class Gates:
         else:
             states = [one.state for one in ended if one.spec.id == name]
             if not states:
-                return _never(dependency, "is not known"), False
+                return _never(dependency, "is over or not known"), False
             well, over = states[-1] is _SUCCEEDED, True
         answer = verdict(on, well, over)
         return (_broken(dependency, name, well) if answer is False else None), bool(answer)

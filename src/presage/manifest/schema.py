@@ -7,6 +7,7 @@ Unknown keys are refused and everything is bounded. Amounts are kept in one form
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -293,8 +294,21 @@ def parameter(value: str) -> str:
     return value
 
 
+def _setting(value: object) -> object:
+    good = isinstance(value, bool | int | str) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+    if not good:
+        raise ValueError(f"write a number, a text, true or false, not {shown(value)}")
+    return value
+
+
 Parameter = Annotated[str, AfterValidator(parameter)]
-Setting = bool | int | float | Annotated[Text, Field(max_length=1000)]
+Setting = Annotated[
+    bool | int | float | Annotated[Text, Field(max_length=1000)],
+    BeforeValidator(_setting),
+    WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
 """What a parameter may be set to."""
 
 

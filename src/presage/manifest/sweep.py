@@ -71,6 +71,7 @@ class SweepPart(BaseModel):
 
 
 _Number = int | float
+_Whole = int  # a field below has that name
 _Ends = Annotated[list[_Number], Field(min_length=2, max_length=2)]
 Values = Annotated[
     list[Setting],
@@ -85,7 +86,7 @@ class Distribution(SweepPart):
 
     uniform: _Ends | None = None
     log_uniform: _Ends | None = None
-    int: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+    int: Annotated[list[_Whole], Field(min_length=2, max_length=2)] | None = None
     choice: Annotated[list[Setting], Field(min_length=1, max_length=1000)] | None = None
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator, predictor
+from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.board import ENDED
@@ -24,7 +25,7 @@ from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
 from presage.control.seat import Seat
-from presage.control.sweeps import Sweeps
+from presage.control.sweeps import Sweeps, members
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound
 from presage.policy import registry
@@ -79,7 +80,8 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder]
+        pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
+        advisors: list[Advisor] = [self.starts, self.learner, recorder, pruning]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

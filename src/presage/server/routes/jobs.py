@@ -131,8 +131,8 @@ async def list_jobs(
         )
 
     def read() -> Sequence[JobRow]:
-        only = {"statuses": wanted, "array": array, "limit": limit, "after": after}
-        return service.store.jobs.list(**asked, **only)
+        jobs = service.store.jobs
+        return jobs.list(**asked, statuses=wanted, array=array, limit=limit, after=after)
 
     rows = service.recent.page(service.live.lease, fits, limit, after)
     rows = await asyncio.to_thread(read) if rows is None else rows
