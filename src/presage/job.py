@@ -131,10 +131,9 @@ def scaled(batch: int, lr: float, *, tuned_for: int = 1, rule: str = "linear") -
     its square root, for optimizers such as Adam; `fixed`: all workers together keep their batch,
     shared out among them, and the rate stays, so that the training goes on as if nothing happened.
     """
-    given = allocation()
     if batch < 1 or tuned_for < 1:
         raise ValueError("scaled() needs a batch and tuned_for of at least 1")
-    growth = given.workers / tuned_for
+    growth = (given := allocation()).workers / tuned_for
     if rule == "linear":
         return Scaled(batch, lr * growth)
     if rule == "sqrt":

@@ -177,7 +177,7 @@ def test_a_job_waits_for_others_and_says_so(server: Server, tmp_path: Path) -> N
     assert server.wait(server.submit(name="late", after=array))["status"] == "COMPLETED"
 
     for after, status, text in (
-        ("nobody", 422, "there is no job 'nobody'"),
+        ("nobody", 400, "there is no job 'nobody'"),
         ([first], 409, "did not end well, so that `ok` can never be met"),
         ({"failed": [third]}, 409, "ended well, so that `failed` can never be met"),
     ):

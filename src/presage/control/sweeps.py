@@ -139,8 +139,6 @@ class Sweeps:
         assert sweep is not None
         if sweep.prune is not None:
             await asyncio.to_thread(need_optuna, "sweep.prune")
-        if sweep.search == "tpe":
-            raise ManifestError("sweep.search: tpe is not there yet; use random")
         self._requests.check(asked.first, folder)
         jobs = await asyncio.to_thread(lambda: list(asked.jobs()))
         now = time.time()
@@ -166,7 +164,7 @@ class Sweeps:
 
     async def _members(
         self, array: ArrayRow, jobs: Sequence[Manifest], user: User
-    ) -> list[_Member]:
+    ) -> list[_NewMember]:
         made = []
         foreseen: dict[Any, tuple[Manifest, Estimates | None]] = {}
         after = jobs[0].after and await self._requests.resolved(jobs[0].after, user)
@@ -196,14 +194,14 @@ _FAILED = ("FAILED",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _NewMember:
     fact: ev.JobSubmitted
     row: JobRow
 
 
 def _member(
     array: ArrayRow, number: int, manifest: Manifest, spec: JobSpec, estimates: Estimates | None
-) -> _Member:
+) -> _NewMember:
     labels = dict(spec.labels)
     if array.metric:
         labels[METRIC] = array.metric
@@ -228,4 +226,4 @@ def _member(
         reason_code=code,
         reason_text=text,
     )
-    return _Member(ev.JobSubmitted(spec, estimates), row)
+    return _NewMember(ev.JobSubmitted(spec, estimates), row)

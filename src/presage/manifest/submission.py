@@ -44,7 +44,7 @@ class Submission:
     """One job, or the jobs of a sweep."""
 
     first: Manifest
-    """The job; of a sweep, the first, or one like those that are yet to be found."""
+    """The job; of a sweep, the first."""
     data: Mapping[str, Any]
     """As it was written, with changes and points in place."""
     sweep: Sweep | None = None
@@ -60,7 +60,7 @@ class Submission:
     @property
     def size(self) -> int:
         """How many jobs it is."""
-        return (self.sweep.trials if self.sweep and self.sweep.space else len(self.points)) or 1
+        return len(self.points) or 1
 
     def jobs(self) -> Iterator[Manifest]:
         """The manifest of each job."""
@@ -113,22 +113,11 @@ def submission_of(
     keys = check(data, SweepKeys, ManifestError, source, root)
     try:
         points = points_of(keys.sweep)
-        names = list(keys.sweep.space or (points[0] if points else ()))
-        check_use(data, names, list(keys.params))
+        check_use(data, list(points[0]), list(keys.params))
     except ManifestError as error:
         raise ManifestError(f"{source}: {error}") from None
-    example = points[0] if points else _example(keys.sweep)
-    first = check(_substituted(data, example), Manifest, ManifestError, source, root)
+    first = check(_substituted(data, points[0]), Manifest, ManifestError, source, root)
     return Submission(first, data, keys.sweep, tuple(points))
-
-
-def _example(sweep: Sweep) -> Point:
-    from random import Random
-
-    from presage.manifest.sweep import draw
-
-    rng = Random(sweep.seed)
-    return {name: draw(one, rng) for name, one in (sweep.space or {}).items()}
 
 
 def manifest_schema() -> dict[str, Any]:

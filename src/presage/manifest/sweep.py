@@ -28,7 +28,7 @@ from presage.model.errors import ManifestError
 
 __all__ = [
     "MOST_POINTS",
-    "Distribution",
+    "ParamRange",
     "Prune",
     "Sweep",
     "SweepPart",
@@ -81,7 +81,7 @@ Values = Annotated[
 ]
 
 
-class Distribution(SweepPart):
+class ParamRange(SweepPart):
     """Where a parameter is drawn from."""
 
     uniform: _Ends | None = None
@@ -123,9 +123,8 @@ class Sweep(SweepPart):
 
     grid: Annotated[dict[Parameter, Values], Field(max_length=20)] | None = None
     points: Annotated[list[dict[Parameter, Setting]], Field(max_length=MOST_POINTS)] | None = None
-    space: Annotated[dict[Parameter, Distribution], Field(max_length=100)] | None = None
+    space: Annotated[dict[Parameter, ParamRange], Field(max_length=100)] | None = None
     file: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
-    search: Literal["random", "tpe"] = "random"
     trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     at_once: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
@@ -150,7 +149,7 @@ class Sweep(SweepPart):
         if self.space is not None and self.trials is None:
             raise misplaced("needs trials, how many points to draw", "space")
         if self.space is None:
-            for key in ("trials", "search", "seed"):
+            for key in ("trials", "seed"):
                 if key in self.model_fields_set:
                     raise misplaced("goes with space, where points are drawn", key)
         size = math.prod(len(values) for values in (self.grid or {}).values())
@@ -170,16 +169,14 @@ class SweepKeys(BaseModel):
 
     @model_validator(mode="after")
     def _measured(self) -> Self:
-        needs = "prune" if self.sweep.prune else "search" if self.sweep.search == "tpe" else ""
-        if needs and self.objective is None:
-            raise misplaced(
-                "needs objective, such as objective: {metric: val_loss}", "sweep", needs
-            )
+        if self.sweep.prune is not None and self.objective is None:
+            says = "needs objective, such as objective: {metric: val_loss}"
+            raise misplaced(says, "sweep", "prune")
         return self
 
 
 def points_of(sweep: Sweep) -> list[Point]:
-    """The values of each job, in order; none of a search that learns from results."""
+    """The values of each job, in order."""
     if sweep.points is not None:
         found: list[Point] = list(sweep.points)
         names = list(found[0])
@@ -194,7 +191,7 @@ def points_of(sweep: Sweep) -> list[Point]:
             dict(zip(sweep.grid, values, strict=True)) for values in product(*sweep.grid.values())
         ]
     elif sweep.space is not None:
-        found = [] if sweep.search == "tpe" else _drawn(sweep, sweep.space)
+        found = _drawn(sweep, sweep.space)
     else:
         raise ManifestError(
             "sweep.file is read by `presage submit`, beside the manifest; over HTTP send the "
@@ -204,7 +201,7 @@ def points_of(sweep: Sweep) -> list[Point]:
     return found
 
 
-def _drawn(sweep: Sweep, space: Mapping[str, Distribution]) -> list[Point]:
+def _drawn(sweep: Sweep, space: Mapping[str, ParamRange]) -> list[Point]:
     """Different points, from the seed."""
     rng, found = Random(sweep.seed), dict[str, Point]()
     assert sweep.trials is not None
@@ -219,7 +216,7 @@ def _drawn(sweep: Sweep, space: Mapping[str, Distribution]) -> list[Point]:
     )
 
 
-def draw(one: Distribution, rng: Random) -> Any:
+def draw(one: ParamRange, rng: Random) -> Any:
     """A value of a distribution, with six digits."""
     if one.choice is not None:
         return rng.choice(one.choice)

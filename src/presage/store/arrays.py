@@ -13,7 +13,7 @@ from presage.store.database import Database
 from presage.store.records import ArrayRow
 from presage.store.tables import arrays, jobs
 
-__all__ = ["ArrayCounts", "Arrays"]
+__all__ = ["ArrayCounts", "ArrayRows"]
 
 _LISTED = [column for column in arrays.c if column.name != "manifest"]
 _MOST_AT_A_TIME = 500
@@ -32,7 +32,7 @@ class ArrayCounts:
     """When the last one that is over ended."""
 
 
-class Arrays:
+class ArrayRows:
     """Rows of arrays, read from any thread."""
 
     def __init__(self, database: Database) -> None:

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from presage.model.errors import InternalError, StaleLease, StoreUnavailable
 from presage.model.event import Decision, Event, Fact, event_from_json, event_to_json
 from presage.store.access import AuditLog, Users, audit_row
-from presage.store.arrays import Arrays
+from presage.store.arrays import ArrayRows
 from presage.store.database import Database
 from presage.store.jobs import Jobs
 from presage.store.knowledge import SqlKnowledge
@@ -66,7 +66,7 @@ class SqlStore:
         """How many jobs there were ever, after the latest append: the `seq` of the newest."""
         self.lease = Lease(self._database)
         self.jobs = Jobs(self._database)
-        self.arrays = Arrays(self._database)
+        self.arrays = ArrayRows(self._database)
         self.outbox = Outbox(self._database)
         self.users = Users(self._database)
         self.audit = AuditLog(self._database)

@@ -25,7 +25,7 @@ from presage.store.records import ArrayRow, JobRow
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Pruning", "Study", "need_optuna", "reports_name"]
+__all__ = ["Pruning", "PruneStudy", "need_optuna", "reports_name"]
 
 _LOOK_S = 1.0
 _KEPT = 200_000
@@ -51,7 +51,7 @@ def reports_name(array_id: str) -> str:
     return f"sweeps/{array_id}/reports"
 
 
-class Study:
+class PruneStudy:
     """What Optuna knows of one array: a trial for each member that reported. It is made of the
     reports in their order, and of nothing else."""
 
@@ -113,7 +113,7 @@ def _pruner(library: Any, prune: Prune) -> Any:
 class _Followed:
     """An array whose members may be stopped early."""
 
-    study: Study
+    study: PruneStudy
     ended: set[str] = field(default_factory=set)
 
 
@@ -157,7 +157,7 @@ class Pruning:
             return None
         prune = Sweep.model_validate(array.manifest["sweep"]).prune
         assert prune is not None
-        followed = _Followed(Study(array, prune))
+        followed = _Followed(PruneStudy(array, prune))
         for line in self._knowledge.tail(reports_name(array_id), _KEPT):
             job, step, value = json.loads(line)
             if isinstance(value, str):
@@ -189,7 +189,7 @@ class Pruning:
 _Report = tuple[str, int, float | str]
 
 
-def _news(row: JobRow, study: Study, followed: _Followed) -> list[_Report]:
+def _news(row: JobRow, study: PruneStudy, followed: _Followed) -> list[_Report]:
     """What became known of a member: a report of a later step, its end."""
     news: list[_Report] = []
     found = _reported(row.progress, study.metric)
@@ -213,7 +213,7 @@ def _line(report: _Report) -> bytes:
     return json.dumps(report).encode()
 
 
-def _loses(study: Study, step: int, value: float) -> Reason:
+def _loses(study: PruneStudy, step: int, value: float) -> Reason:
     prune = study.prune
     how = f"not among the best 1 in {prune.reduction}"
     if prune.by == "median":

@@ -45,7 +45,7 @@ MANIFEST_BODY = {
 }
 
 
-class _Submission(APIRoute):
+class _SubmitRoute(APIRoute):
     """Submissions come by the hundreds a second: they are answered without the framework's work
     of finding out what a function wants, which costs more than the rest."""
 
@@ -79,7 +79,7 @@ class _Submission(APIRoute):
         await answer(scope, receive, send)
 
 
-submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_Submission)
+submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_SubmitRoute)
 
 
 @submissions.post("/jobs", status_code=201, response_model=Submitted, openapi_extra=MANIFEST_BODY)
@@ -92,7 +92,7 @@ async def submit(
     `sweep` is an array of jobs, all of them on disk or none; the id is the array's.
 
     With an `Idempotency-Key`, sending the same again gives the same job.
-    """  # says what OpenAPI says; the work is done by _Submission
+    """  # says what OpenAPI says; the work is done by _SubmitRoute
 
 
 @router.get("/jobs", response_model=JobList)
