@@ -1,4 +1,4 @@
-"""A sweep of 200 jobs from one manifest: how long it takes to submit, to list and to find the best.
+"""A sweep of 200 jobs from one manifest: the time to submit it, to list it and to find the best.
 
     python -m benchmarks.sweeps [--jobs 200] [--json]
 

@@ -25,7 +25,7 @@ from presage.store.records import ArrayRow, JobRow
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Pruning", "PruneStudy", "need_optuna", "reports_name"]
+__all__ = ["PruneStudy", "Pruning", "need_optuna", "reports_name"]
 
 _LOOK_S = 1.0
 _KEPT = 200_000
