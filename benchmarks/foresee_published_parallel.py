@@ -51,10 +51,19 @@ def _tokens(trainings: Trainings, kind: str, *, show: bool) -> list[dict[str, An
     found = np.empty((len(labels), 3))
     for fold in np.unique(place):
         out = place == fold
-        unseen = "size" if kind == "model" else kind  # as shipped: any model may be of a new size
-        model, _ = learn(trainings[~out], (unseen,), INNER_FOLDS)
+        ways = ("model", "size") if kind == "model" else (kind,)
+        model, _ = learn(trainings[~out], ways, INNER_FOLDS)
         held = trainings[out]
-        found[out] = model.interval(model.parts(held.columns, held.groups), [unseen])
+        parts = model.parts(held.columns, held.groups)
+        found[out] = model.interval(parts, [kind])
+        if kind == "model":  # as shipped: a size that no other model has is new as well
+            new = np.array(
+                [
+                    "size" in model.unseen(g, r.shape)
+                    for g, r in zip(held.groups, held.rows, strict=True)
+                ]
+            )
+            found[np.flatnonzero(out)[new]] = model.interval(parts, ["size"])[new]
     split = f"{'source' if kind == 'stack' else kind}-out"
     lines = [_line(split, "all", trainings.seconds, found)]
     members = labels if kind in ("gpu", "stack") else trainings.labels("stack")

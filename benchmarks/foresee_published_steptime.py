@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks._data import shared
+from presage.foresee.roofline import Roofline
 from presage.foresee.roofline_fitting import (
     WAYS,
-    Observation,
+    fit_compiled,
     fit_roofline,
     foreseen,
     label,
@@ -27,7 +29,10 @@ from presage.foresee.roofline_fitting import (
     machine,
 )
 from presage.foresee.roofline_rows import SHIPPED, fitted_rows, published_rows
+from presage.foresee.roofline_slopes import Observation
+from presage.foresee.roofline_steps import by_drivers
 from presage.learn import Floats
+from presage.learn.evaluate import grouped_folds
 from presage.learn.groups import GroupConformal
 
 
@@ -47,6 +52,8 @@ def main() -> None:
         if not arguments.json:
             _show(lines[-1])
 
+    compiled = [row for row in helpers if row.setup.compile]
+    helpers = [row for row in helpers if not row.setup.compile]
     whole = fit_roofline([*rows, *helpers])
     for way in WAYS:
         asked = [*rows, *(judges if way == "source" else ())]
@@ -63,12 +70,32 @@ def main() -> None:
         if not torch.all():
             members = [row for row, kept in zip(asked, torch, strict=True) if not kept]
             note(way, "other frameworks", members, found[~torch])
+    for way in ("gpu", "family"):
+        for what, guess in _compiled(whole, compiled, way).items():
+            note(way, f"compiled, {what}", compiled, np.c_[guess, guess, guess])
     if arguments.inference:
         served = published_rows(data, "published_inference")
         guess = np.array([foreseen(whole, row)[0] for row in served])
         note("as fitted", "inference", served, np.c_[guess, guess, guess])
     if arguments.json:
         print(json.dumps(lines, indent=2))
+
+
+def _compiled(whole: Roofline, rows: Sequence[Observation], way: str) -> dict[str, Floats]:
+    """Compiled inference as if it were eager, and with what compiling does to other groups."""
+    eager = [replace(row, setup=replace(row.setup, compile=False)) for row in rows]
+    groups = np.array([label(row, way) for row in rows])
+    place = grouped_folds(groups, min(6, len(set(groups))), 0)
+    found = np.empty(len(rows))
+    for fold in np.unique(place):
+        kept = [row for row, other in zip(rows, place, strict=True) if other != fold]
+        fitted = fit_compiled(whole, kept)
+        for at in np.flatnonzero(place == fold).tolist():
+            found[at] = foreseen(fitted, rows[at])[0]
+    return {
+        "as if eager": np.array([foreseen(whole, row)[0] for row in eager]),
+        "left out": found,
+    }
 
 
 def _parts(way: str) -> list[tuple[str, Callable[[Observation], str]]]:
@@ -92,7 +119,8 @@ def _intervals(
     for group in np.unique(groups):
         here, others = groups == group, ours & (groups != group)
         known = GroupConformal.fit(truth[others], scaled[others], {way: alike[others]})
-        found[here] = known.interval(guess[here], scale[here])
+        wider = np.array([by_drivers(row.gpu) for row in asked])
+        found[here] = known.interval(guess[here], scale[here] * wider[here])
         found[here, 1] = guess[here]
     return found
 

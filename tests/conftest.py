@@ -95,7 +95,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def program() -> Callable[..., str]:
-    """Find a program by any of its names: `program("chromium", "chromium-browser")`."""
+    """Find a program by any of its names: `program("chromium-headless-shell", "chromium")`."""
 
     def find(*names: str) -> str:
         for name in names:

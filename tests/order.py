@@ -20,11 +20,11 @@ TOGETHER = {"tests/executors/test_ray.py": "ray", "tests/server/test_serve_ray.p
 
 SECONDS: dict[str, float] = {
     "ray": 96,
-    "tests/web/test_pages.py": 43,
+    "tests/web/test_pages.py": 30,
     "tests/server/test_standby.py": 40,
     "tests/server/test_starts.py": 35,
     "tests/test_docs.py": 30,
-    "tests/web/test_foresee.py": 25,
+    "tests/web/test_foresee.py": 20,
     "tests/server/test_kill.py": 15,
     "tests/test_api_python.py": 14,
     "tests/executors/test_resize.py": 13,
@@ -42,6 +42,7 @@ SECONDS: dict[str, float] = {
     "tests/server/test_gpus.py": 7,
     "tests/executors/test_local.py": 7,
     "tests/executors/test_containers.py": 7,
+    "tests/server/test_own_policy.py": 7,
     "tests/server/test_fuzz.py": 6,
 }
 

@@ -71,7 +71,9 @@ class Scenario:
         config = policy if isinstance(policy, PolicyConfig) else None
         self.engine = Engine(build(config or str(policy)), Known(runtimes), check_every=1)
         self.decisions: list[ev.Decision] = []
-        self.go(*(ev.NodeUp(node) for node in cluster))
+        counts = getattr(self.engine.policy, "counts_hours", False)
+        rules = [ev.RulesChanged("", "", counts=True)] if counts else []
+        self.go(*rules, *(ev.NodeUp(node) for node in cluster))
 
     def go(self, *facts: ev.Fact, at: float | None = None) -> list[ev.Decision]:
         """Give facts to the engine; whatever it launches is started at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -541,14 +542,34 @@ def test_init_writes_a_manifest_that_lint_accepts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert presage("init").exit_code == 0
-    assert (tmp_path / "presage.yaml").read_text() == EXAMPLE
-    (tmp_path / "train.py").touch()
+    text = (tmp_path / "presage.yaml").read_text()
+    assert text.splitlines()[-5:] == EXAMPLE.splitlines()[-5:]
     done = presage("lint", "presage.yaml")
     assert done.exit_code == 0
     assert done.stdout == (
         "presage.yaml is valid: hello, worker 1 × (cpus 1.0, memory 512Mi), queue default\n"
     )
     assert done.stderr == ""
+
+
+def test_init_writes_what_runs_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("presage.cli.manifest._gpus", lambda: 0)
+    assert presage("init", "a.yaml").exit_code == 0
+    manifest = read_manifest(tmp_path / "a.yaml")
+    assert manifest.resources is not None
+    assert manifest.resources.gpus is None
+    ran = subprocess.run(str(manifest.command), shell=True, capture_output=True, check=True)
+    assert ran.stdout == b"hello from Presage\n"
+    monkeypatch.setattr("presage.cli.manifest._gpus", lambda: 2)
+    (tmp_path / "train.py").touch()
+    assert presage("init", "b.yaml").exit_code == 0
+    manifest = read_manifest(tmp_path / "b.yaml")
+    assert manifest.resources is not None
+    assert manifest.resources.gpus == 1
+    assert str(manifest.command).endswith(" train.py")
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
@@ -566,7 +587,7 @@ def test_lint_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("name: a\ncommand: x\nworker: 2\n")
     done = presage("lint", path)
-    assert isinstance(done.exception, ManifestError)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     done = presage("lint", path, "--json")
     assert done.exit_code == 2
     answer = json.loads(done.stdout)
@@ -575,6 +596,21 @@ def test_lint_says_what_is_wrong(tmp_path: Path) -> None:
     assert "line 3: worker" in answer["error"]["text"]
     with pytest.raises(ManifestError, match="No such file"):
         read_manifest(tmp_path / "none.yaml")
+
+
+def test_lint_lists_every_mistake_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "nme: a\ncommand: x\nworkers: none\nresources: {cpus: -1, gpu: 3}\nmodel: {ref: 3}\n"
+    )
+    lines = presage("lint", path).stderr.splitlines()
+    places = [line.removeprefix(f"error: {path} line ").partition(": ")[::2] for line in lines]
+    wanted = ["name", "nme", "workers", "resources.cpus", "resources.gpu", "model.ref"]
+    assert [text.partition(":")[0] for _, text in places] == wanted
+    assert [line for line, _ in places] == ["1", "1", "3", "4", "4", "5"]
+    answer = json.loads(presage("lint", path, "--json").stdout)
+    assert [f"error: {text}" for text in answer["mistakes"]] == lines
+    assert "unknown key" in answer["error"]["text"]
 
 
 def test_lint_gives_advice(tmp_path: Path) -> None:

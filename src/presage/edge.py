@@ -149,7 +149,11 @@ def check(
     try:
         return model.model_validate(data)
     except ValidationError as wrong:
-        raise error(_one_line(_explained(source, data, root, model, wrong))) from None
+        said = _explained(source, data, root, model, wrong)
+        first, *all_of_them = said
+        told = error(first)
+        told.mistakes = tuple(all_of_them)
+        raise told from None
 
 
 def misplaced(says: str, *at: str) -> PydanticCustomError:
@@ -230,26 +234,37 @@ def _explained(
     root: yaml.Node | None,
     model: type[BaseModel],
     error: ValidationError,
-) -> str:
-    """One line for the first problem; a misspelt key explains the others, so it goes first."""
-    problems = error.errors(include_url=False)
-    first = min(problems, key=lambda problem: _RANK.get(problem["type"], 1))
-    location = [*first["loc"], *first.get("ctx", {}).get("at", ())]
-    line, place = _find(root, location) if root else ("", _place(data, location))
-    if first["type"] == "missing":
-        place.append(str(first["loc"][-1]))
-    where = f"{source}{line}: {'.'.join(place)}".rstrip(": ")
-    if first["type"] == "extra_forbidden":
-        known = _model_at(model, first["loc"][:-1]).model_fields
-        near = get_close_matches(str(first["loc"][-1])[:100], known, n=1, cutoff=0.5)
+) -> list[str]:
+    """A line for each place that is wrong, in the order of the text, after the one that says most:
+    a misspelt key explains the others."""
+    found: dict[tuple[str, ...], tuple[int, int, str]] = {}
+    for problem in error.errors(include_url=False):
+        location = [*problem["loc"], *problem.get("ctx", {}).get("at", ())]
+        line, place = _find(root, location) if root else (0, _place(data, location))
+        if problem["type"] == "missing":
+            place.append(str(problem["loc"][-1]))
+        where = f"{source} line {line}" if root else source
+        says = _said(f"{where}: {'.'.join(place)}".rstrip(": "), model, problem)
+        told = (_RANK.get(problem["type"], 1), line, _one_line(says))
+        found[tuple(place)] = min(told, found.get(tuple(place), told), key=lambda item: item[0])
+    told_first = min(found.values(), key=lambda item: item[0])
+    return [item[2] for item in (told_first, *sorted(found.values(), key=lambda i: i[1]))]
+
+
+def _said(where: str, model: type[BaseModel], problem: Any) -> str:
+    """One line for one problem."""
+    kind, place, says = problem["type"], problem["loc"], problem["msg"]
+    if kind == "extra_forbidden":
+        known = _model_at(model, place[:-1]).model_fields
+        near = get_close_matches(str(place[-1])[:100], known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
         return f"{where}: unknown key; {hint}"
-    if first["type"] == "model_type":
-        keys = ", ".join(_model_at(model, first["loc"]).model_fields)
+    if kind == "model_type":
+        keys = ", ".join(_model_at(model, place).model_fields)
         return f"{where}: write a mapping with keys such as {keys}"
-    if first["type"] in ("value_error", "misplaced"):  # said by a schema of ours
-        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    if kind in ("value_error", "misplaced"):  # said by a schema of ours
+        return f"{where}: {says.removeprefix('Value error, ')}"
+    return f"{where}: {says[0].lower()}{says[1:]}"
 
 
 def _place(data: object, location: Sequence[int | str]) -> list[str]:
@@ -265,7 +280,7 @@ def _place(data: object, location: Sequence[int | str]) -> list[str]:
     return place
 
 
-def _find(root: yaml.Node, location: Sequence[int | str]) -> tuple[str, list[str]]:
+def _find(root: yaml.Node, location: Sequence[int | str]) -> tuple[int, list[str]]:
     """The line of a place in the text, and the part of its path that the text has."""
     line, node = 1, root
     place: list[str] = []
@@ -283,7 +298,7 @@ def _find(root: yaml.Node, location: Sequence[int | str]) -> tuple[str, list[str
         else:
             continue
         place.append(str(part))
-    return f" line {line}", place
+    return line, place
 
 
 def _model_at(model: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel]:

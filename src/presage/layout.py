@@ -10,7 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "times_beside"]
+
+
+def times_beside(log: Path) -> Path:
+    """When the output of a worker was written."""
+    return log.with_suffix(".times")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,19 @@ class Layout:
         """One uploaded work folder."""
         return self.folders / f"{digest}.tar.gz"
 
+    @property
+    def trash(self) -> Path:
+        """What is being removed."""
+        return self.data / "trash"
+
+    @property
+    def secrets(self) -> Path:
+        """What jobs must know and nobody else."""
+        return self.data / "secrets"
+
     def secret(self, name: str) -> Path:
         """The content of a secret."""
-        return self.data / "secrets" / name
+        return self.secrets / name
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -76,6 +91,14 @@ class Layout:
         """What the workers of one run used."""
         return self.job(job) / "telemetry" / f"{attempt}.jsonl"
 
+    def all_logs(self, job: str) -> Path:
+        """The logs of all runs of a job."""
+        return self.job(job) / "logs"
+
+    def all_telemetry(self, job: str) -> Path:
+        """What the workers of all its runs used."""
+        return self.job(job) / "telemetry"
+
     def checkpoints(self, job: str) -> Path:
         """Kept over the runs of a job."""
         return self.job(job) / "checkpoints"
@@ -83,6 +106,14 @@ class Layout:
     def results(self, job: str) -> Path:
         """What a job made."""
         return self.job(job) / "results"
+
+    def results_note(self, job: str) -> Path:
+        """How much of it there is, and what was left out."""
+        return self.job(job) / "results.json"
+
+    def track_note(self, job: str) -> Path:
+        """What a tracking server calls its run."""
+        return self.job(job) / "track.json"
 
     # -- runs -------------------------------------------------------------------------------------
 
@@ -122,8 +153,15 @@ class Layout:
         """The token of the head that was started here."""
         return self.data / "ray-token"
 
+    def passing(self, name: str) -> bool:
+        """Whether a thing of this directory is of this machine and moment alone, or the database:
+        a copy of the directory leaves it out."""
+        if name.startswith((self.database.name, "ray-")):
+            return name != self.ray_owner.name
+        return name in (self.lock.name, self.wake.name, self.runs.name)
+
     def prepare(self) -> None:
         """Make the directories that must be there, for their owner alone."""
         self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self.folders, self.jobs, self.runs, self.data / "secrets"):
+        for path in (self.folders, self.jobs, self.runs, self.secrets):
             path.mkdir(exist_ok=True, mode=0o700)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from presage.cli.jobs import span_words, starts_in
+from presage.cli._job_words import span_words, starts_in
 from presage.model.answers import Eta
 
 Numbers = tuple[float | None, float | None, float | None]
@@ -13,12 +13,13 @@ Numbers = tuple[float | None, float | None, float | None]
 @pytest.mark.parametrize(
     ("told", "words", "short"),
     [
-        ((240, 420, 720), "starts in 4–12 min (most likely 7)", "4–12 min"),
-        ((0, 30, 80), "starts in 0–80 s (most likely 30)", "0–80 s"),
-        ((5400, 9000, 36_000), "starts in 1.5–10 h (most likely 2.5)", "1.5–10 h"),
-        ((0, 0, 0), "starts in a moment", "0–0 s"),
-        ((240, 420, None), "starts in 4 min or much more (most likely 7)", "4 min …"),
-        ((7200, None, None), "starts in 2 h or much more", "2 h …"),
+        ((240, 420, 720), "starts in 4–12 min (most likely 7 min)", "4m–12m"),
+        ((0, 30, 80), "starts in 0–80 s (most likely 30 s)", "0s–80s"),
+        ((5400, 9000, 36_000), "starts in 1.5–10 h (most likely 2.5 h)", "1.5h–10h"),
+        ((0, 0, 0), "starts in a moment", "0s"),
+        ((240, 420, None), "starts in 4 min or much more (most likely 7 min)", "4m–…"),
+        ((7200, None, None), "starts in 2 h or much more", "2h–…"),
+        ((4.2, 60, 7900), "starts in 4.2 s to 2.2 h (most likely 60 s)", "4.2s–2.2h"),
         ((None, None, None), "starts later than can be foreseen", ""),
     ],
 )

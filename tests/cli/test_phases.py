@@ -226,7 +226,7 @@ def test_pages_stand_alone_and_escape_names(folder: Path, tmp_path: Path) -> Non
 def test_a_browser_draws_the_pages(
     folder: Path, tmp_path: Path, program: Callable[..., str]
 ) -> None:
-    browser = program("chromium", "chromium-browser", "google-chrome")
+    browser = program("chromium-headless-shell", "chromium", "google-chrome")
     html = tmp_path / "show.html"
     run("phases", "show", folder / "pods.npz", folder / "pods.csv", "--html", html)
     done = subprocess.run(

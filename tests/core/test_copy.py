@@ -13,6 +13,7 @@ import pytest
 
 from presage.core.capacity import Capacity
 from presage.core.engine import Engine
+from presage.core.spent import Spent
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
@@ -24,7 +25,7 @@ from presage.policy.registry import build
 from tests.scenario import Known, job
 
 REASON = Reason(ReasonCode.PREEMPTED, "made room")
-MUTABLE = (State, Capacity, SpeedBook, Job)
+MUTABLE = (State, Capacity, SpeedBook, Spent, Job)
 """What changes."""
 FROZEN: tuple[type, ...] = (str, int, float, tuple, Enum, type(None))
 FROZEN += (Node, JobSpec, Reason, Resources, Estimates, ev.RulesChanged)
@@ -49,7 +50,7 @@ def rich() -> State:
         ev.NodeDraining("n2"),
         *(ev.JobSubmitted(JobSpec(name, (elastic,), queue="q")) for name in "abcd"),
         *(ev.JobSubmitted(JobSpec(name, (share,))) for name in "efgh"),
-        ev.RulesChanged("{}", "v1"),
+        ev.RulesChanged("{}", "v1", counts=True),
         ev.Launch("a", 1, (Worker(0, 0, "n0", (0,)), Worker(0, 1, "n0", (1,)))),
         ev.JobStarted("a", 1),
         ev.ScaleRequested("a", 3),

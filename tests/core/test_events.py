@@ -40,6 +40,7 @@ workers = st.builds(Worker, counts, counts, names, st.lists(counts, max_size=3).
 FIELDS: dict[Any, SearchStrategy[Any]] = {
     str: names,
     int: counts,
+    bool: st.booleans(),
     float: times,
     float | None: st.none() | times,
     int | None: st.none() | counts,

@@ -11,7 +11,6 @@ from presage.core.plan import Plan
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
-from presage.model.errors import InternalError
 from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, Role, StopIntent
 
 REASON = Reason(ReasonCode.PREEMPTED, "made room")
@@ -63,6 +62,8 @@ CHOICES: dict[str, Callable[[Plan], None]] = {
     "reserve elsewhere": lambda p: p.reserve(job(p, "promised"), (worker(0, 5),)),
     "drop a reservation": lambda p: p.reserve(job(p, "promised"), ()),
     "wake": lambda p: p.wake_at(50.0),
+    "reject": lambda p: p.reject(job(p, "waiting"), REASON),
+    "reject what was promised": lambda p: p.reject(job(p, "promised"), REASON),
 }
 
 
@@ -165,10 +166,14 @@ def test_an_error_takes_everything_back() -> None:
     assert plan.state.snapshot() == before
 
 
-def test_a_rejection_cannot_be_taken_back() -> None:
+def test_nobody_is_told_of_a_rejection_that_was_taken_back() -> None:
     plan = begin()
-    with pytest.raises(InternalError, match="cannot be taken back"), plan.attempt():
+    with plan.attempt():
         plan.reject(job(plan, "waiting"), REASON)
+        assert [ended.id for ended in plan.state.ended] == ["waiting"]
+    assert (plan.state.ended, plan.state.moves) == ([], [])
+    plan.reject(job(plan, "waiting"), REASON)
+    assert [ended.id for ended in plan.state.ended] == ["waiting"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from presage.model.event import Outcome
 from presage.model.job import Job, JobSpec, OomRetry, Reason, ReasonCode, Role
 
 LATE = Reason(ReasonCode.TIME_LIMIT, "it ran longer than 5 s")
+MISSING = Reason(ReasonCode.LAUNCH_FAILED, "there is no program 'trian'")
 ASK = Resources(1000, 400, 500, 2000)
 
 
@@ -28,6 +29,9 @@ def waiting(failures: int = 0, lost: int = 0, overflows: int = 0, **spec: Any) -
         (waiting(max_retries=1), Outcome.FAILED, None, True, (1, 0, 0)),
         (waiting(1, max_retries=1), Outcome.FAILED, None, False, (2, 0, 0)),
         (waiting(max_retries=1), Outcome.FAILED, LATE, False, (1, 0, 0)),
+        (waiting(max_retries=1), Outcome.FAILED, MISSING, True, (1, 0, 0)),
+        (waiting(max_retries=1, relaunch=False), Outcome.FAILED, MISSING, False, (1, 0, 0)),
+        (waiting(max_retries=1, relaunch=False), Outcome.FAILED, None, True, (1, 0, 0)),
         (waiting(), Outcome.LOST, None, True, (0, 1, 0)),
         (waiting(lost=99), Outcome.LOST, None, True, (0, 100, 0)),
         (waiting(lost=100), Outcome.LOST, None, False, (1, 100, 0)),

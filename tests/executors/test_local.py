@@ -484,10 +484,59 @@ def _runs(pid: int) -> bool:
     return stat is not None and stat.state != "Z"
 
 
-def _pack(path: Path, files: dict[str, str]) -> None:
+def _pack(path: Path, files: dict[str, str], mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size = len(text.encode())
+            entry.size, entry.mode = len(text.encode()), mode
             archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        ({"environment": "/opt/conda/envs/none"}, "environment /opt/conda/envs/none is not there"),
+        ({"environment": "bare", "command": "python -c pass"}, "has no python in"),
+        ({"command": "./train.sh"}, "names an interpreter that is not there: /no/such/bash"),
+        (
+            {"command": "trainn --x", "launcher": "torchrun", "workers": "1..2"},
+            "there is no program 'trainn'",
+        ),
+    ],
+)
+def test_what_is_named_and_missing_is_refused_for_good(
+    kit: LocalKit, watch: Watcher, tmp_path: Path, manifest: dict[str, Any], text: str
+) -> None:
+    (tmp_path / "bare" / "bin").mkdir(parents=True)
+    if manifest.get("environment") == "bare":
+        manifest = {**manifest, "environment": str(tmp_path / "bare")}
+    _pack(kit.data / "folders" / "f.tar.gz", {"train.sh": "#!/no/such/bash\n"}, mode=0o755)
+    kit.write_job("no", folder="f", **{"command": "true", **manifest})
+    watch.executor.launch(ev.Launch("no", 1, (Worker(0, 0, "n0"),)))
+    watch.until(lambda: watch.of("no", ev.LaunchFailed), "refused")
+    reason = watch.of("no", ev.LaunchFailed)[0].reason
+    assert text in reason.text
+    assert reason.code is ReasonCode.LAUNCH_FAILED
+    watch.assert_nothing_left("no")
+
+
+def test_a_shell_that_finds_no_command_says_so_and_is_not_started_again(
+    kit: LocalKit, watch: Watcher
+) -> None:
+    kit.write_job("no", command="presage-no-such-program | cat; presage-nor-this-one")
+    watch.executor.launch(ev.Launch("no", 1, (Worker(0, 0, "n0"),)))
+    exited = watch.end("no")
+    assert exited.reason is not None
+    assert (exited.exit_code, exited.reason.code) == (127, ReasonCode.LAUNCH_FAILED)
+    assert "a program of its command is not there" in exited.reason.text
+    assert "presage-nor-this-one" in exited.reason.text
+
+
+def test_a_download_that_may_work_the_next_time_is_no_refusal_for_good(
+    kit: LocalKit, watch: Watcher
+) -> None:
+    kit.write_job("far", command="true", data={"set": "http://127.0.0.1:9/set"})
+    watch.executor.launch(ev.Launch("far", 1, (Worker(0, 0, "n0"),)))
+    watch.until(lambda: watch.of("far", ev.LaunchFailed), "refused")
+    assert watch.of("far", ev.LaunchFailed)[0].reason.code is ReasonCode.ERROR

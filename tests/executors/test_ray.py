@@ -210,7 +210,9 @@ raise SystemExit("the hub refused " + os.environ["HUB_TOKEN"])
     gate.touch()
     exited = watch.end("whole")
     assert exited.reason is not None
-    assert exited.reason.text == "worker-0 ended with exit code 1: the hub refused ***"
+    assert exited.reason.text == (
+        "worker-0 ended with exit code 1: the hub refused ***; 1 result file (7 B)"
+    )
     assert kit.log("whole", 1, "worker-0").startswith("had ['plain', 'step-0']\n")
     assert [p.name for p in (job / "checkpoints").iterdir()] == ["step-1"]
     assert (job / "checkpoints" / "step-1" / "state").stat().st_size == 9_000_000
@@ -229,17 +231,40 @@ place, rank = pathlib.Path(os.environ["PRESAGE_RESULT_DIR"]), os.environ["PRESAG
 (place / "ranks").mkdir(exist_ok=True)
 for name in ("plain-" + rank, "ranks/" + rank): (place / name).write_text(rank)
 with (place / "same").open("a") as file: print("rank", rank, file=file)
+pathlib.Path("model.pt").write_text("of rank " + rank)
+pathlib.Path("common").write_text("alike")
+pathlib.Path(".hidden").write_text("x") if rank == "0" else None
 """
     workers = watch.run("makers", RoleWork(script, workers=2))
-    watch.end("makers")
+    exited = watch.end("makers")
+    assert exited.reason is not None
+    assert exited.reason.text == "every worker ended well; 10 result files (42 B)"
     watch.settle()
     watch.executor.launch(ev.Launch("makers", 2, workers))
     watch.end("makers", 2)
     results = kit.data / "jobs" / "makers" / "results"
     found = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
-    assert found == {"plain-0", "plain-1", "ranks/0", "ranks/1", "same"}
+    second = workers[1].node
+    assert found == {
+        *("plain-0", "plain-1", "ranks/0", "ranks/1", "same", "model.pt", "common", ".hidden"),
+        *(f"from-{second}/{name}" for name in ("model.pt", "same")),
+    }
     assert (results / "same").read_text() == "rank 0\nrank 0\n"
+    assert (results / "model.pt").read_text() == "of rank 0"
+    assert (results / f"from-{second}" / "model.pt").read_text() == "of rank 1"
+    note = json.loads((results.parent / "results.json").read_text())
+    assert (note["files"], note["attempt"]) == (10, 2)
     watch.assert_nothing_left("makers")
+
+
+def test_an_environment_that_is_not_on_the_node_is_refused(kit: RayKit, watch: Watcher) -> None:
+    kit.write_job("no", command="python -c pass", environment="/opt/conda/envs/none")
+    watch.executor.launch(ev.Launch("no", 1, (Worker(0, 0, "n1"),)))
+    watch.until(lambda: watch.of("no", ev.LaunchFailed), "refused")
+    reason = watch.of("no", ev.LaunchFailed)[0].reason
+    assert reason.code is ReasonCode.LAUNCH_FAILED
+    assert "environment /opt/conda/envs/none is not there" in reason.text
+    watch.assert_nothing_left("no")
 
 
 def test_a_secret_that_is_not_there_is_named(kit: RayKit, watch: Watcher) -> None:

@@ -54,5 +54,20 @@ def test_the_largest_batch_is_the_last_that_fits() -> None:
     for batch, fits in ((best, True), (int(best * 1.2) + 1, False)):
         answer = decoder_forecast(MemoryPhysics.of(graph, batch), shape, gpu, setup)
         assert bool(answer.needs[2] <= gpu.usable_mib) is fits
+    known = MemoryPhysics.of(graph, 3)
+    assert largest_decoder_batch(graph, shape, gpu, setup, known=known) == pytest.approx(
+        best, rel=0.05
+    )
     heavy = Floor(30_000.0, 30_000.0, 30_000.0)
     assert largest_decoder_batch(graph, shape, gpu, setup, floor=heavy) == 0
+
+
+def test_fp16_over_quantised_weights_is_autocast() -> None:
+    given = {"seq": 512, "optimizer": "adamw", "lora": "r=8", "quant": "int8"}
+    half, autocast = (
+        _forecast("llama-3.2-1b", "t4", 1, precision=precision, **given)
+        for precision in ("fp16", "amp")
+    )
+    assert half.needs == pytest.approx(autocast.needs)
+    said = Setup.make(precision="fp16", **given).assumptions()
+    assert any("autocast" in words for words in said)

@@ -8,7 +8,7 @@ import pytest
 
 from presage.foresee.loader import LoaderTiming, _timing, fed, time_loader
 from presage.model.errors import UserError
-from presage.telemetry.batches import samples_in, time_batches
+from presage.telemetry.batches import TimedBatch, samples_in, time_batches
 
 
 class _Array:
@@ -33,9 +33,7 @@ import time
 def make_loader():
     def batches():
         for _ in range(50):
-            end = time.perf_counter() + 0.01
-            while time.perf_counter() < end:
-                pass
+            time.sleep(0.01)
             yield [[0.0] * 4] * 16
     return batches()
 """
@@ -86,13 +84,31 @@ def test_samples_of_any_batch() -> None:
 
 def test_a_short_loader_is_gone_through_again_and_an_iterator_is_not() -> None:
     again = time_batches([[0, 0], [0, 0]], 5, 10.0)
-    assert [samples for _, samples in again] == [2] * 5
+    assert [batch.samples for batch in again] == [2] * 5
     assert len(time_batches(iter([[0, 0], [0, 0]]), 5, 10.0)) == 2
 
 
+def test_waiting_for_cores_that_others_have_is_not_the_pipelines() -> None:
+    alone = [TimedBatch(0.1, 10, 0.0, 0.1)] * 12
+    beside = [TimedBatch(0.3, 10, 0.2, 0.1)] * 12
+    told = {"workers": 0, "skipped": 1, "cores": 2}
+    quiet, busy = (_timing("x", {**told, "taken": taken}) for taken in (alone, beside))
+    assert busy.p50 == pytest.approx(quiet.p50)
+    assert busy.p10 == pytest.approx(10 / 0.3)  # a training may run beside others as well
+    assert busy.waited == pytest.approx(2 / 3)
+    assert quiet.waited == 0
+
+
+def test_workers_that_wait_for_each_other_do_not_get_faster() -> None:
+    crowded = [TimedBatch(0.2, 10, 0.15, 0.4)] * 12  # four workers on two cores
+    told = _timing("x", {"taken": crowded, "workers": 4, "skipped": 1, "cores": 2})
+    assert told.p50 == pytest.approx(50.0)
+
+
 def test_workers_hand_out_bursts_and_the_first_batches_do_not_count() -> None:
-    bursts = [(5.0, 10), (0.0, 10)] + [(0.2, 10), (0.0, 10)] * 10
-    told = _timing("x", {"taken": bursts, "workers": 2, "skipped": 2})
+    bursts = [(5.0, 10, 0.0, 0.0), (0.0, 10, 0.0, 0.0)]
+    bursts += [(0.2, 10, 0.0, 0.0), (0.0, 10, 0.0, 0.0)] * 10
+    told = _timing("x", {"taken": bursts, "workers": 2, "skipped": 2, "cores": 4})
     assert told.prefetches
     assert told.p50 == pytest.approx(100.0)
     assert told.p10 == pytest.approx(100.0, rel=0.06)

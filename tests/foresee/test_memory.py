@@ -11,12 +11,13 @@ import polars as pl
 import pytest
 from sklearn.base import clone
 
+from presage.foresee import estimators
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.fitting import memory_data
 from presage.foresee.floors import Floor, floor_mib
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
-from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.foresee.graph.opgraph import KINDS, InputSpec, OpGraph
 from presage.foresee.known import graph_memory_rows
 from presage.foresee.memory import (
     GRAPH_FEATURES,
@@ -392,3 +393,21 @@ def test_features_of_a_table() -> None:
 def test_a_useless_table_is_refused(columns: dict[str, list[object]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         table_features(pl.DataFrame(columns))
+
+
+def test_attention_that_is_written_out_depends_on_the_version() -> None:
+    entry = zoo.find("bert-base-squad")
+    traced = precomputed.read(entry, precision="amp")
+    assert traced is not None
+    model, gpu = estimators.memory().graph, find("v100-16g")
+    physics = MemoryPhysics.of(traced, 8)
+    softmaxes = np.full(12, KINDS.index("softmax"))
+    written = replace(physics, graph=replace(traced, kind=np.r_[traced.kind[12:], softmaxes]))
+    fused, eager = (
+        model.forecast(written, gpu, Setup(precision="amp", attention=how))
+        for how in ("sdpa", "eager")
+    )
+    assert eager.needs[1] == pytest.approx(fused.needs[1])
+    saved = physics.by_role["saved"] / 2**20
+    assert eager.needs[2] > eager.needs[1] + 0.5 * saved
+    assert eager.needs[0] < fused.needs[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,21 @@ def test_spans_are_short() -> None:
     assert time_span(Quantiles(86_400, 9e6, 2e7)) == "100 d (1–230)"
     assert money_span(Quantiles(163, 192.4, 231)) == "$192 ($163–231)"
     assert money_span(Quantiles(0.4, 0.456, 12_345)) == "$0.46 ($0.40–12,300)"
+
+
+def test_long_samples_and_experts_are_divided_too() -> None:
+    long = replace(GOAL, seq=32_768)
+    base = replace(BASE, seq=32_768)
+    ways = list(candidates(base, long, KINDS[:1], [16], SHAPE, Counter()))
+    cut = {way.setup.parallel for way in ways}
+    assert {p.context for p in cut} == {1, 2, 4, 8}
+    assert all(way.setup.data_parallel * way.setup.model_parallel == 16 for way in ways)
+    assert all(
+        way.batch * way.setup.accumulate * way.setup.data_parallel == long.global_batch
+        for way in ways
+    )
+    plain = candidates(BASE, GOAL, KINDS[:1], [16], SHAPE, Counter())
+    assert {way.setup.parallel.context for way in plain} == {1}
+    routed = replace(SHAPE, experts=8, experts_per_token=2, expert_inner=SHAPE.inner)
+    ways = list(candidates(BASE, GOAL, KINDS[:1], [8], routed, Counter()))
+    assert {way.setup.parallel.expert for way in ways} == {1, 2, 4, 8}

@@ -9,6 +9,9 @@ import pytest
 
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.architectures import find_architecture
+from presage.foresee.graph.decoder_graph import decoder_graph
+from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.graph.opgraph import KINDS
 from presage.foresee.roofline import (
     RATES,
@@ -23,9 +26,11 @@ from presage.foresee.roofline import (
     without_optimizer,
     work_of,
 )
-from presage.foresee.roofline_fitting import Observation, fit_roofline, foreseen
+from presage.foresee.roofline_fitting import fit_roofline, foreseen
+from presage.foresee.roofline_slopes import Doubt, Observation
 from presage.foresee.roofline_steps import RooflineSteps, shipped_steps
 from presage.foresee.steptime import Operators, StepTimeEstimator
+from presage.foresee.throughput import llm_step
 from presage.learn.groups import GroupConformal
 from presage.model.setup import Setup
 
@@ -187,6 +192,66 @@ def test_far_from_the_data_is_wide() -> None:
     assert "rubin" in new.words
     assert "gpu" in new.unseen
     assert "gpu" not in known.unseen
+
+
+def test_what_was_not_measured_is_less_sure() -> None:
+    steps, ops, setup = shipped_steps(), operators("resnet50"), Setup(precision="amp")
+    near = find("v100-16g")
+    known, kin, new = (
+        float(steps.doubt.deviation([asked(ops, gpu, setup)], steps.roofline.effects)[0])
+        for gpu in (
+            near,
+            replace(near, name="another volta"),
+            replace(near, name="new", architecture="rubin"),
+        )
+    )
+    assert 0 < known < kin < new
+
+
+def asked(ops: Operators, gpu: Gpu, setup: Setup) -> Observation:
+    work, launches = work_of(ops, 64, gpu, setup), host_launches(ops, setup)
+    return Observation(work, launches, gpu, setup, 1.0, "", "", "")
+
+
+def test_doubt_is_what_the_measurements_leave() -> None:
+    names, size = ("compute", "memory"), np.array([1.0, 1.0])  # their spreads
+    open_one = Doubt.of(names, np.diag([3.0, 0.0]))
+    left = (size**2)[0] - open_one.directions[0] ** 2 @ open_one.told
+    assert left == pytest.approx(1 / (1 + 3.0))
+    again = Doubt.from_arrays(open_one.to_arrays())
+    assert again.names == names
+    assert again.told == pytest.approx(open_one.told)
+    assert open_one.without(("memory",)).names == ("compute",)
+
+
+def test_compiled_models_are_quicker_and_less_sure() -> None:
+    steps, ops, gpu = shipped_steps(), operators("resnet50"), find("rtx4090")
+    eager = Setup(precision="amp", inference=True)
+    compiled = replace(eager, compile=True)
+    times = [steps.quantiles(ops, 128, gpu, how) for how in (eager, compiled)]
+    assert 0.3 < times[1][1] / times[0][1] < 0.95
+    assert "compiled inference" in steps.distance(ops, 128, gpu, compiled).words
+    trained = [
+        steps.quantiles(ops, 128, gpu, replace(how, inference=False)) for how in (eager, compiled)
+    ]
+    narrow, wide = (float(np.log(high / low)) for low, _, high in trained)
+    assert wide > 1.1 * narrow
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "batch"),
+    [("meta-llama/Llama-3.2-1B", 2048, 4), ("meta-llama/Llama-3.1-8B", 4096, 1)],
+)
+@pytest.mark.parametrize("gpu", ["a100-80g", "h100-80g"])
+def test_a_decoder_by_its_operators_is_as_fast_as_by_its_name(
+    name: str, seq: int, batch: int, gpu: str
+) -> None:
+    setup = Setup(precision="bf16", optimizer="adamw", seq=seq)
+    shape = DecoderShape.from_config(find_architecture(name).config, name)
+    ops = Operators.of(decoder_graph(shape, setup))
+    by_operators = shipped_steps().parts(ops, batch, find(gpu), setup).step_ms
+    by_name = 1e3 * llm_step(shape, setup, batch, find(gpu)).step_s[1]
+    assert 0.7 < by_operators / by_name < 1.4
 
 
 def test_micro_batches_and_checkpoints_add_up() -> None:

@@ -12,7 +12,14 @@ from presage.foresee._llm_work import work
 from presage.foresee.gpus import find
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoders import DecoderShape
-from presage.foresee.throughput import PRIORS, LlmStep, Throughput, llm_step, throughput
+from presage.foresee.throughput import (
+    PRIORS,
+    LlmStep,
+    Throughput,
+    groups_of,
+    llm_step,
+    throughput,
+)
 from presage.foresee.throughput_fitting import Trainings, fit_throughput, published_rows
 from presage.learn.posterior import most_probable
 from presage.model.errors import BundleError
@@ -122,9 +129,20 @@ def test_a_known_stack_narrows_the_interval() -> None:
     assert known[2] / known[0] < anyone[2] / anyone[0]
 
 
+def test_a_size_that_no_model_had_is_less_sure_than_a_new_model() -> None:
+    model = throughput()
+    groups = groups_of(FSDP, A100, None)
+    huge = replace(LLAMA, layers=4000)
+    assert model.unseen(groups, LLAMA) == ["model", "stack"]
+    assert model.unseen(groups, huge) == ["size", "stack"]
+    older = Throughput(model.values, model.effects, {"size": model.spread["size"]})
+    assert older.unseen(groups, LLAMA)[0] == "size"  # what former releases fitted
+
+
 def test_arrays_round_trip() -> None:
     model = throughput()
     again = Throughput.from_arrays(model.to_arrays())
+    assert again.seen == model.seen
     assert again.values == model.values
     assert again.effects == model.effects
     assert again.ranges == model.ranges

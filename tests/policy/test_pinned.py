@@ -44,8 +44,8 @@ class Hashed:
     [
         ("backfill", "4x8", 1.2, 1, "13d5aed8bb8458bf"),
         ("backfill", "10x8", 3.0, 1, "d24ffc540085f00a"),
-        ("colocate", "4x8", 3.0, 1, "eeb56393bc181a5f"),
-        ("colocate", "10x8", 1.0, 1, "d8c84951f1f6664d"),
+        ("colocate", "4x8", 3.0, 1, "4820e002b2dec097"),
+        ("colocate", "10x8", 1.0, 1, "fbcf98d8cd610816"),
         ("colocate", "4x8", 1.5, 3, "567356b11dcc83ff"),
         ("colocate", "8x4", 3.0, 2, "8e920a6e33ce7bae"),
     ],

@@ -148,10 +148,11 @@ class Server:
         nodes: str | None = "2x4",
         env: Mapping[str, str] = {},
         token: str | None = None,
+        scheme: str = "http",
     ) -> None:
         self.data = data
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.token = token
         self.pid = 0
         self._zygote, self._env = zygote, dict(env)
@@ -236,12 +237,28 @@ class Server:
         """The client that scripts and the command line use."""
         return Client(self.url, token or self.token)
 
-    def presage(self, *argv: str, token: str | None = None, cwd: Path | None = None) -> Done:
+    def presage(
+        self,
+        *argv: str,
+        token: str | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = {},
+    ) -> Done:
         """Run a command against it."""
-        env = {"PRESAGE_URL": self.url}
+        return self.begin(*argv, token=token, cwd=cwd, env=env).done()
+
+    def begin(
+        self,
+        *argv: str,
+        token: str | None = None,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = {},
+    ) -> Command:
+        """Start a command against it."""
+        whole = {"PRESAGE_URL": self.url, **env}
         if token or self.token:
-            env["PRESAGE_TOKEN"] = token or self.token or ""
-        return self._zygote.run(*argv, env=env, cwd=cwd)
+            whole["PRESAGE_TOKEN"] = token or self.token or ""
+        return self._zygote.start(*argv, env=whole, cwd=cwd)
 
     def submit(self, command: str | Sequence[str] = "true", **manifest: Any) -> str:
         """Submit a job; its id."""
@@ -268,6 +285,7 @@ class Server:
         latest: dict[str, Any] = {}
 
         def reached() -> bool:
+            latest.clear()
             latest.update(self.job(job_id))
             return latest["status"] in wanted
 

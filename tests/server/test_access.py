@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.kit import Server, Zygote, free_port
+from tests.server.kit import Server, Zygote, eventually, free_port
 
 ROOT_TOKEN = "presage_root-of-the-tests"
 PEOPLE = {
@@ -37,6 +37,19 @@ def tokens(guarded: Server) -> dict[str, str]:
     """A token of each person."""
     with guarded.client() as client:
         return {name: client.add_user(name, *about).token for name, about in PEOPLE.items()}
+
+
+def test_adding_never_changes_who_is_there(guarded: Server, tokens: dict[str, str]) -> None:
+    """`users add admin` made the only admin a user, and took the token away."""
+    done = guarded.presage("users", "add", "admin")
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
+    assert "presage users token admin" in done.err
+    assert "presage users set admin" in done.err
+    assert guarded.presage("users", "add", "ada", "--role", "viewer").code == 2
+    known = {user["name"]: user for user in guarded.presage("users", "--json").json["users"]}
+    assert known["admin"]["role"] == "admin"
+    assert (known["ada"]["role"], known["ada"]["team"]) == ("user", "red")
+    assert ask(guarded, tokens["ada"], "GET", "/api/v1/me").status_code == 200
 
 
 def ask(guarded: Server, token: str, method: str, path: str, **rest: object) -> httpx.Response:
@@ -77,6 +90,8 @@ TABLE: list[tuple[str, str, set[str]]] = [
     ("POST", "/api/v1/nodes/none/undrain", {"olga", "root"}),
     ("GET", "/api/v1/users", {"root"}),
     ("POST", "/api/v1/users", {"root"}),
+    ("PATCH", "/api/v1/users/nobody", {"root"}),
+    ("POST", "/api/v1/users/nobody/token", {"root"}),
     ("DELETE", "/api/v1/users/nobody", {"root"}),
     ("GET", "/api/v1/audit", {"root"}),
 ]
@@ -108,7 +123,7 @@ def _allowed(
         "/api/v1/what-if": {"policies": ["nonsense"]},
         "/api/v1/what-if/trace": {},
     }
-    body = bodies.get(path) if method == "POST" else None
+    body = bodies.get(path) if method == "POST" else {"team": ""} if method == "PATCH" else None
     if "ADAS" in path:
         manifest = ELASTIC if path.endswith("scale") else MANIFEST
         job = ask(guarded, tokens["ada"], "POST", "/api/v1/jobs", json=manifest).json()["id"]
@@ -117,7 +132,7 @@ def _allowed(
             guarded.wait(job, "HALTED")
         path = path.replace("ADAS", job)
     answer = ask(guarded, token, method, path, json=body)
-    if "/none/" in path or path.endswith("/nobody"):
+    if "/none/" in path or "/nobody" in path:
         assert answer.status_code in (403, 404), answer.text
         return answer.status_code == 404  # asked far enough to see that there is none
     if "what-if" in path and answer.status_code == 400:
@@ -187,23 +202,80 @@ def test_who_is_ahead_is_named_to_those_who_may_know(
     assert denied.status_code == 404
 
 
-def test_a_new_token_ends_the_old_one_and_a_removed_user_is_out(guarded: Server) -> None:
+def test_tokens_are_renewed_kept_and_revoked(guarded: Server) -> None:
+    def works(token: str) -> bool:
+        return ask(guarded, token, "GET", "/api/v1/me").is_success
+
     with guarded.client() as client:
-        first = client.add_user("tom", "viewer").token
-        assert ask(guarded, first, "GET", "/api/v1/me").json()["name"] == "tom"
-        second = client.add_user("tom", "operator").token
-        assert ask(guarded, first, "GET", "/api/v1/me").status_code == 401
-        assert ask(guarded, second, "GET", "/api/v1/me").json()["role"] == "operator"
+        first = client.add_user("tom", "viewer", "red").token
+        second = client.new_token("tom", keep=True).token
+        assert works(first)
+        assert works(second)
+        third = guarded.presage("users", "token", "tom").out.strip()
+        assert [works(token) for token in (first, second, third)] == [False, False, True]
+        changed = guarded.presage("users", "set", "tom", "--role", "operator", "--json").json
+        assert (changed["role"], changed["team"]) == ("operator", "red")
+        assert ask(guarded, third, "GET", "/api/v1/me").json()["role"] == "operator"
+        assert client.set_user("tom", team="").team == ""
         client.remove_user("tom")
-    assert ask(guarded, second, "GET", "/api/v1/me").status_code == 401
+    assert not works(third)
 
 
-def test_the_last_admin_stays(serve: Callable[..., Server]) -> None:
+def test_a_new_token_of_ones_own_needs_no_admin(guarded: Server) -> None:
+    with guarded.client() as client:
+        old = client.add_user("self", "viewer").token
+    made = ask(guarded, old, "POST", "/api/v1/users/self/token")
+    assert made.status_code == 201
+    assert ask(guarded, old, "GET", "/api/v1/me").status_code == 401
+    other = ask(guarded, made.json()["token"], "POST", "/api/v1/users/ada/token")
+    assert other.status_code == 403
+
+
+def test_the_last_admin_stays(serve: Callable[..., Server], zygote: Zygote) -> None:
     server = serve(env={"PRESAGE_TOKEN": "t" * 30}, token="t" * 30).start()
     with server.client() as client:
         client.add_user("vic", "viewer")
-    answer = server.http.delete("/api/v1/users/admin")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "user_error")
+    answers = [
+        server.http.delete("/api/v1/users/admin"),
+        server.http.patch("/api/v1/users/admin", json={"role": "operator"}),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "user_error")
+        assert "only admin" in answer.text
+    # The way back in: on the server's machine, without a token, while the server runs or not.
+    there = ("--data", str(server.data))
+    assert "only admin" in zygote.run("users", "remove", "admin", *there).err
+    assert "only admin" in zygote.run("users", "set", "admin", "--role", "user", *there).err
+    token = zygote.run("users", "token", "admin", *there).out.strip()
+    eventually(lambda: server.http.get("/api/v1/me").status_code == 401)
+    headers = {"Authorization": f"Bearer {token}"}
+    assert server.stranger.get("/api/v1/me", headers=headers).json()["role"] == "admin"
+    entry = server.stranger.get("/api/v1/audit", headers=headers).json()["entries"][0]
+    assert entry["what"] == "new token"
+    assert entry["who"].endswith(", offline")
+    assert token not in str(entry)
+
+
+def test_offline_a_wrong_directory_is_one_line(zygote: Zygote, tmp_path: Path) -> None:
+    done = zygote.run("users", "--data", str(tmp_path))
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1)
+    assert "there is no database" in done.err
+    assert not list(tmp_path.iterdir())
+    assert (
+        "put --data and --db behind add"
+        in zygote.run("users", "--data", str(tmp_path), "add", "x").err
+    )
+
+
+def test_who_is_refused_hears_what_to_do(guarded: Server, tokens: dict[str, str]) -> None:
+    said = ask(guarded, "", "GET", "/api/v1/jobs").json()["error"]["text"]
+    assert "presage login" in said
+    assert "presage users token" in said
+    said = ask(guarded, tokens["victor"], "POST", "/api/v1/jobs", json=MANIFEST).json()
+    assert "needs the role user; victor has the role viewer" in said["error"]["text"]
+    job = ask(guarded, tokens["ada"], "POST", "/api/v1/jobs", json=MANIFEST).json()["id"]
+    said = ask(guarded, tokens["bob"], "POST", f"/api/v1/jobs/{job}/stop").json()["error"]["text"]
+    assert "needs the role operator; bob has the role user" in said
 
 
 def test_tokens_are_hashed_at_rest(guarded: Server, tokens: dict[str, str]) -> None:

@@ -95,11 +95,14 @@ def test_the_cluster_is_typed(server: Server, tmp_path: Path) -> None:
         assert client.drain(nodes[0].name, back=True).state == "up"
         would = client.dry_run(manifest(tmp_path, "true").read_text())
         assert (would.name, would.starts_now) == ("typed", True)
-        stuck = client.submit(manifest(tmp_path, "true", resources={"gpus": 4}, workers=3))
+        with pytest.raises(ApiError, match="larger than the cluster") as never:
+            client.submit(manifest(tmp_path, "true", resources={"gpus": 4}, workers=3))
+        assert never.value.code == ReasonCode.NEVER_FITS
+        stuck = client.submit(manifest(tmp_path, "exit 3"))
         assert stuck.wait(PATIENCE_S).status == "FAILED"
         first, *rest = client.jobs(limit=2)
         assert (first.id, len(rest)) == (stuck.id, 1)
-        assert first.reason.code == ReasonCode.NEVER_FITS
+        assert first.reason.code == ReasonCode.ERROR
         assert client.users() == []
         (change, *_) = client.events(stuck.id)
         assert (change.job, change.status) == (stuck.id, "QUEUED")

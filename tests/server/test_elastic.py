@@ -95,10 +95,10 @@ def test_by_its_owner(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve(nodes="1x4").start()
     training = Training(server, tmp_path / "surface")
     training.free_the_rest()
-    done = server.presage("scale", training.id, "3", "--json")
+    done = server.presage("scale", training.id, "3", "--yes", "--json")
     assert (done.code, done.json["workers"]) == (0, 3), done.err
     training.reaches(3)
-    assert server.presage("scale", training.id, "1").code == 0
+    assert server.presage("scale", training.id, "1", "--yes").code == 0
     training.reaches(1)
     training.went_through(2, 3, 1)
 
@@ -146,7 +146,7 @@ def test_a_number_that_cannot_be(server: Server, workers: object, status: int, s
 
 def test_a_job_with_a_fixed_number(server: Server) -> None:
     job = server.submit("sleep 600", workers=2)
-    done = server.presage("scale", job, "3")
+    done = server.presage("scale", job, "3", "--yes")
     assert done.code == 2
     assert f"job {job} has a fixed number of workers, 2" in done.err
     server.tell(job, "stop")

@@ -111,9 +111,15 @@ def test_a_job_that_does_not_fit_waits_and_says_why(server: Server) -> None:
     assert [server.wait(job)["status"] for job in (first, second)] == ["COMPLETED"] * 2
 
 
-def test_a_job_that_can_never_fit_is_told_so(server: Server) -> None:
-    job = server.job(server.submit("true", workers=1, resources={"gpus": 64}))
-    assert (job["status"], job["reason"]["code"]) == ("FAILED", "never_fits")
+def test_a_job_that_can_never_fit_is_refused_as_a_dry_run_is(server: Server) -> None:
+    """It is not accepted first and FAILED then."""
+    body = {"name": "vast", "command": "true", "resources": {"gpus": 64}}
+    refused = server.http.post("/api/v1/jobs", json=body)
+    tried = server.http.post("/api/v1/jobs/dry-run", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "never_fits")
+    assert refused.json() == tried.json()
+    assert "needs 64 GPUs" in refused.json()["error"]["text"]
+    assert server.http.get("/api/v1/jobs/vast").status_code == 404
 
 
 def test_logs_are_streamed_live_and_kept(server: Server) -> None:

@@ -218,7 +218,8 @@ def test_the_other_server_takes_over(serve: Callable[..., Server], tmp_path: Pat
     assert (first.leads(), second.leads()) == (True, False)
     assert second.http.get("/readyz").json()["leader"] == first.url
     refused = second.http.post("/api/v1/jobs", json=witness.manifest("no", 1))
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_leading")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (307, "not_leading")
+    assert refused.headers["location"] == f"{first.url}/api/v1/jobs"
     assert second.http.get("/api/v1/jobs").json()["jobs"] == []
 
     running = [first.submit(**witness.manifest(f"run-{i}", 4)) for i in range(3)]
@@ -253,7 +254,7 @@ def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_pat
         os.kill(first.pid, signal.SIGCONT)
     eventually(lambda: not first.leads())
     late = first.http.post("/api/v1/jobs", json=witness.manifest("late", 0.1))
-    assert late.status_code == 503
+    assert (late.status_code, late.headers["location"]) == (307, f"{second.url}/api/v1/jobs")
     assert second.leads()
     second.wait(job)
     witness.check({job: second.job(job)})

@@ -116,7 +116,7 @@ def test_a_job_is_resized_by_plan_and_by_its_owner_and_no_step_is_lost(
     )
     _reaches(server, job, 3)
     _reaches(server, job, 2)
-    assert server.presage("scale", job, "3").code == 0
+    assert server.presage("scale", job, "3", "--yes").code == 0
     _reaches(server, job, 3)
     (tmp_path / "gate").touch()
     status = server.wait(job)

@@ -210,7 +210,7 @@ def test_either_all_files_appear_or_none(tmp_path: Path, trace: Trace) -> None:
 def test_a_browser_draws_the_page(
     tmp_path: Path, program: Callable[..., str], scheme: str
 ) -> None:
-    browser = program("chromium", "chromium-browser", "google-chrome")
+    browser = program("chromium-headless-shell", "chromium", "google-chrome")
     small = make_trace("dlaas", 40, 0, 240)
     results = [made_up("fifo", small, held=True), made_up(HOSTILE, small, rejected=1)]
     path = tmp_path / "report.html"

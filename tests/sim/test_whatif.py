@@ -20,6 +20,7 @@ from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
+from presage.sim.speed import SpeedModel
 from presage.sim.traces import Trace, read_trace
 from presage.sim.whatif import Step, export_trace, fairness, figures, replay, what_if
 from presage.sim.world import Outage
@@ -217,7 +218,8 @@ def test_a_resized_job_has_the_workers_it_had_on_average() -> None:
     journal.exit(60.0, "wide", ev.Outcome.SUCCEEDED)
     row = export_trace(journal.steps).trace.jobs.row(0, named=True)
     assert (row["workers"], row["min_workers"], row["max_workers"]) == (4, 2, 6)
-    assert row["duration_s"] == 60.0
+    scale = SpeedModel().scale
+    assert row["duration_s"] == pytest.approx(30 * scale(6, 4) + 30 * scale(2, 4))
 
 
 def test_parameter_servers_and_types_survive() -> None:
@@ -245,7 +247,7 @@ def test_nodes_that_were_away_are_away_again() -> None:
     journal.exit(500.0, "a", ev.Outcome.SUCCEEDED)
     journal.exit(600.0, "b", ev.Outcome.SUCCEEDED)
     export = export_trace(journal.steps)
-    assert export.rules.outages == (Outage("n1", 50.0, 250.0),)
+    assert export.extras.outages == (Outage("n1", 50.0, 250.0),)
     result = what_if(export, {"fifo": lambda: build("fifo")})["fifo"]
     assert result.jobs["wait_s"].to_list() == [0.0, 240.0]
 

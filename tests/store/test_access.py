@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier
+
 import pytest
 
 from presage.model import event as ev
-from presage.model.errors import InternalError
+from presage.model.errors import InternalError, UserError
+from presage.server.auth import Accounts
 from presage.store.records import AuditEntry, Token, User
 from presage.store.sql import SqlStore
 
@@ -14,35 +19,79 @@ BOB = User("bob", "user", "y", 2.0)
 
 
 def test_users_and_their_tokens(store: SqlStore) -> None:
-    store.users.put(BOB)
-    store.users.put(ANN)
+    with store.users.changing() as changes:
+        changes.put(BOB)
+        changes.put(ANN)
+        assert list(changes.all()) == [ANN, BOB]
+        assert changes.get("ann") == ANN
     assert list(store.users.all()) == [ANN, BOB]
     assert store.users.get("ann") == ANN
     assert store.users.get("eve") is None
-    store.users.add_token(Token("d1", "ann", 3.0))
-    store.users.add_token(Token("d2", "ann", 4.0))
-    assert store.users.by_token("d1") == store.users.by_token("d2") == ANN
-    assert store.users.by_token("d3") is None
-    assert store.users.revoke_token("d1", 5.0)
-    assert not store.users.revoke_token("d1", 6.0)
-    assert store.users.by_token("d1") is None
+    with store.users.changing() as changes:
+        for digest, at in (("d1", 3.0), ("d2", 4.0)):
+            changes.add_token(Token(digest, "ann", at))
+        changes.add_token(Token("d4", "bob", 4.0, None, 9.0))
+    assert store.users.by_token("d1", 5.0) == store.users.by_token("d2", 5.0) == ANN
+    assert store.users.by_token("d3", 5.0) is None
+    assert [store.users.by_token("d4", at) for at in (8.0, 9.0)] == [BOB, None]
+    with store.users.changing() as changes:
+        assert changes.revoke_token("d1", 5.0)
+        assert not changes.revoke_token("d1", 6.0)
+    assert store.users.by_token("d1", 5.0) is None
     assert list(store.users.tokens("ann")) == [
         Token("d1", "ann", 3.0, 5.0),
         Token("d2", "ann", 4.0),
     ]
+    with store.users.changing() as changes:
+        assert changes.revoke_tokens("ann", 7.0) == 1
+    assert [token.revoked_at for token in store.users.tokens("ann")] == [5.0, 7.0]
 
 
 def test_a_user_who_changes_and_goes(store: SqlStore) -> None:
-    store.users.put(ANN)
-    store.users.add_token(Token("d1", "ann", 3.0))
-    store.users.put(User("ann", "viewer", "z", 9.0))
-    assert store.users.by_token("d1") == User("ann", "viewer", "z", 1.0)
-    assert store.users.remove("ann")
-    assert not store.users.remove("ann")
-    assert store.users.by_token("d1") is None
+    with store.users.changing() as changes:
+        changes.put(ANN)
+        changes.add_token(Token("d1", "ann", 3.0))
+        changes.put(User("ann", "viewer", "z", 9.0))
+    assert store.users.by_token("d1", 4.0) == User("ann", "viewer", "z", 1.0)
+    with store.users.changing() as changes:
+        assert changes.remove("ann")
+        assert not changes.remove("ann")
+    assert store.users.by_token("d1", 4.0) is None
     assert list(store.users.tokens("ann")) == []
-    with pytest.raises(InternalError):
-        store.users.add_token(Token("d2", "ann", 4.0))
+    with pytest.raises(InternalError), store.users.changing() as changes:
+        changes.add_token(Token("d2", "ann", 4.0))
+
+
+def test_a_change_of_users_is_whole_or_not_at_all(store: SqlStore) -> None:
+    with pytest.raises(ZeroDivisionError), store.users.changing() as changes:
+        changes.put(ANN)
+        changes.note(AuditEntry(1.0, "ann", "add user"))
+        raise ZeroDivisionError
+    assert list(store.users.all()) == []
+    assert list(store.audit.list()) == []
+
+
+def test_of_two_admins_who_demote_each_other_at_once_one_stays(store: SqlStore) -> None:
+    """Every round, both ask at the same moment, each in a thread and a connection of its own."""
+    accounts = Accounts(store.users)
+    accounts.add("ann", "admin", "", by="test")
+    for _ in range(10):
+        accounts.add("bob", "admin", "", by="test")
+        gate = Barrier(2)
+
+        def demote(name: str, gate: Barrier = gate) -> None:
+            gate.wait()
+            with suppress(UserError):
+                accounts.set(name, "viewer", None, by="test")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(demote, ("ann", "bob")))
+        assert sum(user.role == "admin" for user in store.users.all()) == 1
+        left = next(user.name for user in store.users.all() if user.role == "admin")
+        with pytest.raises(UserError, match="is the only admin"):
+            accounts.remove(left, by="test")
+        accounts.set("ann", "admin", None, by="test")
+        accounts.remove("bob", by="test")
 
 
 def test_the_audit_log(store: SqlStore) -> None:

@@ -16,7 +16,10 @@ from tests.server.kit import PATIENCE_S, Server, Zygote
 
 ROOT_TOKEN = "presage_root-of-the-pages"
 PEOPLE = {"ada": ("user", "red"), "eve": ("user", "blue"), "victor": ("viewer", "")}
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS = [
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    "--disable-features=PreloadTopChromeWebUI",  # pages of the browser itself, for each window
+]
 
 expect.set_options(timeout=1000 * PATIENCE_S)
 
@@ -46,8 +49,8 @@ def tokens(guarded: Server) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def browser(program: Callable[..., str]) -> Iterator[Browser]:
-    """The system's Chromium."""
-    chromium = program("chromium", "chromium-browser")
+    """The system's Chromium; best the one without windows, which draws no tabs and menus."""
+    chromium = program("chromium-headless-shell", "chromium", "chromium-browser")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield started

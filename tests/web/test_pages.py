@@ -61,6 +61,7 @@ def test_halt_and_resume(visit: Visitor, guarded: Server, tokens: dict[str, str]
     job = submit(guarded, tokens["ada"])
     page = visit(f"/ui/jobs/{job}")
     page.get_by_role("button", name="Halt").click()
+    expect(page.get_by_test_id("at-risk")).to_contain_text("declares no checkpoint and took none")
     page.get_by_role("button", name="Halt it").click()
     expect(page.get_by_test_id("status")).to_have_text("HALTED")
     page.get_by_role("button", name="Resume").click()

@@ -42,7 +42,7 @@ JOB: dict[str, Any] = {
 
 def test_an_estimate_is_shown_where_there_is_one() -> None:
     eta = {"p10": 60.0, "p50": 600.0, "p90": 7200.0, "age_s": 3.0}
-    assert eta_text({**JOB, "eta_s": eta}) == "10 min (60 s to 2.0 h)"
+    assert eta_text({**JOB, "eta_s": eta}) == "10 min (60 s to 2 h)"
     assert eta_text({**JOB, "eta_s": eta, "status": "PROCESSING"}) == ""
     assert eta_text({**JOB, "eta_s": None}) == eta_text(JOB) == ""
     assert eta_age({**JOB, "eta_s": eta}) == "estimated 3 s ago"
@@ -57,7 +57,7 @@ def test_what_would_help_is_said_in_lines() -> None:
     found = {"status": "QUEUED", "ahead": 1, "helps": [{"change": "in queue b", "eta_s": eta}]}
     assert outlook_lines(found) == [
         "1 job of its queue waits before it.",
-        "Starts in 10 min (60 s to 2.0 h) in queue b.",
+        "Starts in 10 min (60 s to 2 h) in queue b.",
     ]
     assert "Nothing that was tried" in outlook_lines({**found, "helps": []})[1]
     assert "ask again" in outlook_lines({**found, "helps": None})[1]

@@ -6,23 +6,22 @@ Everything that can be wrong is looked at before the first job is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import polars as pl
 
-from presage.core.plan import Plan
-from presage.core.ports import Policy, Predictor
+from presage.core.ports import Policy
 from presage.edge import read_yaml
 from presage.model.cluster import Node
 from presage.model.errors import ConfigError, TelemetryError, UserError
-from presage.model.job import Job, Reason, ReasonCode
 from presage.policy import registry
-from presage.policy.config import ConfigFile, PolicyConfig
+from presage.policy.config import ConfigFile, PolicyConfig, QueueConfig
+from presage.policy.own import OwnPolicy, Schedules, complete, find_own
 from presage.policy.pipeline import Pipeline
 from presage.sim.behaviour import WorldConfig, world_rules
 from presage.sim.clusters import Cluster
@@ -42,14 +41,6 @@ if TYPE_CHECKING:  # a simulation without advisors starts without the estimators
 __all__ = ["Study", "compare", "make_trace", "pipeline", "simulate", "usual_cluster"]
 
 
-class Schedules(Protocol):
-    """The least that a policy of one's own has; `explain`, as `Policy` has it, is welcome."""
-
-    def schedule(self, plan: Plan, predict: Predictor) -> None:
-        """Place, stop, resize, reserve and reject through the plan."""
-        ...
-
-
 TraceLike: TypeAlias = str | PathLike[str] | pl.DataFrame | Trace
 """A file of any format that `read_trace` knows, a table with the same columns, or a trace."""
 ClusterLike: TypeAlias = str | PathLike[str] | Iterable[Node]
@@ -57,7 +48,9 @@ ClusterLike: TypeAlias = str | PathLike[str] | Iterable[Node]
 TelemetryLike: TypeAlias = str | PathLike[str] | pl.DataFrame
 """Files as `presage phases` reads them, or a table with the same columns."""
 PolicyLike: TypeAlias = str | PathLike[str] | PolicyConfig | Schedules
-"""A name such as `srtf`, a YAML file of pipelines, a configuration, or an object of one's own."""
+"""A name such as `srtf`, `file.py:name`, a YAML file of pipelines, a configuration, or an object
+of one's own."""
+Chosen: TypeAlias = PolicyConfig | Schedules | OwnPolicy
 Policies: TypeAlias = PolicyLike | Iterable[PolicyLike] | Mapping[str, PolicyLike]
 
 
@@ -189,7 +182,7 @@ class Study:
 
     trace: Trace
     cluster: Cluster
-    policies: Mapping[str, PolicyConfig | Schedules]
+    policies: Mapping[str, Chosen]
     rules: WorldRules
     seed: int
     use_estimates: bool
@@ -233,19 +226,24 @@ class Study:
     def run(self, name: str, progress: Progress | None = None, check_every: int = 0) -> SimResult:
         """One of the policies."""
         chosen = self.policies[name]
-        return run(
-            self.trace,
-            self.cluster,
-            registry.build(chosen) if isinstance(chosen, PolicyConfig) else _complete(chosen),
-            name=name,
-            rules=self.rules,
-            seed=self.seed,
-            use_estimates=self.use_estimates,
-            uses=self.uses,
-            advise=_advised(self.advise, self.cluster) if self.advise else None,
-            progress=progress,
-            check_every=check_every,
-        )
+        try:
+            return run(
+                self.trace,
+                self.cluster,
+                _made(chosen),
+                name=name,
+                rules=self.rules,
+                seed=self.seed,
+                use_estimates=self.use_estimates,
+                uses=self.uses,
+                advise=_advised(self.advise, self.cluster) if self.advise else None,
+                progress=progress,
+                check_every=check_every,
+            )
+        except Exception as error:
+            if not isinstance(chosen, OwnPolicy) or isinstance(error, UserError):
+                raise
+            raise ConfigError(chosen.went_wrong(error)) from error
 
     def compared(self, results: Iterable[SimResult]) -> Comparison:
         """The results side by side."""
@@ -282,7 +280,7 @@ def _uses(telemetry: TelemetryLike, trace: Trace) -> dict[str, RecordedUse]:
 
 def _chosen(
     policies: Policies | None, file: ConfigFile, placement: str | None
-) -> dict[str, PolicyConfig | Schedules]:
+) -> dict[str, Chosen]:
     """The policies by name: those asked for, else all of the file's, else fifo."""
     if policies is None:
         policies = list(file.policies) or ["fifo"]
@@ -290,7 +288,7 @@ def _chosen(
         policies = [policies]
     known = registry.pipelines(file)
     named = policies.items() if isinstance(policies, Mapping) else ((None, p) for p in policies)
-    chosen: dict[str, PolicyConfig | Schedules] = {}
+    chosen: dict[str, Chosen] = {}
     for title, policy in named:
         for name, one in _read(policy, known, placement):
             if (title or name) in chosen:
@@ -305,10 +303,16 @@ def _chosen(
 
 def _read(
     policy: object, known: dict[str, PolicyConfig], placement: str | None
-) -> Iterator[tuple[str, PolicyConfig | Schedules]]:
+) -> Iterator[tuple[str, Chosen]]:
     """A policy in whatever form, with a name; a file has several."""
     if isinstance(policy, str | PathLike):
         text = fspath(policy)
+        own = find_own(text, known, _queues(known))
+        if own is not None:
+            if placement is not None:
+                raise ConfigError(f"{own.name} places by itself; placement is for named policies")
+            yield own.name, own
+            return
         if text not in known and text.endswith((".yaml", ".yml")):
             file = read_yaml(Path(text), ConfigFile, ConfigError)
             known = registry.pipelines(file)
@@ -324,8 +328,8 @@ def _read(
     elif isinstance(policy, type) or not callable(getattr(policy, "schedule", None)):
         what = f"the class {policy.__name__}" if isinstance(policy, type) else repr(policy)
         raise ConfigError(
-            f"{what} is no policy; give a name ({', '.join(known)}), a YAML file, a PolicyConfig "
-            "or an object with a method schedule"
+            f"{what} is no policy; give a name ({', '.join(known)}), file.py:name, a YAML file, "
+            "a PolicyConfig or an object with a method schedule"
         )
     elif placement is not None:
         raise ConfigError(f"{_name(policy)} places by itself; placement is for policies by name")
@@ -343,17 +347,12 @@ def _name(policy: object) -> str:
     return type(policy).__name__
 
 
-def _complete(policy: Schedules) -> Policy:
-    return policy if hasattr(policy, "explain") else _Terse(policy)  # type: ignore[return-value]
+def _made(chosen: Chosen) -> Policy:
+    if isinstance(chosen, PolicyConfig):
+        return registry.build(chosen)
+    return chosen.make() if isinstance(chosen, OwnPolicy) else complete(chosen)
 
 
-class _Terse:
-    """A policy that does not say why jobs wait."""
-
-    def __init__(self, policy: Schedules) -> None:
-        self.schedule: Callable[[Plan, Predictor], None] = policy.schedule
-        self.prefers_estimates = bool(getattr(policy, "prefers_estimates", False))
-
-    def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
-        """All that can be said."""
-        return Reason(ReasonCode.QUEUED_BEHIND, "the policy has not placed it yet")
+def _queues(known: Mapping[str, PolicyConfig]) -> Mapping[str, QueueConfig]:
+    """The queues that all pipelines of a file share."""
+    return known["fifo"].queues

@@ -1,11 +1,53 @@
-"""What people write after an option: times and lists of names."""
+"""What people write after a command and its options: jobs, nodes, times and lists of names."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+import typer
 
 from presage.manifest.quantities import duration_s
 from presage.model.errors import UserError
 
-__all__ = ["listed", "seconds"]
+__all__ = ["JobId", "NodeName", "listed", "seconds"]
+
+_OFFERED = 200
+
+
+def _jobs(incomplete: str) -> list[str]:
+    """Names and ids of jobs that go on like this, for the completion of a shell."""
+    from presage.client import Client
+
+    with suppress(Exception), Client(patience_s=0.0) as client:
+        jobs = list(client.jobs(limit=_OFFERED))
+        known = [job.summary.name for job in jobs] + [job.id for job in jobs]
+        return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+    return []
+
+
+def _nodes(incomplete: str) -> list[str]:
+    from presage.client import Client
+
+    with suppress(Exception), Client(patience_s=0.0) as client:
+        return [node.name for node in client.nodes() if node.name.startswith(incomplete)]
+    return []
+
+
+JobId = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A job: its id, the beginning of it, or its name.",
+        autocompletion=_jobs,
+    ),
+]
+NodeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE", help="A node, or the beginning of its name.", autocompletion=_nodes
+    ),
+]
 
 
 def seconds(text: str, option: str) -> float:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from presage.model.errors import UserError
 
-__all__ = ["check_directory", "check_file", "print_json", "print_table", "progress", "say"]
+__all__ = ["check_directory", "check_file", "print_json", "progress", "say"]
 
 Report = Callable[[int, int], None]
 
@@ -25,27 +24,6 @@ Report = Callable[[int, int], None]
 def print_json(value: object) -> None:
     """One JSON object on stdout."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table that fits the terminal, or 80 columns: the last cells are cut, the others stay
-    whole, and a column that says nothing is left out."""
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    last = len(heads) - 1
-    shown = [k for k in range(last) if any(str(row[k]) for row in rows)]
-    sizes = [max(len(heads[k]), *(len(str(row[k])) for row in rows)) for k in shown]
-    console = Console()
-    most = max(12, console.width - sum(sizes) - 2 * len(sizes))
-    table = Table(
-        *(Column(heads[k], no_wrap=True) for k in (*shown, last)), box=None, pad_edge=False
-    )
-    for row in rows:
-        text = str(row[last])
-        cut = text if len(text) <= most else f"{text[: most - 1]}…"
-        table.add_row(*(row[k] for k in shown), cut)
-    console.print(table)
 
 
 def say(text: str) -> None:

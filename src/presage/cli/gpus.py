@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from presage.cli._output import print_json, say
+from presage.cli._tables import Column, show_table
 from presage.foresee.gpus import Gpu, catalogue, user_file
 
 __all__ = ["gpus"]
@@ -30,29 +28,22 @@ def gpus(
     if json:
         print_json({"gpus": [asdict(gpu) for gpu in known.values()]})
         return
-    Console().print(_table(list(known.values())))
+    heads = [Column("NAME"), Column("MADE"), *(Column(head, right=True) for head in _HEADS)]
+    show_table(heads, _rows(list(known.values())))
     for path in (user_file(), gpus):
         if path is not None:
             say(f"with the entries of {path}")
 
 
-def _table(known: list[Gpu]) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
-    drawn.add_column("name", no_wrap=True)
-    drawn.add_column("made", no_wrap=True)
-    for head in _HEADS:
-        drawn.add_column(head, justify="right", no_wrap=True)
+def _rows(known: list[Gpu]) -> list[list[str]]:
+    rows = []
     for gpu in known:
         peaks = (gpu.fp32_tflops, gpu.tf32_tflops, gpu.fp16_tflops, gpu.bf16_tflops)
-        drawn.add_row(
-            gpu.name,
-            f"{gpu.architecture} {gpu.year or ''}".strip(),
-            f"{gpu.usable_mib / 1024:.1f}",
-            str(gpu.sms),
-            f"{gpu.bandwidth_gbs:.0f}",
-            *("" if peak is None else _short(peak) for peak in peaks),
-        )
-    return drawn
+        sizes = [f"{gpu.usable_mib / 1024:.1f}", str(gpu.sms), f"{gpu.bandwidth_gbs:.0f}"]
+        speeds = ["" if peak is None else _short(peak) for peak in peaks]
+        made = f"{gpu.architecture} {gpu.year or ''}".strip()
+        rows.append([gpu.name, made, *sizes, *speeds])
+    return rows
 
 
 def _short(peak: float) -> str:

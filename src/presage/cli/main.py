@@ -24,44 +24,59 @@ _INTERRUPTED = 130
 
 # A command's module is imported when the command is used: `presage predict` need not wait for the
 # parts of `presage serve`.
-_COMMANDS = {
-    "predict": "predict:predict",
-    "plan": "plan:plan",
-    "foresee": "foresee:foresee",
-    "fit": "predict:fit",
-    "graph": "graph:graph",
-    "gpus": "gpus:gpus",
-    "profile": "profile:profile",
-    "phases": "phases:phases",
-    "rightsize": "rightsize:rightsize",
-    "models": "models:models",
-    "reproduce": "reproduce:reproduce",
-    "simulate": "simulate:simulate",
-    "trace": "trace:trace",
-    "serve": "serve:serve",
-    "init": "manifest:init",
-    "lint": "manifest:lint",
-    "submit": "jobs:submit",
-    "ps": "jobs:ps",
-    "status": "jobs:status",
-    "wait": "jobs:wait",
-    "logs": "jobs:logs",
-    "explain": "jobs:explain",
-    "stop": "jobs:stop",
-    "halt": "jobs:halt",
-    "resume": "jobs:resume",
-    "best": "sweep:best",
-    "resubmit": "sweep:resubmit",
-    "scale": "scale:scale",
-    "top": "top:top",
-    "what-if": "whatif:what_if",
-    "nodes": "cluster:nodes",
-    "drain": "cluster:drain",
-    "undrain": "cluster:undrain",
-    "queues": "cluster:queues",
-    "users": "cluster:users",
+_PANELS = {
+    "Run jobs": {
+        "init": "manifest:init",
+        "lint": "manifest:lint",
+        "submit": "jobs:submit",
+        "ps": "jobs:ps",
+        "status": "jobs:status",
+        "explain": "jobs:explain",
+        "logs": "logs:logs",
+        "results": "results:results",
+        "rm": "rm:rm",
+        "wait": "jobs:wait",
+        "stop": "jobs:stop",
+        "halt": "jobs:halt",
+        "resume": "jobs:resume",
+        "scale": "scale:scale",
+        "best": "sweep:best",
+        "resubmit": "sweep:resubmit",
+    },
+    "Run a cluster": {
+        "serve": "serve:serve",
+        "top": "top:top",
+        "nodes": "cluster:nodes",
+        "drain": "cluster:drain",
+        "undrain": "cluster:undrain",
+        "queues": "cluster:queues",
+        "users": "users:users",
+        "usage": "usage:usage",
+        "what-if": "whatif:what_if",
+        "models": "models:models",
+        "backup": "backup:backup",
+        "restore": "backup:restore",
+    },
+    "Foresee a training": {
+        "predict": "predict:predict",
+        "plan": "plan:plan",
+        "foresee": "foresee:foresee",
+        "gpus": "gpus:gpus",
+        "graph": "graph:graph",
+        "profile": "profile:profile",
+        "fit": "predict:fit",
+    },
+    "Study policies and telemetry": {
+        "simulate": "simulate:simulate",
+        "trace": "trace:trace",
+        "phases": "phases:phases",
+        "rightsize": "rightsize:rightsize",
+        "reproduce": "reproduce:reproduce",
+    },
 }
-"""Command -> where it is in `presage.cli`."""
+"""Commands by what people come for -> where they are in `presage.cli`."""
+_COMMANDS = {name: at for panel in _PANELS.values() for name, at in panel.items()}
+_PANEL = {name: panel for panel, names in _PANELS.items() for name in names}
 _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
@@ -69,7 +84,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-_ASK_A_SERVER = ("cluster", "jobs", "scale", "sweep", "top", "whatif")
+_ASK_A_SERVER = (
+    *("cluster", "jobs", "logs", "results", "rm", "scale", "sweep", "top", "usage", "users"),
+    "whatif",
+)
 """Modules whose commands do."""
 
 
@@ -85,13 +103,14 @@ class _Commands(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].partition(":")
         target = getattr(import_module(f"presage.cli.{module}"), name)
         if isinstance(target, typer.Typer):
-            command = typer.main.get_command(target)
+            command: Any = typer.main.get_command(target)
         else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             settings = {**_HELP, **_SETTINGS.get(cmd_name, {})}
             alone.command(cmd_name, context_settings=settings)(target)
             command = typer.main.get_command(alone)
         command.name = cmd_name
+        command.rich_help_panel = _PANEL[cmd_name]
         if module in _ASK_A_SERVER:
             asking = typer.Typer(add_completion=False)
             asking.command()(_ask)

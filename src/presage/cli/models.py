@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from presage.cli._output import print_json, say
+from presage.cli._tables import Column, show_table
 from presage.foresee.champions import QUANTITIES, Champions, EstimateDrift, Standing, error_of
 from presage.layout import Layout
 from presage.model.errors import UserError
@@ -61,9 +59,11 @@ def listing(data: _Data = None, db: _Db = None, json: _Json = False) -> None:
             answer[name]["drift"] = asdict(drift) if drift else None
         print_json(answer)
         return
+    rows = [row for name, standing in standings.items() for row in _rows(name, standing)]
+    show_table(_COLUMNS, rows)
     for name, standing in standings.items():
-        Console().print(_table(name, standing))
-        Console().print(_latest(drifts[name]), highlight=False)
+        pinned = " (pinned)" if standing.pinned else ""
+        say(f"{name}: version {standing.champion} answers{pinned}; {_latest(drifts[name])}")
     if not any(standing.versions for standing in standings.values()):
         say("nothing was learned yet; run jobs with a model reference")
 
@@ -161,41 +161,41 @@ def _as_json(standing: Standing) -> dict[str, Any]:
     return body
 
 
-def _table(name: str, standing: Standing) -> Table:
-    pinned = " (pinned)" if standing.pinned else ""
-    drawn = Table(
-        title=f"{name}: version {standing.champion} answers{pinned}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    for head in ("version", "fitted", "runs", "error", "champion's"):
-        drawn.add_column(head, justify="right", no_wrap=True)
-    drawn.add_column("")
-    drawn.add_row("0", "", "", "", "", "the estimators alone")
+_COLUMNS = (
+    Column("QUANTITY"),
+    Column("VERSION", right=True),
+    Column("ANSWERS"),
+    Column("FITTED"),
+    Column("RUNS", right=True),
+    Column("ERROR", right=True),
+    Column("CHAMPION'S", right=True),
+    Column("NOTE"),
+)
+
+
+def _rows(name: str, standing: Standing) -> list[list[str]]:
+    def answers(number: int) -> str:
+        return "" if number != standing.champion else "pinned" if standing.pinned else "yes"
+
+    rows = [[name, "0", answers(0), "", "", "", "", "the estimators alone"]]
     for one in standing.versions:
-        drawn.add_row(
-            str(one.number),
-            datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%d %H:%M"),
-            str(one.runs),
-            _percent(one.error),
-            _percent(one.champion_error),
-            one.note or ("accepted" if one.accepted else "refused"),
-        )
-    return drawn
+        fitted = datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%dT%H:%M")
+        errors = [_percent(one.error), _percent(one.champion_error)]
+        note = one.note or ("accepted" if one.accepted else "refused")
+        number = one.number
+        rows.append([name, str(number), answers(number), fitted, str(one.runs), *errors, note])
+    return rows
 
 
 def _latest(drift: EstimateDrift | None) -> str:
     """How far what was said to users was off."""
     if drift is None:
-        return "no estimate was judged yet\n"
+        return "no estimate was judged yet"
     told = f"the latest {drift.judged} estimates were off by {_percent(drift.error)} on average"
     far = "; ALERT: far more than promised" if drift.drifted else ""
-    return f"{told}{far}\n"
+    return f"{told}{far}"
 
 
 def _percent(error: float | None) -> str:
     """A mean distance in logarithms as what a typical prediction is off by."""
-    return "" if error is None else f"{100 * expm1(error):.1f} %"
+    return "" if error is None else f"{100 * expm1(error):.1f}%"

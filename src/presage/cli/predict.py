@@ -169,7 +169,7 @@ def _show(prediction: Prediction) -> None:
         console.print(f"{name}: {on.reason}")
         console.print(f"  {_speed(on)}")
     parts = next(iter(prediction.gpus.values())).breakdown
-    listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if abs(size) >= 0.5)
+    listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if size >= 0.5)
     console.print(f"memory in MiB: {listed}")
     for name, on in prediction.gpus.items():
         say(f"  {name}: {on.domain.distance:.0%} from what was measured: {on.domain.words}")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from presage.cli._asking import Yes, ask_before_loss
+from presage.cli._input import JobId
 from presage.cli._output import print_json
 from presage.client import Client, to_json
 
@@ -13,12 +15,17 @@ __all__ = ["scale"]
 
 
 def scale(
-    id: Annotated[str, typer.Argument(metavar="ID", help="A job.")],
+    id: JobId,
     workers: Annotated[int, typer.Argument(metavar="N", help="Workers of its first role.")],
+    yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Give an elastic job N workers, within the range of its manifest, after a checkpoint."""
+    """Give an elastic job N workers, within the range of its manifest.
+
+    It takes a checkpoint where it can; if work would be lost, you are asked first.
+    """
     with Client() as client:
+        ask_before_loss(client, [id], f"scale it to {workers}", yes)
         told = client.scale(id, workers)
     if json:
         print_json(to_json(told))

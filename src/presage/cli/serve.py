@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,26 +16,52 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from presage.cli._output import say
-from presage.edge import read_yaml
 from presage.model.cluster import Device, Node
-from presage.model.errors import ConfigError, MissingExtra, UserError
+from presage.model.errors import MissingExtra, UserError
 from presage.policy import registry
-from presage.policy.config import ConfigFile
+from presage.policy.config import PolicyConfig
+from presage.policy.own import OwnPolicy, find_own
+from presage.server.config import (
+    ExecutorSection,
+    ServerFile,
+    effective,
+    read_server_file,
+    shown,
+)
 from presage.sim.clusters import describe, read_cluster
 from presage.telemetry.nvml import open_gpus
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from presage.executors.ray.executor import RayLink
     from presage.server.settings import Settings
 
 __all__ = ["serve"]
 
 EXECUTORS = ("local", "ray")
+_MIB = 1 << 20
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to answer at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8265,
+    host: Annotated[
+        str | None, typer.Option(help="Address to answer at.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", show_default="8265"),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where others reach this server, such as https://presage.example.org.",
+            show_default="host and port",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate in PEM: answer with TLS. SIGHUP reloads it.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +75,9 @@ def serve(
             help="Database URL; postgresql://… or sqlite:///PATH.", show_default="SQLite in --data"
         ),
     ] = None,
-    executor: Annotated[str, typer.Option(help=f"{', '.join(EXECUTORS)}.")] = "local",
+    executor: Annotated[
+        str | None, typer.Option(help=f"{', '.join(EXECUTORS)}.", show_default="local")
+    ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
@@ -70,75 +97,194 @@ def serve(
         typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help=f"{', '.join(registry.names())}, or one of --config.")
-    ] = "fifo",
-    config: Annotated[Path | None, typer.Option(help="Policies and queues in YAML.")] = None,
-    rightsize: Annotated[
-        bool, typer.Option("--rightsize", help="Hold running jobs to what their phases need.")
+        str | None,
+        typer.Option(
+            help=f"{', '.join(registry.names())}, one of --config, or file.py:name.",
+            show_default="fifo",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The configuration in YAML; options go before it.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print what it would run with, and end.")
     ] = False,
+    rightsize: Annotated[
+        bool | None,
+        typer.Option(
+            "--rightsize/--no-rightsize",
+            help="Hold running jobs to what their phases need.",
+            show_default="no",
+        ),
+    ] = None,
+    keep_logs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Logs of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Results of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_telemetry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Telemetry of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Checkpoints of jobs that are over are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    keep_folders: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE,SIZE",
+            help="Work folders that no job needs are kept so long and so much: 90d,500Gi.",
+            show_default="for ever",
+        ),
+    ] = None,
+    track_mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="MLflow server that gets the metrics of all jobs."),
+    ] = None,
+    track_tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for TensorBoard's files of all jobs."),
+    ] = None,
     lease: Annotated[
-        float, typer.Option(min=0.5, max=300, help="Seconds until another server takes over.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=0.5, max=300, help="Seconds until another server takes over.", show_default="5"
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the log there, and rotate it at 50 MiB.", show_default="standard error"
+        ),
+    ] = None,
 ) -> None:
     """Run the control plane: take jobs, decide, run them, until it is stopped."""
+    given = dict(locals())
+    for name in ("config", "print_config"):
+        del given[name]
+    if executor is not None and executor not in EXECUTORS:
+        raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
+    wanted = effective(read_server_file(config) if config else ServerFile(), given)
+    known = registry.pipelines(wanted)
+    own = find_own(wanted.policy, known, wanted.queues)
+    pipeline = registry.policy_config(wanted.policy, known) if own is None else own.base()
+    if print_config:
+        _print(wanted)
+        return
     _import_server()
-    from presage.server.settings import Settings, default_data
+    from presage.server.logs import log_to
 
-    wish = _ExecutorOptions(executor, nodes, ray_address, ray_shared, rightsize)
-    wish.check()
-    file = read_yaml(config, ConfigFile, ConfigError) if config else ConfigFile()
-    pipeline = registry.policy_config(policy, registry.pipelines(file))
-    place = (data or default_data()).expanduser().absolute()
+    wish = wanted.executor
+    _check_executor(wish)
+    address, logs = wanted.server, wanted.logging
+    if address.tls_cert is not None and address.tls_key is not None:
+        from presage.server.tls import check_certificate
+
+        check_certificate(address.tls_cert, address.tls_key)
+    log_to(logs.file, round(logs.max_mib * _MIB), logs.keep)
     _set_up_process()
-    with _listen(host, port) as listener, _world(wish, place) as (there, ray):
-        settings = Settings(
-            data=place,
-            nodes=there,
-            policy=pipeline,
-            host=host,
-            port=listener.getsockname()[1],
-            db=db or "",
-            ray=ray,
-            ray_shared=ray_shared,
-            queues={**file.queues, **pipeline.queues},
-            rightsize=rightsize,
-            lease_s=lease,
-            first_token=os.environ.get("PRESAGE_TOKEN", ""),
-        )
-        _run(settings, listener, f"{describe(there)}, policy {policy}")
+    place = _place(wanted)
+    with (
+        _listen(address.host, address.port) as listener,
+        _world(wish, place) as (there, ray),
+    ):
+        settings = _settings(wanted, pipeline, own, place, there, ray, listener.getsockname()[1])
+        about = f"{describe(there)}, policy {settings.policy_name}"
+        _run(settings, listener, about, quiet=logs.file is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _ExecutorOptions:
-    """What is to run the jobs."""
+def _settings(
+    wanted: ServerFile,
+    pipeline: PolicyConfig,
+    own: OwnPolicy | None,
+    place: Path,
+    nodes: tuple[Node, ...],
+    ray: RayLink | None,
+    port: int,
+) -> Settings:
+    from presage.server.settings import Settings
 
-    executor: str
-    nodes: str | None
-    ray_address: str | None
-    ray_shared: Path | None
-    rightsize: bool
+    address, limits = wanted.server, wanted.limits
+    return Settings(
+        data=place,
+        nodes=nodes,
+        policy=pipeline,
+        policy_name=wanted.policy if own is None else own.name,
+        own=own,
+        host=address.host,
+        port=port,
+        public_url=address.url or "",
+        tls_cert=address.tls_cert,
+        tls_key=address.tls_key,
+        db=wanted.storage.db or "",
+        ray=ray,
+        ray_shared=wanted.executor.ray_shared,
+        queues={**wanted.queues, **pipeline.queues},
+        rightsize=wanted.executor.rightsize,
+        lease_s=address.lease_s,
+        most_body=round(limits.request_mib * _MIB),
+        most_folder=round(limits.folder_mib * _MIB),
+        most_results=round(limits.results_gib * 1024 * _MIB),
+        most_log=round(wanted.logging.job_max_mib * _MIB),
+        **wanted.retention.settings(),
+        track_mlflow=wanted.tracking.mlflow or "",
+        track_tensorboard=wanted.tracking.tensorboard,
+        first_token=os.environ.get("PRESAGE_TOKEN", ""),
+    )
 
-    def check(self) -> None:
-        """Refuse what does not go together."""
-        if self.executor not in EXECUTORS:
+
+def _place(wanted: ServerFile) -> Path:
+    from presage.server.settings import default_data
+
+    return (wanted.storage.data or default_data()).expanduser().absolute()
+
+
+def _print(wanted: ServerFile) -> None:
+    """The configuration that counts, as a file that would do the same; secrets are stars."""
+    import yaml
+
+    made = shown(wanted)
+    made["storage"]["data"] = str(_place(wanted))
+    typer.echo(yaml.safe_dump(made, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def _check_executor(wish: ExecutorSection) -> None:
+    """Refuse what does not go together."""
+    if wish.kind == "ray":
+        if wish.nodes:
             raise UserError(
-                f"unknown executor '{self.executor}'; there are: {', '.join(EXECUTORS)}"
+                "--nodes goes with --executor local; with ray, the nodes are those of the "
+                "cluster: leave it out"
             )
-        if self.executor == "ray":
-            if self.nodes:
-                raise UserError(
-                    "--nodes goes with --executor local; with ray, the nodes are those of the "
-                    "cluster: leave it out"
-                )
-            if self.rightsize:
-                raise UserError(
-                    "--rightsize goes with --executor local: on Ray nobody can change what a "
-                    "running worker may use; leave it out"
-                )
-            if self.ray_shared is not None and not self.ray_shared.is_dir():
-                raise UserError(f"--ray-shared {self.ray_shared} is not a directory here")
-        elif self.ray_address or self.ray_shared:
-            raise UserError("--ray-address and --ray-shared go with --executor ray: add it")
+        if wish.rightsize:
+            raise UserError(
+                "--rightsize goes with --executor local: on Ray nobody can change what a "
+                "running worker may use; leave it out"
+            )
+        if wish.ray_shared is not None and not wish.ray_shared.is_dir():
+            raise UserError(f"--ray-shared {wish.ray_shared} is not a directory here")
+    elif wish.ray_address or wish.ray_shared:
+        raise UserError("--ray-address and --ray-shared go with --executor ray: add it")
 
 
 def _import_server() -> None:
@@ -160,21 +306,16 @@ def _import_server() -> None:
 
 
 def _set_up_process() -> None:
-    """Logging, and a Python that answers quickly."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    """A Python that answers quickly."""
     # Threads wait for each other at most this long: reads stay quick while others submit.
     sys.setswitchinterval(0.001)
     gc.freeze()  # what is imported stays: do not look through it again and again
 
 
 @contextmanager
-def _world(
-    wish: _ExecutorOptions, data: Path
-) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
+def _world(wish: ExecutorSection, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
     """The nodes there are, and the connection to Ray if they are Ray's."""
-    if wish.executor == "local":
+    if wish.kind == "local":
         yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None
         return
     link = _connect(wish.ray_address or "auto", data)
@@ -197,8 +338,8 @@ def _connect(address: str, data: Path) -> RayLink:
     return link
 
 
-def _run(settings: Settings, listener: socket.socket, about: str) -> None:
-    """Answer until somebody stops it."""
+def _run(settings: Settings, listener: socket.socket, about: str, *, quiet: bool) -> None:
+    """Answer until somebody stops it; `quiet`: the log is somewhere else."""
     import uvicorn
 
     from presage.server.front import Front
@@ -216,19 +357,35 @@ def _run(settings: Settings, listener: socket.socket, about: str) -> None:
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
     if find_spec("nicegui") is not None:
         say(f"dashboard: {settings.url}/ui/")
-    uvicorn.Server(
-        uvicorn.Config(
-            Front(service),
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=3,
-            # Longer than clients keep an idle connection (5 s): it never closes under a request.
-            timeout_keep_alive=30,
-            server_header=False,
-            h11_max_incomplete_event_size=64 << 10,
-        )
-    ).run(sockets=[listener])
+    config = uvicorn.Config(
+        Front(service),
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        # Longer than clients keep an idle connection (5 s): it never closes under a request.
+        timeout_keep_alive=30,
+        server_header=False,
+        h11_max_incomplete_event_size=64 << 10,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        log_config=None if quiet else uvicorn.config.LOGGING_CONFIG,
+    )
+    config.load()
+    _reload_on_hangup(config, settings)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _reload_on_hangup(config: uvicorn.Config, settings: Settings) -> None:
+    """SIGHUP reads the certificate again. In a terminal it ends the server, as ever."""
+    if config.ssl is None or settings.tls_cert is None or settings.tls_key is None:
+        if not os.isatty(0):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return
+    from presage.server.tls import reloader
+
+    reload = reloader(config.ssl, settings.tls_cert, settings.tls_key)
+    signal.signal(signal.SIGHUP, lambda *_: reload())
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -34,7 +34,10 @@ Cluster = Annotated[
     str, typer.Option(help="30x8, 100x4:32c:128g, a YAML node list, or a table of machines.")
 ]
 Policies = Annotated[
-    str | None, typer.Option(help="Policies to compare, separated by commas.", show_default="fifo")
+    str | None,
+    typer.Option(
+        help="Policies to compare, separated by commas; also file.py:name.", show_default="fifo"
+    ),
 ]
 PlacementName = Annotated[
     str | None, typer.Option(help="Another placement for all of them, such as spread.")
@@ -129,6 +132,8 @@ def _run(study: Study, name: str) -> SimResult:
     with progress(name) as shown:
         result = study.run(name, shown)
     say(f"{name}: {len(study.trace):,} jobs simulated in {result.cpu_s:.2f} s of CPU time")
+    for note in result.notes:
+        say(f"note: {name}: {note}")
     return result
 
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from presage.cli._output import print_json, print_table, say
+from presage.cli._asking import ask_before_loss
+from presage.cli._job_words import starts_in
+from presage.cli._output import print_json, say
+from presage.cli._tables import Cell, Column, show_table
 from presage.client import Client, to_json
 from presage.manifest import read_submission
 from presage.model.answers import ArraySummary, Eta, JobSummary, Submitted
 from presage.model.errors import UserError
+from presage.model.words import short_duration
 
 __all__ = [
-    "array_cells",
+    "array_row",
     "best",
     "changes_of",
+    "every_member",
     "explain_array",
     "param_words",
     "print_logs",
@@ -73,16 +77,18 @@ def best(
         say(f"no job of {found.id} has reported {found.metric} yet{known}")
         return
     names = list(dict.fromkeys(name for one in found.best for name in one.params))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ID", no_wrap=True, overflow="fold")
-    table.add_column(found.metric.upper(), justify="right")
-    for name in names:
-        table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
-    table.add_column("STATUS", no_wrap=True)
-    for one in found.best:
-        settings = [_setting(one.params.get(name, "")) for name in names]
-        table.add_row(one.id, f"{one.value:.6g}", *settings, one.status)
-    Console().print(table)
+    columns = [Column("ID"), Column(found.metric.upper(), right=True)]
+    columns += [Column(name, right=True) for name in names]
+    rows: list[list[Cell]] = [
+        [
+            one.id,
+            f"{one.value:.6g}",
+            *(_setting(one.params.get(name, "")) for name in names),
+            str(one.status),
+        ]
+        for one in found.best
+    ]
+    show_table([*columns, Column("STATUS")], rows)
 
 
 def resubmit(
@@ -133,12 +139,14 @@ def submitted_words(jobs: int | None) -> str:
 # -- what other commands do with an array ---------------------------------------------------------
 
 
-def array_cells(array: ArraySummary, age: str) -> tuple[str | Text, ...]:
-    """An array as a row of the table of jobs: id, status, workers, age, start, and why."""
+def array_row(array: ArraySummary, now: float | None = None) -> list[Cell]:
+    """An array as a row of the table of jobs (`JOB_COLUMNS`)."""
+    now = time.time() if now is None else now
     counts = array.counts
     status = next((name for name in _ORDER if counts.get(name)), _last_status(counts))
     shown = Text(f"{status} ×{counts.get(status, 0)}", style="bold")
-    return (array.id, shown, "", age, "", array_words(array))
+    age, workers = short_duration(now - array.submitted_at), str(array.workers or "")
+    return [array.id, shown, array.owner, array.queue, workers, age, "", array_words(array)]
 
 
 def array_words(array: ArraySummary) -> str:
@@ -162,7 +170,7 @@ def _last_status(counts: Any) -> str:
 def show_members(client: Client, array_id: str, json: bool) -> None:
     """`presage ps ARRAY`: its jobs by status, and each of them."""
     array = client.array(array_id).info
-    jobs = client.members(array_id)
+    jobs = client.members(array.id)
     if json:
         print_json({"array": to_json(array), "jobs": [to_json(job) for job in jobs]})
         return
@@ -171,21 +179,20 @@ def show_members(client: Client, array_id: str, json: bool) -> None:
     typer.echo(f"{array.id}: {array.size} jobs{limit}: {counts}")
     if array.best is not None:
         typer.echo(f"best {array.metric} so far: {array.best:.6g}")
-    heads = ("JOB", "STATUS", "DONE", array.metric or "", "PARAMS", "WHY")
-    rows = [
-        (
-            job.id.removeprefix(f"{array.id}-"),
-            job.status,
-            _done(job),
-            ""
-            if (value := (job.progress or {}).get(array.metric or "")) is None
-            else f"{value:.4g}",
-            _short(param_words(job)),
-            job.reason.text,
-        )
-        for job in jobs
-    ]
-    print_table(heads, rows)
+    columns = (
+        *(Column("JOB"), Column("STATUS"), Column("DONE", right=True, spare=1)),
+        Column((array.metric or "metric").upper(), right=True),
+        Column("PARAMS"),
+        Column("WHY"),
+    )
+    rows: list[list[Cell]] = []
+    for job in jobs:
+        value = (job.progress or {}).get(array.metric or "")
+        metric = "" if value is None else f"{value:.4g}"
+        number = job.id.removeprefix(f"{array.id}-")
+        params = _short(param_words(job))
+        rows.append([number, str(job.status), _done(job), metric, params, job.reason.text])
+    show_table(columns, rows)
 
 
 def _short(text: str) -> str:
@@ -206,8 +213,20 @@ def _setting(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def tell_array(client: Client, array_id: str, what: str, json: bool) -> None:
-    """`presage stop ARRAY` and the like."""
+def every_member(client: Client, ids: Sequence[str]) -> list[str]:
+    """The same jobs; in place of an array, all its jobs."""
+    named: list[str] = []
+    for one in ids:
+        array = client.array(one).info.id if client.is_array(one) else None
+        named += [one] if array is None else [job.id for job in client.members(array)]
+    return named
+
+
+def tell_array(client: Client, array_id: str, what: str, json: bool, yes: bool) -> None:
+    """`presage stop ARRAY` and the like; who runs may have work to lose."""
+    if not yes:
+        runs = client.members(client.array(array_id).info.id, ("PROCESSING", "STORING"))
+        ask_before_loss(client, [job.id for job in runs], f"{what} them", yes)
     told = client.tell_array(array_id, what)
     if json:
         print_json(to_json(told))
@@ -226,25 +245,23 @@ def wait_for_array(client: Client, array_id: str, timeout: float | None, json: b
         raise typer.Exit(1)
 
 
-def print_logs(client: Client, array_id: str, follow: bool, worker: str) -> None:
+def print_logs(client: Client, array_id: str, follow: bool, worker: str | None) -> None:
     """What one worker of each job wrote, one job after the other."""
     if follow:
         raise UserError(
             f"{array_id} is an array; follow one of its jobs: see presage ps {array_id}"
         )
     out = sys.stdout.buffer
-    for job in client.members(array_id):
+    for job in client.members(client.array(array_id).info.id):
         if job.attempt:
             out.write(f"==> {job.id} {param_words(job)} <==\n".encode())
-            for chunk in client.logs(job.id, worker):
+            for chunk in client.logs(job.id, worker or "0"):
                 out.write(chunk)
             out.flush()
 
 
 def explain_array(client: Client, array_id: str, json: bool) -> None:
     """Why the jobs of an array are where they are."""
-    from presage.cli.jobs import starts_in
-
     about = client.explain_array(array_id)
     if json:
         print_json(to_json(about))

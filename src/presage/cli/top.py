@@ -7,17 +7,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from presage.cli._job_words import span_words, styled_status, with_reasons
 from presage.cli._output import print_json
-from presage.cli.jobs import span_words, styled_status
+from presage.cli._tables import Cell, Column, plain_lines, table_lines
+from presage.cli.cluster import NODE_COLUMNS, node_row
 from presage.client import Client, to_json
 from presage.model.answers import JobSummary, NodeStatus
 from presage.model.errors import UserError
@@ -27,7 +28,7 @@ __all__ = ["top"]
 _EVERY_S = 2.0
 _NODES = 8
 _ROWS = 12
-_LONGEST_NAME = 40
+_BAR = 20
 _RUNS = ["DOWNLOADING", "PROCESSING", "STORING"]
 
 
@@ -44,12 +45,14 @@ def top(
             seen = _look(client)
             if json:
                 print_json(to_json(seen))
+            elif console.is_terminal:
+                console.print(_picture(seen, console.width))
             else:
-                console.print(_picture(seen))
+                _print_plain(seen)
             return
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_picture(_look(client)), refresh=True)
+                live.update(_picture(_look(client), console.width), refresh=True)
                 if pressed(_EVERY_S):
                     return
 
@@ -71,86 +74,109 @@ def _look(client: Client) -> _Seen:
     running = [job.summary for job in client.jobs(status=_RUNS, limit=100)]
     waiting = [job.summary for job in client.jobs(status=["QUEUED"], limit=1000)][::-1]
     queues = client.queues()
-    asked = [job.id for job in waiting[:100]]
-    reasons = {item.id: item.reason for item in (client.waiting(asked) if asked else ())}
     return _Seen(
         time.time(),
         nodes,
         sum(queue.running for queue in queues),
         sum(queue.pending for queue in queues),
         running,
-        [replace(job, reason=reasons.get(job.id, job.reason)) for job in waiting],
+        with_reasons(client, waiting[:100]) + waiting[100:],
     )
 
 
-def _picture(seen: _Seen) -> Group:
-    """One picture, at most 80 columns wide where the terminal is."""
+def _picture(seen: _Seen, width: int) -> Group:
+    """One picture for a terminal of this width."""
+    parts = [Text(""), *_section(_running(seen), width), Text("")]
+    return Group(_head(seen), *_bars(seen.nodes), *parts, *_section(_waiting(seen), width))
+
+
+def _print_plain(seen: _Seen) -> None:
+    """The same for a pipe: three tables, an empty line between."""
+    typer.echo(_head(seen).plain)
+    typer.echo("\n".join(plain_lines(NODE_COLUMNS, [node_row(node) for node in seen.nodes])))
+    for columns, rows in (_running(seen), _waiting(seen)):
+        typer.echo()
+        typer.echo("\n".join(plain_lines(columns, rows)))
+
+
+def _head(seen: _Seen) -> Text:
     nodes = seen.nodes
-    gpus = sum(node.gpus for node in nodes)
-    held = gpus - sum(node.free_gpus for node in nodes)
     up = sum(node.state == "up" for node in nodes)
-    head = Text.assemble(
+    parts = [
+        f" · {held:g} of {all_:g} {name} held ({held / all_:.0%})"
+        for name, held, all_ in _totals(nodes)
+        if all_
+    ]
+    return Text.assemble(
         (time.strftime("%H:%M:%S ", time.localtime(seen.at)), "dim"),
-        (f"{up} of {len(nodes)} nodes up", "bold"),
-        f" · {held:g} of {gpus} GPUs held",
-        f" ({held / gpus:.0%})" if gpus else "",
+        (f"{up} of {len(nodes)} node{'s' if len(nodes) != 1 else ''} up", "bold"),
+        *parts[:1],
         f" · {seen.jobs_running} run · {seen.jobs_waiting} wait",
     )
-    parts: list[Any] = [head, _node_bars(nodes), Text(""), _running(seen.running)]
-    return Group(*parts, Text(""), _waiting(seen.waiting))
 
 
-def _node_bars(nodes: list[NodeStatus]) -> Table:
-    """The fullest nodes, each with a bar."""
-    table = Table.grid(padding=(0, 2))
-    shown = sorted(nodes, key=lambda node: (node.free_gpus - node.gpus, node.name))
-    for node in shown[:_NODES]:
-        held = node.gpus - node.free_gpus
-        full = round(20 * held / node.gpus) if node.gpus else 0
-        bar = Text("█" * full, style="green").append("░" * (20 - full), style="dim")
-        state = "" if node.state == "up" else node.state
-        table.add_row(node.name, bar, f"{held:g} of {node.gpus}", Text(state, style="red"))
+def _totals(nodes: list[NodeStatus]) -> list[tuple[str, float, float]]:
+    """What is held and what there is: GPUs, then cores where they are counted."""
+    gpus = float(sum(node.gpus for node in nodes))
+    cpus = [(node.cpus, node.free_cpus or 0.0) for node in nodes if node.cpus]
+    return [
+        ("GPUs", gpus - sum(node.free_gpus for node in nodes), gpus),
+        ("cores", sum(all_ - free for all_, free in cpus), sum(all_ for all_, _ in cpus)),
+    ]
+
+
+def _bars(nodes: list[NodeStatus]) -> list[Text]:
+    """The fullest nodes, each with a bar: of its GPUs, or of its cores if it has none."""
+    measured = []
+    for node in nodes:
+        ((_, gpus, all_gpus), (_, cores, all_cores)) = _totals([node])
+        held, all_, unit = (gpus, all_gpus, "GPUs") if all_gpus else (cores, all_cores, "cores")
+        measured.append((held / all_ if all_ else 0.0, held, all_, unit, node))
+    measured.sort(key=lambda item: (-item[0], item[4].name))
+    width = max((len(node.name) for *_, node in measured[:_NODES]), default=0)
+    lines = []
+    for part, held, all_, unit, node in measured[:_NODES]:
+        full = round(_BAR * part)
+        line = Text(f"{node.name:<{width}}  ").append("█" * full, style="green")
+        line.append("░" * (_BAR - full), style="dim")
+        line.append(f"  {held:g} of {all_:g} {unit}" if all_ else "  nothing is counted")
+        lines.append(line.append("" if node.state == "up" else f"  {node.state}", style="red"))
     if len(nodes) > _NODES:
-        table.add_row(Text(f"and {len(nodes) - _NODES} more", style="dim"))
-    return table
+        lines.append(Text(f"and {len(nodes) - _NODES} more", style="dim"))
+    return lines
 
 
-def _running(jobs: list[JobSummary]) -> Table:
-    table = _table(jobs, "RUNNING", "STATUS", "WORKERS", "DONE", "WHERE")
-    for job in jobs[:_ROWS]:
+_Rows = tuple[list[Column], list[list[Cell]]]
+
+
+def _running(seen: _Seen) -> _Rows:
+    columns = [
+        Column("RUNNING"),
+        Column("STATUS"),
+        Column("WORKERS", right=True, spare=2),
+        Column("DONE", right=True, spare=1),
+        Column("WHERE"),
+    ]
+    rows: list[list[Cell]] = []
+    for job in seen.running:
         done = (job.progress or {}).get("done")
-        table.add_row(
-            job.id,
-            styled_status(job),
-            str(job.workers or ""),
-            "" if done is None else f"{done:.0%}",
-            ", ".join(job.nodes),
-        )
-    return _and_more(table, len(jobs))
+        where = ", ".join(job.nodes)
+        share_done = "" if done is None else f"{done:.0%}"
+        rows.append([job.id, styled_status(job), str(job.workers or ""), share_done, where])
+    return columns, rows
 
 
-def _waiting(jobs: list[JobSummary]) -> Table:
-    table = _table(jobs, "WAITING", "STARTS IN", "WHY")
-    for job in jobs[:_ROWS]:
-        table.add_row(job.id, span_words(job.eta_s), job.reason.text)
-    return _and_more(table, len(jobs))
+def _waiting(seen: _Seen) -> _Rows:
+    columns = [Column("WAITING"), Column("STARTS"), Column("WHY")]
+    return columns, [[job.id, span_words(job.eta_s), job.reason.text] for job in seen.waiting]
 
 
-def _table(jobs: list[JobSummary], *names: str) -> Table:
-    """A table whose first column keeps the names of jobs whole; the last one makes room."""
-    table = Table(box=None, pad_edge=False)
-    longest = max((len(job.id) for job in jobs[:_ROWS]), default=0)
-    table.add_column(names[0], no_wrap=True, min_width=min(longest, _LONGEST_NAME))
-    for name in names[1:-1]:
-        table.add_column(name, no_wrap=True, min_width=len(name))
-    table.add_column(names[-1], no_wrap=True, overflow="ellipsis", ratio=1)
-    return table
-
-
-def _and_more(table: Table, count: int) -> Table:
-    if count > _ROWS:
-        table.add_row(Text(f"and {count - _ROWS} more", style="dim"))
-    return table
+def _section(table: _Rows, width: int) -> list[Text]:
+    columns, rows = table
+    lines = table_lines(columns, rows[:_ROWS], width)
+    if len(rows) > _ROWS:
+        lines.append(Text(f"and {len(rows) - _ROWS} more", style="dim"))
+    return lines
 
 
 @contextmanager

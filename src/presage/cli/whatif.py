@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from presage.cli._here import beside, decides_there, own_policies
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
+from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
 from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, UserError
-from presage.page import duration_text
+from presage.model.words import duration
+from presage.plugins import is_file
 
 __all__ = ["what_if"]
 
 _COLUMNS = {
-    "AVG WAIT": ("avg_wait_s", duration_text),
-    "P99 WAIT": ("p99_wait_s", duration_text),
-    "AVG JCT": ("avg_jct_s", duration_text),
-    "P99 JCT": ("p99_jct_s", duration_text),
-    "GPUS USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
+    "AVG-WAIT": ("avg_wait_s", duration),
+    "P99-WAIT": ("p99_wait_s", duration),
+    "AVG-JCT": ("avg_jct_s", duration),
+    "P99-JCT": ("p99_jct_s", duration),
+    "GPUS-USED": ("gpu_utilization", lambda value: f"{value:.0%}"),
     "FAIRNESS": ("fairness", lambda value: f"{value:.2f}"),
     "STOPS": ("preemptions", lambda value: f"{value:.0f}"),
 }
@@ -32,7 +33,8 @@ _COLUMNS = {
 
 def what_if(
     policy: Annotated[
-        str | None, typer.Option(help="Policies to compare, separated by commas.")
+        str | None,
+        typer.Option(help="Policies to compare, separated by commas; also file.py:name."),
     ] = None,
     since: Annotated[
         str | None,
@@ -41,6 +43,12 @@ def what_if(
     config: Annotated[
         Path | None, typer.Option(help="A YAML file with policies and queues of your own.")
     ] = None,
+    foreseen: Annotated[
+        bool,
+        typer.Option(
+            "--foreseen", help="Let policies know what was foreseen, not true run times."
+        ),
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(help="Write the jobs as a trace (.parquet), and beside it their nodes."),
@@ -53,12 +61,19 @@ def what_if(
         raise UserError("name policies to compare: --policy sjf,backfill; or --export a trace")
     since_s = None if since is None else seconds(since, "--since")
     text = None if config is None else _read(config)
+    files = [name for name in names if is_file(name)]
+    mine = own_policies(files)
     report: dict[str, Any] = {}
     with Client() as client:
         if export is not None:
             check_file(export, "--export")
             report["export"] = _export(client.journal_trace(since_s), export)
-        answer = client.what_if(names, since_s, text) if names else None
+        answer = None
+        if names:
+            asked = [name for name in names if name not in files] or decides_there(client)
+            answer = client.what_if(asked, since_s, text, foreseen=foreseen)
+            if mine:
+                answer = beside(answer, client.journal_trace(since_s, whole=True), mine, foreseen)
     if json:
         print_json(report if answer is None else report | to_json(answer))
     elif answer is not None:
@@ -91,20 +106,21 @@ def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
 
 
 def _show(report: WhatIf) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("POLICY", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    rows = {"as it happened": report.recorded, **report.policies}
+    table: list[list[str]] = []
+    own = [f"{name} *" if name in report.own else name for name in report.policies]
+    rows = {"as it happened": report.recorded}
+    rows |= dict(zip(own, report.policies.values(), strict=True))
     for name, figures in rows.items():
         cells = []
         for key, text in _COLUMNS.values():
             value = figures[key]
             cells.append("" if value is None else text(value))
-        table.add_row(name, *cells)
-    Console().print(table)
-    span = duration_text(report.until - report.since)
+        table.append([name, *cells])
+    show_table([Column("POLICY"), *(Column(name, right=True) for name in _COLUMNS)], table)
+    span = duration(report.until - report.since)
     say(f"{report.recorded['jobs'] or 0:,.0f} jobs in {span}")
+    if report.own:
+        say("* decides on this server")
     for note in report.notes:
         say(f"note: {note}")
     audit = report.audit

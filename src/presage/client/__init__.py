@@ -17,7 +17,7 @@ from os import PathLike
 
 from presage.client._answers import to_json
 from presage.client._arrays import ArrayHandle
-from presage.client._folder import pack_folder
+from presage.client._folder import FolderSurvey, pack_folder, survey_folder
 from presage.client._http import DEFAULT_URL
 from presage.client._server import Client, JobHandle
 
@@ -25,9 +25,11 @@ __all__ = [
     "DEFAULT_URL",
     "ArrayHandle",
     "Client",
+    "FolderSurvey",
     "JobHandle",
     "pack_folder",
     "submit",
+    "survey_folder",
     "to_json",
 ]
 

@@ -86,7 +86,7 @@ class ArrayHandle:
 class ArrayCalls(Connection):
     """Arrays, and what is submitted from a file. `upload` is the client's."""
 
-    upload: Callable[[Path], str]
+    upload: Callable[..., str]
 
     def submit_array(
         self,
@@ -103,9 +103,13 @@ class ArrayCalls(Connection):
             raise UserError(f"{manifest} has no sweep; Client.submit takes one job")
         return ArrayHandle(self, self.submit_read(asked, Path(manifest), folder=folder).id)
 
-    def submit_read(self, asked: Submission, path: Path, *, folder: bool = True) -> Submitted:
-        """Submit what was read from a file, one job or many."""
-        name = self.upload(path.absolute().parent) if folder else None
+    def submit_read(
+        self, asked: Submission, path: Path, *, folder: bool = True, include: Sequence[str] = ()
+    ) -> Submitted:
+        """Submit what was read from a file, one job or many, with the folder of the file unless
+        it names a git source."""
+        sent = folder and asked.first.git is None
+        name = self.upload(path.absolute().parent, include) if sent else None
         headers = {"Content-Type": "application/yaml", "Idempotency-Key": uuid.uuid4().hex}
         text: bytes | str = path.read_bytes() if asked.as_written else json.dumps(asked.data)
         if not asked.as_written:

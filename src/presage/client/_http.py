@@ -14,6 +14,7 @@ import httpx
 
 from presage._retry import PatientClient
 from presage.client._answers import value_of
+from presage.client._trust import distrust, trusted
 from presage.model.errors import ApiError, Unreachable, UserError
 
 __all__ = ["DEFAULT_URL", "Connection", "path_of"]
@@ -43,7 +44,7 @@ class Connection:
                 base_url=self.url,
                 headers=headers,
                 timeout=30.0,
-                verify=not self.url.startswith("http:"),  # to read certificates takes a moment
+                trusted=trusted,
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"PRESAGE_URL {self.url} is no address: {error}") from None
@@ -69,12 +70,14 @@ class Connection:
         return value_of(kind, self.call("GET", path, params=query or {}))
 
     @contextmanager
-    def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[httpx.Response]:
+    def stream(
+        self, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
         """The answer to `GET /api/v1{path}` as it comes."""
         timeout = httpx.Timeout(30.0, read=None)
         try:
             with self._http.stream(
-                "GET", f"/api/v1{path}", params=query, timeout=timeout
+                "GET", f"/api/v1{path}", params=query, headers=headers, timeout=timeout
             ) as answer:
                 if not answer.is_success:
                     answer.read()
@@ -94,7 +97,14 @@ class Connection:
         body: dict[str, Any] = answer.json() if answer.content else {}
         return body
 
-    def _gone(self, error: Exception) -> Unreachable:
+    def _gone(self, error: httpx.TransportError) -> Unreachable:
+        if wrong := distrust(error):
+            asked = error.request.url
+            server = f"{asked.scheme}://{asked.netloc.decode('ascii')}"
+            return Unreachable(
+                f"the certificate of {server} is not trusted ({wrong}); set PRESAGE_CA to the "
+                "file of the CA that signed it"
+            )
         return Unreachable(
             f"no server answers at {self.url} ({_says(error)}); start one with `presage serve`, "
             "or set PRESAGE_URL"

@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,8 @@ from presage.client._answers import value_of, values_of
 from presage.client._arrays import ArrayCalls
 from presage.client._folder import pack_folder
 from presage.client._http import path_of
+from presage.client._logs import log_pieces
+from presage.client._results import Told, download
 from presage.model.answers import (
     Accepted,
     DryRun,
@@ -23,13 +26,18 @@ from presage.model.answers import (
     ExportedTrace,
     JobStatus,
     JobSummary,
+    LogPiece,
     NewUser,
     NodeStatus,
     QueueStatus,
+    Removal,
+    ResultFile,
+    ResultsPage,
     ScaleAccepted,
     Status,
     StatusChange,
     Submitted,
+    UsageReport,
     UserInfo,
     WaitingJob,
     WhatIf,
@@ -90,10 +98,10 @@ class JobHandle:
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Block until it is over, or so many seconds passed."""
+        """Block until it is over or halted, or so many seconds passed."""
         until = None if timeout is None else time.monotonic() + timeout
         pause = 0.1
-        while self.refresh().info.ended_at is None:
+        while self.refresh().info.ended_at is None and self.status != "HALTED":
             left = pause if until is None else min(pause, until - time.monotonic())
             if left <= 0:
                 break
@@ -129,6 +137,17 @@ class JobHandle:
         self._heard = self._client.scale(self.id, workers)
         return self
 
+    def results(self, *paths: str) -> list[ResultFile]:
+        """The files it made; or those that are named, by path, directory or pattern."""
+        return list(self._client.results(self.id, paths).files)
+
+    def download(
+        self, to: str | PathLike[str] = ".", *paths: str, told: Told | None = None
+    ) -> list[Path]:
+        """Bring results into a directory; what was brought before is not brought again, and what
+        was interrupted continues. `told` hears of each file with the bytes that came."""
+        return download(self._client, self.id, Path(to), paths, told)
+
     def explain(self) -> Explanation:
         """Why it is where it is, when it starts, and what would help."""
         return self._client.explain(self.id)
@@ -161,16 +180,18 @@ class Client(ArrayCalls):
         *,
         changes: Sequence[str] = (),
         folder: bool = True,
+        include: Sequence[str] = (),
     ) -> JobHandle:
-        """Submit a manifest file, and with it a copy of the folder it is in; `changes` are such as
-        `resources.gpus=2`."""
+        """Submit a manifest file, and with it a copy of the folder it is in, unless it names a
+        git source; `changes` are such as `resources.gpus=2`. `include` has patterns of files that
+        are sent although they are ignored or look like secrets."""
         from presage.manifest import read_submission
 
         path = Path(manifest)
         asked = read_submission(path, changes)  # a mistake raises before anything is sent
         if asked.sweep is not None:
             raise UserError(f"{manifest} has a sweep; Client.submit_array takes it")
-        return JobHandle(self, self.submit_read(asked, path, folder=folder))
+        return JobHandle(self, self.submit_read(asked, path, folder=folder, include=include))
 
     def submit_text(
         self,
@@ -185,9 +206,9 @@ class Client(ArrayCalls):
         body = self.call("POST", "/jobs", content=manifest, params=query, headers=headers)
         return JobHandle(self, value_of(Submitted, body))
 
-    def upload(self, folder: Path) -> str:
+    def upload(self, folder: Path, include: Sequence[str] = ()) -> str:
         """Send a work folder unless the server has it; returns its name there."""
-        packed = pack_folder(folder)
+        packed = pack_folder(folder, include)
         name = hashlib.sha256(packed).hexdigest()
         try:
             self.call("HEAD", f"/folders/{name}")
@@ -249,11 +270,40 @@ class Client(ArrayCalls):
         self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
     ) -> Iterator[bytes]:
         """The output of a worker, in pieces, as it was written."""
-        query: dict[str, Any] = {"worker": worker, "follow": follow}
-        if attempt is not None:
-            query["attempt"] = attempt
-        with self.stream(f"/jobs/{path_of(job_id)}/logs", query) as answer:
-            yield from answer.iter_bytes()
+        for piece in self.log_pieces(job_id, worker, follow=follow, attempt=attempt):
+            yield piece.text.encode("utf-8", "surrogateescape")
+
+    def log_pieces(
+        self,
+        job_id: str,
+        worker: str | None = None,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[LogPiece]:
+        """The output of all workers or of one, with times; `tail` gives the last lines of each.
+        Somebody who follows does not notice when the server restarts."""
+        return log_pieces(self, job_id, worker, follow=follow, attempt=attempt, tail=tail)
+
+    def results(self, job_id: str, paths: Sequence[str] = ()) -> ResultsPage:
+        """The results of a job; of many, all pages."""
+        query: dict[str, Any] = {"path": list(paths)} if paths else {}
+        place = f"/jobs/{path_of(job_id)}/results"
+        page = self.get(ResultsPage, place, query)
+        files, after = list(page.files), page.next
+        while after is not None:
+            more = self.get(ResultsPage, place, {**query, "after": after})
+            files += more.files
+            after = more.next
+        return replace(page, files=tuple(files), next=None)
+
+    def remove(
+        self, jobs: Sequence[str] = (), *, older_than_s: float | None = None, dry_run: bool = False
+    ) -> Removal:
+        """Remove what is kept of jobs that are over: of these, or of all that are older."""
+        asked = {"jobs": list(jobs), "older_than_s": older_than_s, "dry_run": dry_run}
+        return value_of(Removal, self.call("POST", "/jobs/remove", json=asked, timeout=600.0))
 
     def events(self, job_id: str | None = None) -> Iterator[StatusChange]:
         """Status changes as they happen."""
@@ -279,21 +329,38 @@ class Client(ArrayCalls):
         return values_of(WaitingJob, body["waiting"])
 
     def what_if(
-        self, policies: Sequence[str], since_s: float | None = None, config: str | None = None
+        self,
+        policies: Sequence[str],
+        since_s: float | None = None,
+        config: str | None = None,
+        *,
+        foreseen: bool = False,
     ) -> WhatIf:
-        """What other policies would have done with the jobs of the journal."""
+        """What other policies would have done with the jobs of the journal; with `foreseen` they
+        go by what was foreseen of jobs, and not by the run times they had."""
         asked = {"policies": list(policies), "since_s": since_s, "config": config}
+        asked |= {"foreseen": True} if foreseen else {}
         return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
 
-    def journal_trace(self, since_s: float | None = None) -> ExportedTrace:
-        """The journal as a trace, and its nodes."""
-        asked = {"since_s": since_s}
+    def journal_trace(self, since_s: float | None = None, *, whole: bool = False) -> ExportedTrace:
+        """The journal as a trace, and its nodes; with `whole`, also what a trace cannot tell."""
+        asked: dict[str, Any] = {"since_s": since_s}
+        asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
 
     def queues(self) -> list[QueueStatus]:
         """The queues."""
         return values_of(QueueStatus, self.call("GET", "/queues")["queues"])
+
+    def usage(self, **query: str) -> UsageReport:
+        """What was used: `by` user, team or queue, `since` a day, `until` a day."""
+        return self.get(UsageReport, "/usage", query)
+
+    def usage_csv(self, **query: str) -> str:
+        """The same by day, as CSV."""
+        with self.stream("/usage", {**query, "format": "csv"}) as answer:
+            return answer.read().decode("utf-8")
 
     def users(self) -> list[UserInfo]:
         """The users."""
@@ -303,6 +370,18 @@ class Client(ArrayCalls):
         """Let somebody in; the answer has the token."""
         asked = {"name": name, "role": role, "team": team}
         return value_of(NewUser, self.call("POST", "/users", json=asked))
+
+    def set_user(self, name: str, *, role: str | None = None, team: str | None = None) -> UserInfo:
+        """Give somebody another role or team."""
+        asked = {"role": role, "team": team}
+        wanted = {key: value for key, value in asked.items() if value is not None}
+        return value_of(UserInfo, self.call("PATCH", f"/users/{path_of(name)}", json=wanted))
+
+    def new_token(self, name: str, *, keep: bool = False) -> NewUser:
+        """A new token for somebody; those before stop working unless they are kept."""
+        query = {"keep": "true"} if keep else {}
+        body = self.call("POST", f"/users/{path_of(name)}/token", params=query)
+        return value_of(NewUser, body)
 
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""

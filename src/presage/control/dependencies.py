@@ -40,7 +40,7 @@ def resolved_after(after: After, store: SqlStore, sees: Sees) -> After:
 def found(reference: str, store: SqlStore, sees: Sees) -> JobRow | ArrayRow:
     """The job or array of an id; else the newest of a name; else the one whose id begins so."""
     exact = store.arrays.get(reference) or store.jobs.get(reference)
-    if exact is not None and sees(exact):
+    if exact is not None and sees(exact) and not _is_removed(exact):
         return exact
     rows: list[JobRow | ArrayRow] = [*store.arrays.like(reference), *store.jobs.like(reference)]
     rows = sorted(filter(sees, rows), key=lambda row: -row.seq)
@@ -56,6 +56,10 @@ def found(reference: str, store: SqlStore, sees: Sees) -> JobRow | ArrayRow:
     raise UserError(
         f"after: several jobs begin with {reference[:80]!r} ({some}, …); write more of it"
     )
+
+
+def _is_removed(row: JobRow | ArrayRow) -> bool:
+    return isinstance(row, JobRow) and row.removed_at is not None
 
 
 def settle_dependencies(
@@ -85,7 +89,7 @@ def settle_dependencies(
 def _is_met(one: Dependency, store: SqlStore) -> bool | PresageError:
     """What a dependency on something that is over comes to."""
     row = store.jobs.get(one.job)
-    if row is not None:
+    if row is not None and not _is_removed(row):
         statuses = {row.status}
     elif store.arrays.get(one.job) is not None:
         statuses = set(store.arrays.counts([one.job])[one.job].statuses)

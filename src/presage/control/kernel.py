@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from socket import socket
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
@@ -23,11 +24,18 @@ from presage.control.dependencies import settle_dependencies
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, CountsHours, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
-from presage.model.errors import NotLeading, PresageError, StaleLease, StoreUnavailable
+from presage.model.errors import (
+    Conflict,
+    NeverFits,
+    NotLeading,
+    PresageError,
+    StaleLease,
+    StoreUnavailable,
+)
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
 from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
@@ -77,6 +85,9 @@ Answers: TypeAlias = list[tuple[Ticket, Exception | None]]
 
 Committed: TypeAlias = Callable[[int, Sequence[JobRow], Sequence[JobChange]], None]
 """Is told of every commit: the lease, new jobs, and what became different."""
+Witness: TypeAlias = Callable[[int, float, Sequence[ev.Event], int, State], None]
+"""Is told what every commit added to the journal: the position before it, the time, the events,
+how many they are, and the state they led to."""
 
 
 @dataclass(slots=True)
@@ -108,6 +119,7 @@ class Live:
         snapshot_every: int = 5000,
         answer: Callable[[Answers], None],
         committed: Committed = lambda *_: None,
+        witness: Witness = lambda *_: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
@@ -120,6 +132,7 @@ class Live:
         self._rules = ev.RulesChanged(rules, predict.version)
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
+        self._witness = witness
         self._requests: deque[_Pending] = deque()
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
@@ -201,6 +214,18 @@ class Live:
         if executor is not None:
             with suppress(OSError, ValueError):  # it was closed this moment
                 executor.wake()
+
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to whoever guards a worker that runs; for other threads."""
+        executor = self._executor
+        if executor is None or not self.leading.is_set():
+            raise NotLeading("this server does not decide at the moment; try again")
+        if not isinstance(executor, CanAttach):
+            raise Conflict("jobs here cannot be attached to: the executor has no way in")
+        try:
+            return executor.attach(job, attempt, worker)
+        except OSError:
+            raise Conflict(f"{worker} of job {job} cannot be reached; is it running?") from None
 
     def spec(self, job_id: str) -> JobSpec:
         """A job as it stands now, its memory raised since it was submitted; for the executor, on
@@ -294,7 +319,9 @@ class Live:
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
-        rules = replace(self._rules, lacks=lacks(executor))
+        policy = engine.policy
+        counts = isinstance(policy, CountsHours) and policy.counts_hours
+        rules = replace(self._rules, lacks=lacks(executor), counts=counts)
         unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
@@ -336,7 +363,7 @@ class Live:
             taken = [
                 self._requests.popleft() for _ in range(min(len(self._requests), _MOST_REQUESTS))
             ]
-        batch = self._worth_doing(taken, engine.state)
+        batch = self._worth_doing(taken, engine)
         journal.batch = batch
         try:
             now = self._now(engine.state)
@@ -351,9 +378,11 @@ class Live:
         self.decided += len(decisions)
         self.turns.append(time.perf_counter() - began)
 
-    def _worth_doing(self, taken: Iterable[_Pending], state: State) -> list[_Pending]:
+    def _worth_doing(self, taken: Iterable[_Pending], engine: Engine) -> list[_Pending]:
         """Requests that somebody still waits for; a job that is there already is not submitted
-        once more, and one that comes twice in a turn is refused the second time."""
+        once more, one that comes twice in a turn is refused the second time, and one that could
+        never run is refused."""
+        state = engine.state
         batch: list[_Pending] = []
         answers: Answers = []
         submitted: set[str] = set()
@@ -369,6 +398,10 @@ class Live:
                     continue
                 if job_id in state.jobs:
                     answers.append((request.ticket, None))
+                    continue
+                never = _never_fits(engine, request)
+                if never is not None:
+                    answers.append((request.ticket, never))
                     continue
                 submitted.add(job_id)
                 refused = settle_dependencies(request.facts, state, self.store)
@@ -475,6 +508,9 @@ class _Journal:
                     raise
                 time.sleep(0.1)
         events = len(facts) + len(decisions)
+        if events:
+            happened = (*facts, *decisions)
+            live._witness(self._position, now, happened, events, self._engine.state)
         self._position += events
         self.since_snapshot += events
         live._committed(lease, rows, changes)
@@ -512,6 +548,23 @@ def _unconfirmed(state: State) -> Iterable[ev.Decision]:
             if job.limits is not None:
                 reason = Reason(ReasonCode.OK, "limits it had")
                 yield ev.Limit(job.id, job.attempt, job.limits, reason)
+
+
+def _never_fits(engine: Engine, request: _Pending) -> NeverFits | None:
+    """Why one of the jobs of a submission could never run; those that ask for the same are looked
+    at once."""
+    seen = set()
+    for number, fact in enumerate(request.facts):
+        spec = fact.spec if isinstance(fact, ev.JobSubmitted) else None
+        if spec is None or (spec.roles, spec.queue, spec.placement) in seen:
+            continue
+        seen.add((spec.roles, spec.queue, spec.placement))
+        never = engine.refusal(fact)
+        if never is not None:
+            name = request.rows[number].name if request.rows else "it"
+            point = f" (point {number + 1} of its sweep)" if len(request.facts) > 1 else ""
+            return NeverFits(f"{name}{point}", never.text)
+    return None
 
 
 def _refusal(error: BaseException) -> Exception:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from presage.store.records import JobRow, Transition
@@ -57,6 +58,13 @@ class Recent:
                 self._known.pop(job, None)
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
+
+    def forget(self, job_id: str) -> None:
+        """A job is no longer listed."""
+        with self._lock:
+            self._known.pop(job_id, None)
+            with suppress(ValueError):
+                self._newest.remove(job_id)
 
     def job(self, lease: int | None, job_id: str) -> RecentJob | None:
         """A job, if it is here."""

@@ -15,6 +15,7 @@ from typing import Any
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.dependencies import resolved_after
 from presage.control.kernel import Live
+from presage.control.retention import touch_folder
 from presage.layout import Layout
 from presage.manifest import Manifest, resolved, says_auto, to_spec
 from presage.manifest.schema import After
@@ -26,7 +27,7 @@ from presage.model.job import JobSpec
 from presage.store.records import ArrayRow, AuditEntry, JobRow, User
 from presage.store.sql import SqlStore
 
-__all__ = ["Requests"]
+__all__ = ["Requests", "shown_estimates"]
 
 _ANSWER_S = 15.0
 """Timeout of a request that waits until it is on disk."""
@@ -63,8 +64,12 @@ class Requests:
     def check(self, manifest: Manifest, folder: str | None) -> None:
         """Refuse a queue or a folder that is not there."""
         self.check_queue(manifest.queue)
+        if folder is not None and manifest.git is not None:
+            raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
+        if folder is not None:
+            touch_folder(self._layout.folder(folder))
 
     def new_id(self, name: str, user: User, key: str | None) -> str:
         """The id of a new job or array; the same for the same idempotency key."""
@@ -130,6 +135,8 @@ class Requests:
         manifest, estimates = await self.foresee(asked, spec, folder)
         if manifest is not asked:
             spec = to_spec(manifest, job_id, user.name)
+        if user.team:
+            spec = replace(spec, team=user.team)
         if manifest.webhooks:
             spec = replace(spec, labels={**spec.labels, "presage/webhooks": "yes"})
         now = time.time()
@@ -143,7 +150,7 @@ class Requests:
             submitted_at=now,
             manifest=manifest.to_json(),
             folder=folder,
-            estimates=encode(estimates) if estimates is not None else None,
+            estimates=shown_estimates(estimates, spec),
             params=dict(manifest.params) or None,
             reason_code="dependency" if waits else "ok",
             reason_text=f"waits for {waits}" if waits else "",
@@ -168,6 +175,17 @@ class Requests:
             await ticket
         finally:
             late.cancel()
+
+
+def shown_estimates(estimates: Estimates | None, spec: JobSpec) -> dict[str, Any] | None:
+    """What users see of the estimates: of a job without GPUs no share of a GPU."""
+    if estimates is None:
+        return None
+    asked = (role.resources for role in spec.roles)
+    if not any(each.gpu_milli or each.gpu_memory_mib for each in asked):
+        estimates = replace(estimates, utilization=None)
+    shown: dict[str, Any] = encode(estimates)
+    return shown
 
 
 def _give_up(ticket: asyncio.Future[None]) -> None:

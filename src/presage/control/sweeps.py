@@ -14,10 +14,9 @@ from typing import Any, cast
 
 from presage.control.advisors.pruning import need_optuna
 from presage.control.board import METRIC
-from presage.control.requests import Requests
+from presage.control.requests import Requests, shown_estimates
 from presage.manifest import Manifest, Submission, says_auto, submission_of, to_spec, with_changes
 from presage.model import event as ev
-from presage.model.codec import encode
 from presage.model.errors import Conflict, ManifestError
 from presage.model.estimate import Estimates
 from presage.model.job import JobSpec
@@ -208,6 +207,8 @@ def _member(
     if manifest.webhooks:
         labels["presage/webhooks"] = "yes"
     spec = replace(cast(Any, spec), labels=labels, array=array.id, at_once=array.at_once)
+    if array.team:
+        spec = replace(cast(Any, spec), team=array.team)
     code, text = "ok", ""
     if array.at_once and number > array.at_once:
         code, text = "at_once", f"at most {array.at_once} of its array go at once"
@@ -220,7 +221,7 @@ def _member(
         submitted_at=array.submitted_at,
         manifest=manifest.to_json(),
         folder=array.folder,
-        estimates=encode(estimates) if estimates is not None else None,
+        estimates=shown_estimates(estimates, spec),
         array=array.id,
         params=dict(manifest.params),
         reason_code=code,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from presage.core.plan import Plan
-from presage.core.ports import LearnsSpeeds, Policy, Predictor
+from presage.core.ports import Foreknows, LearnsSpeeds, Policy, Predictor
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
@@ -76,6 +76,16 @@ class Engine:
         """An elastic job that started can be resized from now on."""
         job = self.state.jobs.get(fact.job) if isinstance(fact, ev.JobStarted) else None
         return job is not None and job.spec.elastic
+
+    def refusal(self, fact: ev.JobSubmitted) -> Reason | None:
+        """Why a job that is not submitted yet could never run here; None when it could, or when
+        the policy does not say."""
+        if not isinstance(self.policy, Foreknows):
+            return None
+        state = self.state
+        job = Job(fact.spec, state.submitted, state.now, state.now)
+        job.estimates = fact.estimates
+        return self.policy.never(job, Plan(state), self.predict)
 
     def explain(self, job_id: str) -> Reason | None:
         """Why a job is where it is; None for a job that is not known (any more)."""

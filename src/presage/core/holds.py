@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from presage.core.workers import ask_of, devices_of
-from presage.model.job import JobState
+from presage.core.workers import ask_of, being_left, devices_of
 
 if TYPE_CHECKING:
     from presage.core.state import State
 
 __all__ = ["is_ready"]
-
-_STOPPING = JobState.STOPPING
 
 
 def is_ready(state: State, job_id: str) -> bool:
@@ -28,16 +25,4 @@ def is_ready(state: State, job_id: str) -> bool:
                 return False
     # A share may fit beside one that leaves, where a policy allows fewer jobs on a device.
     shares = [worker for worker in hold if ask_of(job, worker.role).shared]
-    return not (shares and _being_left(state) & devices_of(hold))
-
-
-def _being_left(state: State) -> set[tuple[str, int]]:
-    """Devices of workers that were told to go and have not gone yet."""
-    found: set[tuple[str, int]] = set()
-    for job in state.active.values():
-        if job.state is _STOPPING:
-            found |= devices_of(job.allocation + (job.resizing or ()))
-        elif job.resizing is not None:
-            kept = job.resizing
-            found |= devices_of(tuple(w for w in job.allocation if w not in kept))
-    return found
+    return not (shares and being_left(state.active.values()) & devices_of(hold))

@@ -18,13 +18,20 @@ from presage.model.job import Job, Reason
 from presage.model.speed import SpeedBook
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from presage.core.plan import Plan
+    from presage.core.state import State
 
 __all__ = [
+    "CanAttach",
     "CanLimit",
     "CanResize",
+    "CountsHours",
     "Entry",
     "Executor",
+    "Foreknows",
+    "HasRemarks",
     "KeepsSnapshots",
     "Knowledge",
     "LearnsSpeeds",
@@ -48,6 +55,36 @@ class Policy(Protocol):
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits, in words its owner understands."""
+        ...
+
+
+@runtime_checkable
+class CountsHours(Protocol):
+    """A policy that may go by GPU time that was spent: the state counts it from the moment that
+    `RulesChanged` says so."""
+
+    @property
+    def counts_hours(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
+class Foreknows(Protocol):
+    """A policy that can tell beforehand what it would reject."""
+
+    def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
+        """Why no state of this cluster could hold a job, which need not be submitted; None when
+        one could."""
+        ...
+
+
+@runtime_checkable
+class HasRemarks(Protocol):
+    """A policy that can tell when it is not of much use for the jobs there are."""
+
+    def remarks(self, state: State) -> Sequence[str]:
+        """A sentence each, for whoever chose the policy."""
         ...
 
 
@@ -123,6 +160,16 @@ class CanLimit(Protocol):
 
     def limit(self, decision: Limit) -> None:
         """Hold each worker of the first role to these limits; never below what it uses now."""
+        ...
+
+
+@runtime_checkable
+class CanAttach(Protocol):
+    """An executor that lets clients come to a worker that runs. Any thread may ask."""
+
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to whoever guards a worker (by name), who takes it from there; raises
+        OSError when nobody does."""
         ...
 
 

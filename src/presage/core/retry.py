@@ -41,7 +41,9 @@ def judge(job: Job, outcome: Outcome, reason: Reason | None) -> RetryVerdict:
             return RetryVerdict(True, more, failures, lost, overflows)
     failures += 1
     too_long = reason is not None and reason.code is ReasonCode.TIME_LIMIT
-    again = failures <= spec.max_retries and not too_long
+    missing = reason is not None and reason.code is ReasonCode.LAUNCH_FAILED
+    hopeless = too_long or (missing and not spec.relaunch)
+    again = failures <= spec.max_retries and not hopeless
     return RetryVerdict(again, spec, failures, lost, overflows)
 
 

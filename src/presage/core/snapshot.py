@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from presage.core.spent import Spent
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
 from presage.model.event import RulesChanged
@@ -55,6 +56,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "scaling": sorted(state.scaling),
         "speeds": encode(state.speeds),
         "rules": encode(state.rules),
+        **({"spent": spent} if (spent := state.spent.rows()) else {}),
     }
 
 
@@ -77,6 +79,7 @@ class SnapshotContent:
     scaling: set[str]
     speeds: SpeedBook
     rules: RulesChanged | None
+    spent: Spent
     failed_arrays: list[str]
     """Arrays that a member of failed, and that are not over."""
 
@@ -100,5 +103,6 @@ def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
         scaling=set(data["scaling"]),
         speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
         rules=decode(RulesChanged | None, data.get("rules")),
+        spent=Spent.of(data.get("spent", ())),
         failed_arrays=data.get("failed_arrays", []),
     )

@@ -11,6 +11,7 @@ ended badly is `core.retry`'s to say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from operator import attrgetter
@@ -25,6 +26,7 @@ from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
+from presage.core.spent import Spent
 from presage.core.workers import ask_of, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
@@ -81,6 +83,7 @@ class State:
         self.submitted = 0
         self.shapes: dict[tuple[Role, ...], int] = {}
         """How often each combination of roles was submitted: what the workload looks like."""
+        self.spent = Spent()  # GPU time by day, where `rules` say that it counts
         self.speeds = SpeedBook()
         """How fast runs of each workload were at the sizes they had."""
         self.rules: ev.RulesChanged | None = None
@@ -92,32 +95,7 @@ class State:
         self.moves: list[Move] = []
         """What became of jobs in it, in order; launches and stops are decisions and not here."""
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
-            ev.JobSubmitted: self._submitted,
-            ev.CancelRequested: self._cancel_requested,
-            ev.HaltRequested: self._halt_requested,
-            ev.ResumeRequested: self._resume_requested,
-            ev.ScaleRequested: self._scale_requested,
-            ev.JobStarted: self._started,
-            ev.JobResized: self._resized,
-            ev.JobExited: self._exited,
-            ev.LaunchFailed: self._launch_failed,
-            ev.Progress: self._progress,
-            ev.StageChanged: self._stage_changed,
-            ev.PhaseChanged: self._phase_changed,
-            ev.SpeedMeasured: self._speed_measured,
-            ev.RulesChanged: self._rules_changed,
-            ev.LimitsAdvised: self._limits_advised,
-            ev.NodeUp: self._node_up,
-            ev.NodeDown: self._node_down,
-            ev.NodeDraining: self._node_draining,
-            ev.Woke: self._woke,
-            ev.Launch: self._launch,
-            ev.Stop: self._stop,
-            ev.Resize: self._resize,
-            ev.Limit: self._limit,
-            ev.Reserve: self._reserve,
-            ev.WakeAt: self._wake_at,
-            ev.Reject: self._reject,
+            kind: getattr(self, name) for kind, name in _HANDLERS.items()
         }
 
     def apply(self, now: float, event: ev.Event) -> None:
@@ -152,6 +130,11 @@ class State:
         """Whether the executor can carry out this kind of decision, as far as it was said."""
         return self.rules is None or kind.__name__ not in self.rules.lacks
 
+    @property
+    def counts(self) -> bool:
+        """Whether GPU time is counted."""
+        return self.rules is not None and self.rules.counts
+
     def ready(self, job_id: str) -> bool:
         """Whether the room reserved for a job is no longer held by a run that is leaving."""
         return is_ready(self, job_id)
@@ -176,7 +159,7 @@ class State:
         for job_id, hold in kept.reservations.items():
             state._hold_for(job_id, hold)
         state.wake_at, state.submitted, state.shapes = kept.wake_at, kept.submitted, kept.shapes
-        state.speeds, state.rules = kept.speeds, kept.rules
+        state.speeds, state.rules, state.spent = kept.speeds, kept.rules, kept.spent
         return state
 
     def copy(self, instead: Mapping[str, JobSpec] = _AS_THEY_ARE) -> State:
@@ -186,15 +169,15 @@ class State:
         copy.now, copy.wake_at, copy.submitted = self.now, self.wake_at, self.submitted
         copy.capacity = self.capacity.copy()
         copy.down, copy.draining = self.down.copy(), self.draining.copy()
-        jobs = {job_id: Job(*_EVERYTHING(job)) for job_id, job in self.jobs.items()}
-        copy.jobs = jobs
+        copy.jobs = jobs = {name: Job(*_EVERYTHING(job)) for name, job in self.jobs.items()}
         copy.pending = {job_id: jobs[job_id] for job_id in self.pending}
         copy.active = {job_id: jobs[job_id] for job_id in self.active}
         copy.incomplete = {job_id: jobs[job_id] for job_id in self.incomplete}
         copy.gates = self.gates.copy(jobs)
         copy.reservations = self.reservations.copy()
         copy.usage, copy.scaling = self.usage.copy(), self.scaling.copy()
-        copy.shapes, copy.speeds, copy.rules = self.shapes.copy(), self.speeds.copy(), self.rules
+        copy.shapes, copy.speeds = self.shapes.copy(), self.speeds.copy()
+        copy.rules, copy.spent = self.rules, self.spent.copy()
         for job_id, spec in instead.items():
             copy._drop_reservation(job_id)
             copy.pending[job_id].spec = spec
@@ -277,8 +260,10 @@ class State:
         if job is None or job.resizing is None:
             return
         self._settle(now, job)
-        target = job.resizing
-        job.resizing = None
+        if self.counts:
+            self.spent.count(now, job)
+            job.held_since = now
+        target, job.resizing = job.resizing, None
         kept = set(target)
         self._give(job, tuple(worker for worker in job.allocation if worker not in kept))
         job.allocation = target
@@ -338,6 +323,9 @@ class State:
             self.speeds.add(same_work(job.spec), e.point)
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
+        if e.counts and not self.counts:
+            for job in self.active.values():
+                job.held_since = now
         self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
@@ -374,11 +362,8 @@ class State:
 
     def _close(self, name: str) -> None:
         self.capacity.set_open(self.capacity.index[name], False)
-        for job_id in [
-            job_id
-            for job_id, hold in self.reservations.items()
-            if any(worker.node == name for worker in hold)
-        ]:
+        holds = self.reservations.items()
+        for job_id in [job for job, hold in holds if any(w.node == name for w in hold)]:
             self._drop_reservation(job_id)
             self.changes.note(self.jobs[job_id])
 
@@ -394,6 +379,7 @@ class State:
         if job.state is PENDING:
             job.attempt = e.attempt
             job.allocation = workers
+            job.held_since = now if self.counts else 0.0
             self._move(now, job, STARTING, None)
             del self.pending[job_id]
             self.active[job_id] = job
@@ -455,7 +441,7 @@ class State:
             self.wake_at = memo
             return
         if isinstance(decision, ev.Reject):
-            raise InternalError("a rejection cannot be taken back")
+            self._unreject(decision.job)
         job, (held, before) = self.jobs[decision.job], memo
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
@@ -475,6 +461,13 @@ class State:
             self.incomplete[job.id] = job
         else:
             self.incomplete.pop(job.id, None)
+
+    def _unreject(self, job_id: str) -> None:
+        """The job that ended last did not: nobody was told of it."""
+        self.moves.pop()
+        self.jobs[job_id] = job = self.ended.pop()
+        if job.wants is not None:
+            self.scaling.add(job_id)
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -529,6 +522,8 @@ class State:
     def _vacate(self, now: float, job: Job) -> None:
         """The run is over: account for its service, give back everything it held, and forget what
         was to follow."""
+        if self.counts:
+            self.spent.count(now, job)
         if job.state is RUNNING:
             self._settle(now, job)
         if job.resizing is not None:
@@ -594,7 +589,12 @@ class State:
         return False
 
 
+_HANDLERS = {
+    kind: "_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removeprefix("Job")).lower()
+    for kind in (*ev.FACTS, *ev.DECISIONS)
+}
+"""The method that takes each type of event: `_launch`, `_node_up`, `_exited` for `JobExited` …"""
 _EVERYTHING = attrgetter(*(field.name for field in fields(Job)))
 _RESTORED: tuple[str, ...] = ("state", "attempt", "allocation", "resizing", "limits", "intent")
-_RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark")
+_RESTORED += ("reason", "since", "ran_s", "gpu_s", "mark", "held_since")
 _BEFORE = attrgetter(*_RESTORED)

@@ -1,17 +1,28 @@
-"""Questions about the workers of one job: what each asks for, which are missing, which could
-leave.
+"""Questions about the workers of jobs: what each asks for, which are missing, which could leave or
+do.
 
 Pure functions of a job; they change nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 from presage.model.cluster import WHOLE_GPU, Resources, Worker
-from presage.model.job import Job
+from presage.model.job import Job, JobState
 
-__all__ = ["ask_of", "devices_of", "least_milli", "missing", "new_workers", "shrunk"]
+__all__ = [
+    "ask_of",
+    "being_left",
+    "devices_of",
+    "least_cpu",
+    "least_milli",
+    "milli_of",
+    "missing",
+    "new_workers",
+    "shrunk",
+]
 
 
 def ask_of(job: Job, role: int) -> Resources:
@@ -25,6 +36,30 @@ def ask_of(job: Job, role: int) -> Resources:
 def devices_of(workers: tuple[Worker, ...]) -> set[tuple[str, int]]:
     """The (node, device) that workers use."""
     return {(worker.node, d) for worker in workers for d in worker.devices}
+
+
+def being_left(jobs: Iterable[Job]) -> set[tuple[str, int]]:
+    """Devices of workers that were told to go and have not gone yet."""
+    found: set[tuple[str, int]] = set()
+    for job in jobs:
+        if job.state is _STOPPING:
+            found |= devices_of(job.allocation + (job.resizing or ()))
+        elif job.resizing is not None:
+            kept = job.resizing
+            found |= devices_of(tuple(w for w in job.allocation if w not in kept))
+    return found
+
+
+def milli_of(job: Job) -> int:
+    """Milli-GPUs of the allocation that a job has, without what a resize will bring."""
+    if job.resizing is None:
+        return job.held_milli
+    return sum(ask_of(job, worker.role).gpu_milli for worker in job.allocation)
+
+
+def least_cpu(job: Job) -> int:
+    """Milli-CPUs of the smallest allocation a job can run on."""
+    return sum(role.min * role.resources.cpu_milli for role in job.spec.roles)
 
 
 def least_milli(job: Job) -> int:
@@ -70,6 +105,9 @@ def shrunk(job: Job, drop: int, role: int | None = None) -> tuple[Worker, ...] |
             kept.remove(worker)
             drop -= 1
     return None if drop else tuple(kept)
+
+
+_STOPPING = JobState.STOPPING
 
 
 @cache

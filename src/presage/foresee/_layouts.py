@@ -20,6 +20,8 @@ _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "fsdp", "zero3")
 """From the simplest on: of two that are equally good, the first is taken."""
 _CHECKPOINTS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _SPLITS = (1, 2, 4, 8)
+_LONG = 16_384
+"""Tokens of a sample from which on it is worth dividing among GPUs."""
 _MOST_MICRO = 1024
 
 
@@ -38,10 +40,11 @@ class Candidate:
         return (self.gpu.name, self.setup.gpus)
 
     @property
-    def kind(self) -> tuple[str, bool, bool, str]:
+    def kind(self) -> tuple[str, bool, bool, bool, bool, str]:
         """What it has in common with those whose estimate errs alike."""
         p = self.setup.parallel
-        return (p.sharding, p.tensor > 1, p.pipeline > 1, self.setup.checkpoint)
+        divided = (p.tensor > 1, p.pipeline > 1, p.context > 1, p.expert > 1)
+        return (p.sharding, *divided, self.setup.checkpoint)
 
 
 def gpu_counts(most: int) -> list[int]:
@@ -60,9 +63,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every way; what cannot be is counted in `left_out`, once for each kind of GPU."""
     for count in counts:
-        for parallel in _spreads(count, decoder, left_out, len(gpus)):
-            split = parallel.tensor * parallel.pipeline
-            replicas = count // split
+        for parallel in _spreads(count, decoder, goal.seq or 0, left_out, len(gpus)):
+            replicas = count // (parallel.tensor * parallel.pipeline * parallel.context)
             share, rest = divmod(goal.global_batch, replicas)
             if rest:
                 why = f"{replicas} replicas do not divide a global batch of {goal.global_batch:,}"
@@ -94,7 +96,7 @@ def _refused(setup: Setup, decoder: DecoderShape | None) -> str:
 
 
 def _spreads(
-    count: int, decoder: DecoderShape | None, left_out: Counter[str], kinds: int
+    count: int, decoder: DecoderShape | None, seq: int, left_out: Counter[str], kinds: int
 ) -> Iterator[Parallelism]:
     if count == 1:
         yield Parallelism()
@@ -115,6 +117,28 @@ def _spreads(
             else:
                 optimizer: Sharding = "zero1" if count > split else "none"
                 yield Parallelism(optimizer, tensor=tensor, pipeline=pipeline)
+    yield from _long_samples(count, decoder, seq)
+    yield from _experts(count, decoder)
+
+
+def _long_samples(count: int, decoder: DecoderShape, seq: int) -> Iterator[Parallelism]:
+    """Each sample divided among GPUs, by its tokens and perhaps by heads."""
+    for context in _SPLITS[1:] if seq >= _LONG else ():
+        for tensor in _SPLITS:
+            split = context * tensor
+            if count % split or seq % context or decoder.heads % tensor:
+                continue
+            optimizer: Sharding = "zero1" if count > split else "none"
+            yield Parallelism(optimizer, tensor=tensor, context=context)
+
+
+def _experts(count: int, decoder: DecoderShape) -> Iterator[Parallelism]:
+    """Experts divided among the replicas, and perhaps all else by heads."""
+    for expert in _SPLITS[1:] if decoder.expert_layers else ():
+        for tensor in _SPLITS:
+            divides = count % (expert * tensor) == 0 and decoder.experts % expert == 0
+            if divides and decoder.heads % tensor == 0:
+                yield Parallelism("zero1", tensor=tensor, expert=expert)
 
 
 def _micro_batches(share: int) -> list[int]:

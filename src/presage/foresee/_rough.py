@@ -74,14 +74,16 @@ class Seed:
         if p.sharding in ("zero3", "fsdp"):
             weights /= replicas
         in_flight = min(p.pipeline, setup.accumulate) / p.pipeline
-        samples = self.sample_mib * way.batch * _KEPT[setup.checkpoint] * in_flight / p.tensor
+        kept = _KEPT[setup.checkpoint] * in_flight / (p.tensor * p.context)
+        samples = self.sample_mib * way.batch * kept
         return max(0.0, rest) + weights + gradients + optimizer + samples
 
     def step_ms(self, way: Candidate) -> float:
         """Of one step of the optimizer."""
         setup, p = way.setup, way.setup.parallel
         micro = (self.fixed_ms + self.sample_ms * way.batch) * _AGAIN[setup.checkpoint]
-        micro *= (1 + 0.08 * math.log2(p.tensor)) / (p.tensor * p.pipeline)
+        among = p.tensor * p.context
+        micro *= (1 + 0.08 * math.log2(among)) / (among * p.pipeline)
         micros = setup.accumulate + p.pipeline - 1
         return micros * micro + self._exchange_ms(way)
 

@@ -187,14 +187,14 @@ def write_bundle(data: Path, date: str, path: Path) -> dict[str, Any]:
     }
     card = {
         "name": "throughput",
-        "version": "1",
+        "version": "2",
         "date": date,
         "data": f"{len(trainings.rows)} published trainings of language models (llm-foundry, "
         f"Megatron-Bridge, bigscience, torchtune, peft, DeepSpeed); {len(free)} pairs of 1 and 8 "
         "GPUs (NVIDIA/DeepLearningExamples)",
         "licence": "Apache-2.0, BSD-3-Clause",
         "features": ["operations and bytes of a step"],
-        "splits": "sizes, GPUs and sources left out by turns",
+        "splits": "models, sizes, GPUs and sources left out by turns",
         "errors": errors,
     }
     save_bundle(path, arrays, card)

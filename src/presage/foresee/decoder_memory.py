@@ -77,22 +77,28 @@ def largest_decoder_batch(
     *,
     floor: Floor | None = None,
     most: int = 1 << 16,
+    known: MemoryPhysics | None = None,
 ) -> int:
     """The largest batch whose p90 stays within what the GPU leaves to programs; 0 for none.
 
     Searched with the tensors that live together, which is quick, and settled with the replayed
-    allocator."""
+    allocator; `known` is the graph at some batch, replayed before."""
     base = floor or floor_mib(gpu)
     links = communicator_bytes(setup) / MIB
     width = decoder_spread(shape, setup).half_width
 
-    kept = 1.0  # what the allocator reserves for each byte that lives, as last replayed
+    kept = known.reserved / known.peak if known is not None else 1.0
+    """What the allocator reserves for each byte that lives, as last replayed."""
 
     def fits(batch: int, *, replayed: bool) -> bool:
         nonlocal kept
-        peak = live_peak(graph, batch).bytes / MIB
-        if replayed:
-            kept = reserved_bytes(graph, batch) / MIB / peak
+        if known is not None and batch == known.batch:
+            peak = known.peak
+            kept = known.reserved / peak
+        else:
+            peak = live_peak(graph, batch).bytes / MIB
+            if replayed:
+                kept = reserved_bytes(graph, batch) / MIB / peak
         high = _quantiles(kept * peak, peak, base, links, width)[2]
         return bool(high <= gpu.usable_mib)
 
@@ -105,5 +111,7 @@ def largest_decoder_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle, replayed=False) else (low, middle)
     while low > 1 and not fits(low, replayed=True):
-        low = max(1, min(low - 1, int(low * 0.97)))
+        low -= 1  # with what the allocator keeps there, and at least as much less
+        while low > 1 and not fits(low, replayed=False):
+            low = max(1, min(low - 1, int(low * 0.99)))
     return low

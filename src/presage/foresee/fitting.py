@@ -149,7 +149,7 @@ def fit_roofline_steps(data: Path, date: str) -> tuple[Arrays, dict[str, Any]]:
     sources = sorted({row.source for row in (*rows, *helpers)})
     card = {
         "name": "roofline",
-        "version": "1",
+        "version": "2",
         "date": date,
         "data": f"{', '.join(sources)}; {len(rows)} published steps and {len(helpers)} others",
         "licence": "Apache-2.0, BSD-3-Clause, MIT",

@@ -9,6 +9,7 @@ models.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from presage.foresee.graph.load import _import
 from presage.foresee.sandbox import run_isolated
 from presage.learn import Floats
 from presage.model.errors import UserError
-from presage.telemetry.batches import time_batches
+from presage.telemetry.batches import TimedBatch, time_batches
 
-__all__ = ["FedStep", "LoaderTiming", "fed", "take_batches", "time_loader"]
+__all__ = ["FedStep", "LoaderTiming", "fed", "spell_s", "take_batches", "time_loader"]
 
 _MEMORY_MIB = 16_384
 _SPENT = 0.6
@@ -34,6 +35,10 @@ _SHARPNESS = 4.0
 """Of the smooth maximum of step and feed: both vary, so one waits for the other now and then."""
 _LEAST_SPREAD = 0.05
 """Of the logarithm of a rate at each end: another machine, another epoch."""
+_BUSY = 0.2
+"""Share of the time that others had the cores from which on the middle is that of spells."""
+_LEAST_SHARE = 0.05
+"""Of the time that passed: what is taken to be a pipeline's own at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,9 @@ class LoaderTiming:
     workers: int
     prefetches: bool
     """Whether batches are prepared while the model computes."""
+    waited: float = 0.0
+    """The share of the time that other programs had the cores. It is not in the rates, but for
+    the slowest of them: a training may run beside others as well."""
 
     def feed_ms(self, batch: float) -> Floats:
         """Milliseconds for a batch of so many samples, p10, p50 and p90."""
@@ -114,13 +122,14 @@ def take_batches(payload: dict[str, Any]) -> dict[str, Any]:
     ahead = getattr(loader, "prefetch_factor", None)
     skipped = max(1, workers * ahead) if workers and isinstance(ahead, int) else 1
     taken = time_batches(loader, payload["batches"] + skipped, payload["most_s"])
-    return {"taken": taken, "workers": workers, "skipped": skipped}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"taken": taken, "workers": workers, "skipped": skipped, "cores": cores or 1}
 
 
 def _timing(target: str, told: dict[str, Any]) -> LoaderTiming:
     """What the times say: the first batches start workers and fill queues, and with several
     workers batches come in bursts of as many."""
-    taken, workers = [(float(s), int(n)) for s, n in told["taken"]], int(told["workers"])
+    taken, workers = [TimedBatch(*batch) for batch in told["taken"]], int(told["workers"])
     if len(taken) < _LEAST:
         raise UserError(
             f"{target} handed out {len(taken)} batches in the time there was: {_LEAST} are "
@@ -129,19 +138,36 @@ def _timing(target: str, told: dict[str, Any]) -> LoaderTiming:
     steady = taken[min(int(told["skipped"]), len(taken) - 2) :]
     size = max(1, min(workers, len(steady) // 2))
     spells = [steady[at : at + size] for at in range(0, len(steady) - size + 1, size)]
-    rates = [sum(n for _, n in spell) / max(sum(s for s, _ in spell), 1e-9) for spell in spells]
+    rates = [_rate(spell, spell_s(spell, told["cores"])) for spell in spells]
     # The middle is what comes out in the long run: a slow spell counts by how long it lasts.
-    middle = sum(n for _, n in steady) / max(sum(s for s, _ in steady), 1e-9)
-    low, high = np.quantile(rates, (0.1, 0.9))
+    alone = spell_s(steady, told["cores"])
+    middle, passed = _rate(steady, alone), sum(batch.seconds for batch in steady)
+    low, usual, high = np.quantile(rates, (0.1, 0.5, 0.9))
+    if 1.0 - alone / max(passed, 1e-9) > _BUSY:  # slow spells are the machine's then
+        middle = float(usual)
     return LoaderTiming(
-        p10=float(min(low, middle * np.exp(-_LEAST_SPREAD))),
+        p10=float(min(low, middle * np.exp(-_LEAST_SPREAD), _rate(steady, passed))),
         p50=float(middle),
         p90=float(max(high, middle * np.exp(_LEAST_SPREAD))),
-        batch=int(np.median([n for _, n in taken])),
+        batch=int(np.median([batch.samples for batch in taken])),
         batches=len(steady),
         workers=workers,
         prefetches=workers > 0,
+        waited=max(0.0, 1.0 - alone / max(passed, 1e-9)),
     )
+
+
+def spell_s(spell: Sequence[TimedBatch], cores: int) -> float:
+    """Seconds that these batches take when nobody else has the cores: without the waiting for
+    them, but no less than what was computed takes on all of them, as workers may be more."""
+    passed = sum(batch.seconds for batch in spell)
+    waited = sum(batch.waited_s for batch in spell)
+    computed = sum(batch.computed_s for batch in spell)
+    return max(passed - waited, min(computed / max(cores, 1), passed), _LEAST_SHARE * passed)
+
+
+def _rate(spell: Sequence[TimedBatch], seconds: float) -> float:
+    return sum(batch.samples for batch in spell) / max(seconds, 1e-9)
 
 
 def fed(

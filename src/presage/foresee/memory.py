@@ -32,7 +32,7 @@ from presage.foresee._memory_features import (
 from presage.foresee.allocator import MIB, live_peak, reserved_bytes
 from presage.foresee.floors import Floor, floor_mib
 from presage.foresee.gpus import Gpu
-from presage.foresee.graph.opgraph import OpGraph
+from presage.foresee.graph.opgraph import KINDS, OpGraph
 from presage.foresee.memory_table import floor_of
 from presage.foresee.sharding import communicator_bytes
 from presage.learn import Estimator, Floats
@@ -60,6 +60,11 @@ _WIDER = 6.0
 _LINKS = (0.3, 1.0, 2.5)
 """How much less or more the library that GPUs talk through holds than is reckoned, by version and
 topology; it is outside the allocator."""
+_FEWER, _MORE, _FEW_SOFTMAXES = 0.2, 0.5, 2
+"""What such code may save less or more than a trace of today's PyTorch does, as shares: a GELU in
+four operators saves three more tensors of the widest layer, and scores that are scaled apart one
+more of theirs, about half of a BERT; fused dropouts and autocast save less. Which version runs is
+not known. A model has it if it has more softmaxes than one and its gradient."""
 _NOT_FULL = 0.9
 """Share of a card up to which a workspace that is only tried may lift the median."""
 
@@ -173,7 +178,9 @@ class MemoryEstimator(Estimator):
         like = likeness(physics.graph, physics.batch, gpu, setup)
         term, unsure = self._term(physics, like, setup)
         middle = floor.p50 + links.p50 + physics.reserved + term
-        needs = self._spread(middle, like, (floor, links), unsure, physics.peak)
+        written = _written_out(physics, setup)
+        doubts = ((unsure, unsure), (written * _FEWER, written * _MORE))
+        needs = self._spread(middle, like, (floor, links), doubts, physics.peak)
         shows = needs.copy()
         if setup.cudnn_benchmark and not setup.inference:
             shows = self._lifted(needs, physics, like, gpu)
@@ -244,17 +251,18 @@ class MemoryEstimator(Estimator):
         middle: float,
         like: Likeness,
         fixed: tuple[Floor, ...],
-        unsure: float,
+        unsure: tuple[tuple[float, float], ...],
         least: float,
     ) -> Floats:
         """Quantiles around the median: errors of the model, of the floors and of what may not be
-        there are independent."""
+        there (`unsure`: MiB less and more) are independent."""
         lab = self.residual_.intervals_[0]
         wider = 1 + _WIDER * like.distance
         down = middle * -np.expm1((lab.low - lab.middle) * wider)
         up = middle * np.expm1((lab.high - lab.middle) * wider)
-        below = np.sqrt(down**2 + sum((f.p50 - f.p10) ** 2 for f in fixed) + unsure**2)
-        above = np.sqrt(up**2 + sum((f.p90 - f.p50) ** 2 for f in fixed) + unsure**2)
+        fewer, more = (sum(each[side] ** 2 for each in unsure) for side in (0, 1))
+        below = np.sqrt(down**2 + sum((f.p50 - f.p10) ** 2 for f in fixed) + fewer)
+        above = np.sqrt(up**2 + sum((f.p90 - f.p50) ** 2 for f in fixed) + more)
         interval: Floats = np.array([middle - below, middle, middle + above])
         return np.maximum(interval, least)
 
@@ -284,6 +292,15 @@ class MemoryEstimator(Estimator):
         base = self._base(rows)
         rise: Floats = np.log(np.maximum(self.floor_ + rows[:, TRIED], base) / base)
         return rise
+
+
+def _written_out(physics: MemoryPhysics, setup: Setup) -> float:
+    """MiB that are saved for the backward pass of a model whose attention is written out, as code
+    from before fused kernels has it; 0 for any other."""
+    if setup.attention != "eager" or setup.inference:
+        return 0.0
+    softmaxes = int((physics.graph.kind == KINDS.index("softmax")).sum())
+    return physics.by_role["saved"] / MIB if softmaxes > _FEW_SOFTMAXES else 0.0
 
 
 def _parts(physics: MemoryPhysics, floor: float, links: float, middle: float) -> dict[str, float]:

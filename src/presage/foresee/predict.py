@@ -172,7 +172,7 @@ def _memory(
     if decoder is not None:
         forecast = decoder_forecast(physics, decoder, gpu, setup)
         if largest:
-            most = largest_decoder_batch(graph, decoder, gpu, setup)
+            most = largest_decoder_batch(graph, decoder, gpu, setup, known=physics)
         return forecast, most
     estimator = estimators.memory().graph
     if largest:
@@ -210,9 +210,10 @@ def _evidence(
     if loader is None:
         lines.append("utilization allows for jobs that wait for their samples: --loader tells")
     else:
+        busy = f"; others had the cores {loader.waited:.0%} of that time, which is not counted"
         lines.append(
             f"its loader hands out {loader.p50:,.0f} samples/s on this machine "
-            f"({loader.batches} batches timed)"
+            f"({loader.batches} batches timed{busy if loader.waited > 0.05 else ''})"
         )
     if any(price_of(gpu) is not None for gpu in gpus):
         lines.append(price_source())

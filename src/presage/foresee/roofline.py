@@ -109,8 +109,13 @@ def work_of(ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Work:
 
 
 def _slots(ops: Operators) -> Ints:
-    """Class + number of classes · (phase + 2 · whether it convolves over a line, as of sound)."""
-    line = (ops.side == 0) & np.isin(ops.kind, [KINDS.index(kind) for kind in _CONVOLUTIONS])
+    """Class + number of classes · (phase + 2 · whether it convolves over a line, as of sound, or
+    stands between such convolutions)."""
+    convolves = np.isin(ops.kind, [KINDS.index(kind) for kind in _CONVOLUTIONS])
+    line = convolves & (ops.side == 0)
+    done = ops.macs.sum(1) * ops.count
+    if done[line].sum() > 0.5 * done.sum():
+        line = ops.side == 0
     phase = np.minimum(ops.phase, _PHASES - 1)
     return np.asarray(ops.classes() + len(CLASSES) * (phase + _PHASES * line), np.int64)
 
@@ -197,11 +202,11 @@ class Roofline:
 
     def __init__(self, effects: Mapping[str, float]) -> None:
         self.effects = dict(effects)
-        self._tables: dict[tuple[str, str, str], tuple[Floats, Floats, Floats]] = {}
+        self._tables: dict[tuple[str, str, str, bool], tuple[Floats, Floats, Floats]] = {}
 
-    def kernels(self, work: Work, gpu: Gpu, layout: str = "nchw") -> Floats:
+    def kernels(self, work: Work, gpu: Gpu, setup: Setup) -> Floats:
         """Milliseconds of each unlike operator, once."""
-        compute, memory, launch = self._tables_of(gpu, layout)
+        compute, memory, launch = self._tables_of(gpu, setup)
         ratio = self._fill(gpu) * work.waves
         done = work.compute_ms * np.exp(compute[work.rate, work.slot]) * (1.0 + ratio)
         moved = work.traffic_ms * np.exp(memory[work.rate, work.slot])
@@ -225,15 +230,15 @@ class Roofline:
     def _effect(self, name: str) -> float:
         return self.effects.get(name, 0.0)
 
-    def _tables_of(self, gpu: Gpu, layout: str) -> tuple[Floats, Floats, Floats]:
-        key = (gpu.name, gpu.architecture, layout)
+    def _tables_of(self, gpu: Gpu, setup: Setup) -> tuple[Floats, Floats, Floats]:
+        key = (gpu.name, gpu.architecture, setup.layout, setup.compile)
         if key not in self._tables:
             shape = (len(RATES), 2 * _PHASES * len(CLASSES))
             tables = np.zeros((3, *shape))
             for place, what in enumerate(("compute", "memory", "launch")):
                 for rate in range(shape[0]):
                     for slot in range(shape[1]):
-                        names = kernel_effects(what, slot, rate, gpu, layout)
+                        names = kernel_effects(what, slot, rate, gpu, setup)
                         tables[place, rate, slot] = sum(self._effect(name) for name in names)
             self._tables[key] = (tables[0], tables[1], tables[2])
         return self._tables[key]
@@ -252,16 +257,17 @@ class Roofline:
         return cls(dict(zip(names, arrays["values"].tolist(), strict=True)))
 
 
-def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> list[str]:
+def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, setup: Setup) -> list[str]:
     """Names of the effects on the arithmetic, the traffic or the launch of operators."""
     place, turn = slot % len(CLASSES), slot // len(CLASSES)
     line, phase = divmod(turn, _PHASES)
     name, kind, speed = CLASSES[place], KINDS[_KIND[place]], RATES[rate]
     if what == "launch":  # an operator may be several kernels
-        return ["launch", f"launch generation {gpu.architecture}", f"launch of {kind} {phase}"]
+        names = ["launch", f"launch generation {gpu.architecture}", f"launch of {kind} {phase}"]
+        return [*names, *(["launch compiled"] if setup.compile else [])]
     if what == "compute" and kind not in _DENSE:
         return []
-    ours, lineage = gpu.architecture, gpu.architecture.rstrip("0123456789")
+    ours, lineage = gpu.architecture, lineage_of(gpu)
     effects = [
         what,
         f"{what} kind {kind}",
@@ -277,9 +283,16 @@ def kernel_effects(what: str, slot: int, rate: int, gpu: Gpu, layout: str) -> li
     ]
     if line:
         effects += [f"{what} line", f"{what} line {kind}"]
-    if layout == "nhwc":
+    if setup.compile:
+        effects += [f"{what} compiled", f"{what} compiled {kind}"]
+    if setup.layout == "nhwc":
         effects += [f"{what} nhwc {speed}", f"{what} nhwc {kind}", f"{what} nhwc {name}"]
     return effects
+
+
+def lineage_of(gpu: Gpu) -> str:
+    """What generations come from one another."""
+    return gpu.architecture.rstrip("0123456789")
 
 
 def host_effects(setup: Setup) -> list[str]:
@@ -308,7 +321,7 @@ def kernel_ms(
     """Milliseconds of each unlike operator on a GPU, once; `count` says how often it runs. With
     eager attention its parts stand at the end, in the place of the fused ones."""
     model = roofline or shipped_roofline()
-    return model.kernels(work_of(ops, batch, gpu, setup), gpu, setup.layout)
+    return model.kernels(work_of(ops, batch, gpu, setup), gpu, setup)
 
 
 def step_ms(
@@ -317,7 +330,7 @@ def step_ms(
     """Milliseconds of a step of one micro-batch on one GPU."""
     model = roofline or shipped_roofline()
     work = work_of(ops, batch, gpu, setup)
-    kernels = float((model.kernels(work, gpu, setup.layout) * work.count).sum())
+    kernels = float((model.kernels(work, gpu, setup) * work.count).sum())
     host = model.host_ms(host_launches(ops, setup), setup)
     return joined_ms(kernels, host)
 

@@ -12,11 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from presage.foresee import throughput_fitting
 from presage.foresee._operators import Operators
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph import precomputed, zoo
+from presage.foresee.graph.decoder_graph import decoder_graph
+from presage.foresee.graph.decoders import DecoderShape
 from presage.foresee.known import known_models, scaled_batches
 from presage.foresee.roofline import (
     host_launches,
@@ -25,13 +29,15 @@ from presage.foresee.roofline import (
     without_optimizer,
     work_of,
 )
-from presage.foresee.roofline_fitting import Observation
+from presage.foresee.roofline_slopes import Observation
+from presage.foresee.throughput import llm_step
 from presage.learn.evaluate import family_of
 from presage.model.errors import GraphError
 from presage.model.setup import Setup
 
 __all__ = [
     "SHIPPED",
+    "decoder_rows",
     "fitted_rows",
     "neusight_rows",
     "published_rows",
@@ -50,6 +56,10 @@ SHIPPED = frozenset(
         "timm",
         "timm-inference",
         "neusight",
+        "llm-foundry",
+        "bigscience",
+        "torchtune",
+        "peft-method-comparison",
     }
 )
 """Sources whose licence lets Presage ship what was learned from them."""
@@ -85,14 +95,15 @@ _LONGEST_MS = 1e6
 
 def fitted_rows(data: Path) -> tuple[list[Observation], list[Observation]]:
     """What the shipped roofline is fitted on: published trainings in PyTorch, and helpers that are
-    not what it is judged by: one lab's models, inference on newer GPUs, transformers in FP32."""
+    not what it is judged by: one lab's models, inference on newer GPUs, eager and compiled,
+    transformers in FP32, language models."""
     published = published_rows(data)
     ours = [
         row
         for row in published
         if row.source in SHIPPED and row.note.get("framework") == "pytorch"
     ]
-    helpers = timm_rows(data, _EVERY_TRAINED)
+    helpers = timm_rows(data, _EVERY_TRAINED) + decoder_rows(data)
     helpers += timm_inference_rows(data, _EVERY_INFERRED) + neusight_rows(data)
     return ours, helpers
 
@@ -116,11 +127,12 @@ def timm_rows(data: Path, every: int = 1) -> list[Observation]:
 
 
 def timm_inference_rows(data: Path, every: int = 1) -> list[Observation]:
-    """Inference of timm's models on newer GPUs; one of `every` so many models, eager only."""
+    """Inference of timm's models on newer GPUs; one of `every` so many models, eager and
+    compiled."""
     table = pl.read_parquet(data / "profiles" / "timm_infer_multi_gpu.parquet")
     table = table.filter(
         pl.col("step_time").is_not_null() & ~pl.col("device").str.starts_with("i")
-    ).filter(~pl.col("dynamo").fill_null(False))
+    )
     places = known_models().places(table["model"].to_list())
     table, places = table.filter(pl.Series(places >= 0)), places[places >= 0]
     batches = scaled_batches(table, places)
@@ -129,7 +141,12 @@ def timm_inference_rows(data: Path, every: int = 1) -> list[Observation]:
         if place % every:
             continue
         precision = plain_precision(row["dtype"])
-        setup = Setup(precision=precision, layout=row["layout"], inference=True)  # type: ignore[arg-type]
+        setup = Setup(
+            precision=precision,  # type: ignore[arg-type]  # named as in the table
+            layout=row["layout"],
+            inference=True,
+            compile=bool(row["dynamo"]),
+        )
         family = family_of(row["model"])
         names = {"source": "timm-inference", "model": row["model"], "family": family}
         ops = only_forward(known_models().operators(int(place)))
@@ -152,6 +169,49 @@ def neusight_rows(data: Path) -> list[Observation]:
         gpu = find(row["device"].replace("_", " "))
         out.append(_observation(ops, row["batch"], gpu, setup, row["e2e_latency"], **names))
     return out
+
+
+def decoder_rows(data: Path) -> list[Observation]:
+    """Language models that are not divided among GPUs: what one GPU computes of a micro-batch, as
+    the throughput model tells it from sending and from the update."""
+    table = pl.read_parquet(data / "profiles" / "published_llm_training.parquet")
+    out = []
+    for row in throughput_fitting.published_rows(table):
+        share = _computing(row)
+        if share is None:
+            continue
+        setup = Setup(precision=row.setup.precision, attention=_attention(row), seq=row.setup.seq)
+        ops = _decoder_operators(row.shape, setup)
+        if row.setup.checkpoint == "full":
+            again = only_forward(ops)
+            ops = Operators.from_rows(np.vstack([ops.rows(), again.rows()]), ops.params)
+        names = {"source": row.source, "model": row.model, "family": "decoder"}
+        out.append(_observation(ops, row.batch, row.gpu, setup, 1e3 * share, **names))
+    return out
+
+
+def _computing(row: throughput_fitting.Measured) -> float | None:
+    """Seconds of a micro-batch that one GPU computes; None where a model is divided."""
+    cut, setup = row.setup.parallel, row.setup
+    if cut.tensor * cut.pipeline * cut.context * cut.expert > 1 or row.shape.expert_layers:
+        return None
+    if setup.lora or setup.compile or setup.offload != "none" or setup.precision == "fp8":
+        return None
+    if row.source not in SHIPPED or row.source == "deepspeed-autotuning":  # a tuner's probes
+        return None
+    step = llm_step(row.shape, setup, row.batch, row.gpu, machine=row.machine, stack=row.source)
+    computing = sum(step.parts.get(k, 0.0) for k in ("products", "attention", "memory", "host"))
+    measured = row.batch * (setup.seq or row.shape.longest) / row.tokens_per_s_per_gpu
+    return float(measured * computing / sum(step.parts.values()))
+
+
+def _attention(row: throughput_fitting.Measured) -> Any:
+    return "eager" if row.setup.attention == "eager" else "sdpa"
+
+
+@cache
+def _decoder_operators(shape: DecoderShape, setup: Setup) -> Operators:
+    return without_optimizer(Operators.of(decoder_graph(shape, setup)))
 
 
 def published_rows(data: Path, table: str = "published_training") -> list[Observation]:

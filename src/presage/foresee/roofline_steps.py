@@ -1,7 +1,8 @@
 """A step foreseen by the roofline: how long, how sure, and how far from what was measured.
 
-Intervals are those of GPUs, families and sources left out by turns; they are wider where the host
-decides, since nobody says which host, and the more of a step is of a kind that was not measured.
+Intervals are those of GPUs, families and sources left out by turns; they are the wider, the more
+the fit leaves open of the effects that make the step: of hosts, since nobody says which, of GPUs
+and of operators that were not measured.
 Nothing here learns.
 """
 
@@ -28,16 +29,18 @@ from presage.foresee.roofline import (
     without_optimizer,
     work_of,
 )
+from presage.foresee.roofline_slopes import Doubt, Observation
 from presage.learn import Floats
 from presage.learn.bundle import load_bundle, prefixed, under
 from presage.learn.groups import GroupConformal
 from presage.model.setup import Setup
 
-__all__ = ["Distance", "RooflineSteps", "StepParts", "difficulty", "shipped_steps"]
+__all__ = ["Distance", "RooflineSteps", "StepParts", "by_drivers", "difficulty", "shipped_steps"]
 
-_BY_HOST = 0.5
-"""How much wider an interval is where only the host counts."""
-_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.3
+_USUAL_DOUBT, _LEAST_DOUBT = 0.3, 0.2
+"""Standard deviations of the logarithm of a step: what is one unit of difficulty, and what no
+fit explains."""
+_BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.15
 """Generations whose libraries are not made for training, and how much wider intervals are."""
 _SECOND_FORWARD = {"none": 0.0, "selective": 0.1, "full": 1.0}
 """Share of the forward pass that is computed again for the backward one. Selective checkpointing
@@ -75,18 +78,23 @@ class Distance:
     """Ways to group in which it is new: see `GroupConformal.interval`."""
 
 
-def difficulty(parts: StepParts, gpu: Gpu) -> float:
-    """By how much a step's interval is wider than that of one that its kernels decide."""
-    drivers = _BY_DRIVERS if gpu.architecture.startswith(_BARELY_SUPPORTED) else 1.0
-    return drivers * (1.0 + _BY_HOST * parts.by_host)
+def difficulty(deviation: Floats) -> Floats:
+    """By how much steps' intervals are wider than usual, by what the fit leaves open of them."""
+    return np.asarray(np.hypot(deviation, _LEAST_DOUBT) / _USUAL_DOUBT)
+
+
+def by_drivers(gpu: Gpu) -> float:
+    """By how much an interval is wider still for what libraries do on a GPU."""
+    return _BY_DRIVERS if gpu.architecture.startswith(_BARELY_SUPPORTED) else 1.0
 
 
 class RooflineSteps:
     """A roofline with its intervals."""
 
-    def __init__(self, roofline: Roofline, intervals: GroupConformal) -> None:
+    def __init__(self, roofline: Roofline, intervals: GroupConformal, doubt: Doubt) -> None:
         self.roofline = roofline
         self.intervals = intervals
+        self.doubt = doubt
 
     def parts(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> StepParts:
         """Of one optimizer step (all its micro-batches), or of one inference."""
@@ -107,7 +115,7 @@ class RooflineSteps:
 
     def _parts(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> StepParts:
         work = work_of(ops, batch, gpu, setup)
-        each = self.roofline.kernels(work, gpu, setup.layout)
+        each = self.roofline.kernels(work, gpu, setup)
         host = self.roofline.host_ms(host_launches(ops, setup), setup)
         return StepParts(float((each * work.count).sum()), host)
 
@@ -115,19 +123,26 @@ class RooflineSteps:
         """p10, p50, p90 in milliseconds; the middle is the roofline's own."""
         parts = self.parts(ops, batch, gpu, setup)
         distance = self.distance(ops, batch, gpu, setup)
-        scale = difficulty(parts, gpu) * distance.wider
+        scale = self._difficulty(ops, batch, gpu, setup) * distance.wider
         guess = np.array([parts.step_ms])
         low, _, high = self.intervals.interval(guess, np.array([scale]), distance.unseen)[0]
         return np.array([min(low, guess[0]), guess[0], max(high, guess[0])])
+
+    def _difficulty(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> float:
+        """Of one micro-batch; the others are like it."""
+        ops = only_forward(ops) if setup.inference else ops
+        work, launches = work_of(ops, batch, gpu, setup), host_launches(ops, setup)
+        row = Observation(work, launches, gpu, setup, 1.0, "", "", "")
+        return float(difficulty(self.doubt.deviation([row], self.roofline.effects))[0])
 
     def distance(self, ops: Operators, batch: float, gpu: Gpu, setup: Setup) -> Distance:
         """From what the roofline was fitted on."""
         known = self.roofline.effects
         work = work_of(ops, batch, gpu, setup)
-        each = self.roofline.kernels(work, gpu, setup.layout) * work.count
+        each = self.roofline.kernels(work, gpu, setup) * work.count
         rate = RATES[int(work.rate[int(np.argmax(each))])]
         strange, kinds = self._strange(work, each)
-        words, away, wider = [], 0.0, 1.0
+        words, away, wider = [], 0.0, by_drivers(gpu)
         unseen = ["family", "source"]
         if f"compute gpu {gpu.name}" not in known:
             unseen.append("gpu")
@@ -136,16 +151,19 @@ class RooflineSteps:
                 away = 0.25
             else:
                 words.append(f"no GPU of the generation {gpu.architecture} was measured")
-                away, wider = 0.6, 1.5
+                away, wider = 0.6, wider * 1.2
         if f"compute generation rate {gpu.architecture} {rate}" not in known and not away > 0.5:
             words.append(f"its {setup.precision} was not measured in that generation")
-            away, wider = max(away, 0.4), wider * 1.25
+            away = max(away, 0.4)
         if strange > 0.05:
             words.append(f"{strange:.0%} of the time is in operators like none measured: {kinds}")
-            away, wider = 1 - (1 - away) * (1 - strange), wider * (1 + strange)
-        if setup.compile and "host compiled" not in known:
-            words.append("compiled models were not measured: it is answered as eager")
-            away, wider = 1 - (1 - away) * 0.7, wider * 1.25
+            away = 1 - (1 - away) * (1 - strange)
+        if setup.compile:
+            what = "inference" if "host compiled" in known else "no model"
+            words.append(
+                f"compiled {what} was measured" + ("" if setup.inference else ", no training")
+            )
+            away, wider = 1 - (1 - away) * 0.7, wider * (1.1 if setup.inference else 1.3)
         said = "; ".join(words) or f"trainings were measured on this GPU ({gpu.name})"
         return Distance(float(min(away, 1.0)), said, wider, tuple(unseen))
 
@@ -163,13 +181,18 @@ class RooflineSteps:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
-        return self.roofline.to_arrays() | prefixed("intervals", self.intervals.to_arrays())
+        return {
+            **self.roofline.to_arrays(),
+            **prefixed("intervals", self.intervals.to_arrays()),
+            **prefixed("doubt", self.doubt.to_arrays()),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> RooflineSteps:
         """Those in these arrays."""
         intervals = GroupConformal.from_arrays(under("intervals", arrays))
-        return cls(Roofline.from_arrays(arrays), intervals)
+        doubt = Doubt.from_arrays(under("doubt", arrays))
+        return cls(Roofline.from_arrays(arrays), intervals, doubt)
 
 
 @cache

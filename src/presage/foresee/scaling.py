@@ -278,6 +278,14 @@ def foreseen_on(gpu: Gpu, parameters: Callable[[str], float | None] | None = Non
 
 
 @cache
+def _foreseen_by() -> str:
+    """What was learned about links and GPUs, with its version."""
+    from presage.foresee.estimators import version
+
+    return version("throughput")
+
+
+@cache
 def parameters_of(model: str) -> float | None:
     """Parameters of a model of the zoo or of the bundled table of architectures; needs no
     PyTorch."""
@@ -378,7 +386,7 @@ class Speeds:
         self._book = book if book is not None else SpeedBook()
         self._name = fitted.version if fitted is not None else "scaling of any job"
         if foreseen is not None:
-            self._name += ", else foreseen"
+            self._name += f", else foreseen by {_foreseen_by()}"
         self._known: dict[tuple[str, StepModel, int], tuple[tuple[SpeedPoint, ...], Bend]] = {}
 
     def reading(self, book: SpeedBook) -> Speeds:

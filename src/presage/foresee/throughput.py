@@ -38,6 +38,7 @@ __all__ = [
     "llm_step",
     "precision_on",
     "priced",
+    "size_class",
     "step_seconds",
     "throughput",
 ]
@@ -225,6 +226,11 @@ def groups_of(setup: Setup, gpu: Gpu, stack: str | None) -> dict[str, str]:
     }
 
 
+def size_class(shape: DecoderShape) -> str:
+    """The size of a model to a factor of two."""
+    return str(round(log(shape.active_params) / log(2.0)))
+
+
 def precision_on(gpu: Gpu, setup: Setup) -> str:
     """The precision of products and the architecture; both kinds of 16 bits are one where a GPU
     is as fast in both."""
@@ -249,9 +255,9 @@ class Throughput:
         """Logarithms by the names of `PRIORS`."""
         self.effects = dict(effects)
         self.spread = dict(spread)
-        """How far off seconds are, by what was left out: size, gpu, stack."""
+        """How far off seconds are, by what was left out: model, size, gpu, stack."""
         self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
-        """Pairs of architecture and precision that were measured."""
+        """Pairs of architecture and precision, and sizes of models, that were measured."""
         self.ranges = dict(ranges or {})
         """Least and most of what was measured."""
 
@@ -285,10 +291,12 @@ class Throughput:
         scale = difficulty(parts) * wider
         return np.asarray(whole[:, None] * np.exp(scale[:, None] * offsets))
 
-    def unseen(self, groups: Mapping[str, str]) -> list[str]:
-        """What nothing was measured of; a model's size always counts as new."""
+    def unseen(self, groups: Mapping[str, str], shape: DecoderShape) -> list[str]:
+        """What nothing was measured of. A model always counts as new, and so does its size unless
+        others as large were measured."""
         new = [kind for kind in ("gpu", "stack") if (kind, groups[kind]) not in self.effects]
-        return ["size", *new]
+        known = "model" in self.spread and size_class(shape) in self.seen.get("size", ())
+        return ["model" if known else "size", *new]
 
     def to_arrays(self) -> Arrays:
         """What `from_arrays` takes."""
@@ -299,6 +307,7 @@ class Throughput:
             "effect.members": np.array(members, dtype=str),
             "effect.values": np.array(list(self.effects.values())),
             "seen": np.array(self.seen.get("precision", ()), dtype=str),
+            "sizes": np.array(self.seen.get("size", ()), dtype=str),
             "range.names": np.array(list(self.ranges), dtype=str),
             "range.values": np.array(list(self.ranges.values())).reshape(-1, 2),
             "spread.names": np.array(list(self.spread), dtype=str),
@@ -324,6 +333,7 @@ class Throughput:
                 )
             }
             seen = {"precision": [str(pair) for pair in arrays["seen"]]}
+            seen["size"] = [str(size) for size in arrays.get("sizes", ())]
             spread = {
                 str(name): Conformal(float(low), float(middle), float(high), "log")
                 for name, (low, middle, high) in zip(
@@ -388,7 +398,7 @@ def llm_step(
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    found = model.interval(parts, model.unseen(groups), 1 + distance.wider)
+    found = model.interval(parts, model.unseen(groups, shape), 1 + distance.wider)
     low, middle, high = map(float, found[0])
     speed = of.tokens / middle
     return LlmStep(

@@ -28,6 +28,7 @@ from presage.foresee.throughput import (
     groups_of,
     precision_on,
     priced,
+    size_class,
 )
 from presage.learn import Floats
 from presage.learn.conformal import Conformal, grouped_folds
@@ -187,7 +188,7 @@ def _from_params(name: str, params: float, vocabulary: int) -> DecoderShape:
 
 NOISE = 0.07
 """What the same training differs by from one publication to the next."""
-WAYS = ("size", "gpu", "stack")
+WAYS = ("model", "size", "gpu", "stack")
 """What predictions are made without, to learn how far they are off."""
 
 
@@ -230,7 +231,7 @@ class Trainings:
         if kind == "model":
             return np.array([row.model for row in self.rows])
         if kind == "size":
-            return np.array([str(round(np.log2(r.shape.active_params))) for r in self.rows])
+            return np.array([size_class(row.shape) for row in self.rows])
         return np.array([one[kind] for one in self.groups])
 
     @property
@@ -280,7 +281,9 @@ def _measured_domain(trainings: Trainings) -> tuple[dict[str, Any], dict[str, An
         "tokens": [r.batch * (r.setup.seq or r.shape.longest) for r in trainings.rows],
         "GPUs": [r.setup.gpus for r in trainings.rows],
     }
-    return {"precision": pairs}, {k: (float(min(v)), float(max(v))) for k, v in sizes.items()}
+    classes = sorted({size_class(r.shape) for r in trainings.rows})
+    ranges = {name: (float(min(v)), float(max(v))) for name, v in sizes.items()}
+    return {"precision": pairs, "size": classes}, ranges
 
 
 def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> dict[str, Floats]:

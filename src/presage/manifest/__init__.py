@@ -12,6 +12,7 @@ of either.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from presage.edge import read_yaml
@@ -42,6 +43,7 @@ __all__ = [
     "WorkerResources",
     "advice",
     "argv",
+    "example",
     "parse_manifest",
     "parse_submission",
     "read_manifest",
@@ -54,7 +56,9 @@ __all__ = [
 ]
 
 EXAMPLE = Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
-"""A manifest with every key and what it means; what `presage init` writes."""
+"""A manifest with every key and what it means."""
+_EXAMPLE_COMMAND = "command: python train.py --epochs 3\n"
+_EXAMPLE_GPUS = "  # gpus: 1 "
 
 SCHEMA = manifest_schema()
 """What may be submitted, as JSON Schema."""
@@ -63,6 +67,13 @@ SCHEMA = manifest_schema()
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file."""
     return read_yaml(path, Manifest, ManifestError, LIMITS)
+
+
+def example(command: str, *, gpus: int) -> str:
+    """The example with a command of one's own; it asks for a GPU where there are some."""
+    words = json.dumps(command) if ": " in command or " #" in command else command
+    text = EXAMPLE.replace(_EXAMPLE_COMMAND, f"command: {words}\n")
+    return text.replace(_EXAMPLE_GPUS, "  gpus: 1   ") if gpus else text
 
 
 def parse_manifest(text: bytes | str, content_type: str = "application/yaml") -> Manifest:

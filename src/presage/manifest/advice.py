@@ -7,6 +7,7 @@ from pathlib import Path
 
 from presage.manifest.quantities import worker_span
 from presage.manifest.schema import Manifest
+from presage.sources import missing_for, missing_for_git
 
 __all__ = ["advice"]
 
@@ -26,13 +27,17 @@ def advice(manifest: Manifest, folder: Path | None = None) -> list[str]:
             notes.append("without checkpoint, a job that is stopped starts from the beginning")
     if manifest.retry.oom and not any(r.resources.memory for r in manifest.all_roles.values()):
         notes.append("retry.oom raises memory, and no memory is given to start from")
-    if folder is not None and manifest.image is None:
+    if folder is not None and manifest.image is None and manifest.git is None:
         notes += [
             f"the command names {script}, and the folder of the manifest has no such file"
             for script in _scripts(manifest)
             if not (folder / script).exists()
         ]
-    return notes
+    if manifest.git is not None and (missing := missing_for_git()):
+        notes.append(missing)
+    results = manifest.results.url if manifest.results else None
+    addresses = [*manifest.data.values(), *([results] if results else [])]
+    return notes + list(dict.fromkeys(filter(None, map(missing_for, addresses))))
 
 
 def _scripts(manifest: Manifest) -> list[str]:

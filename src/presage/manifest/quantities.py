@@ -18,11 +18,14 @@ __all__ = [
     "MOST_WORKERS",
     "duration_s",
     "elastic_plan",
+    "git_ref",
+    "git_url",
     "gpus",
     "memory",
     "memory_mib",
     "memory_or_auto",
     "named_urls",
+    "pattern",
     "shown",
     "url",
     "worker_span",
@@ -140,6 +143,34 @@ def url(value: str) -> str:
         raise ValueError(f"{shown(value)} is not a URL") from None
     if has_password:
         raise ValueError("a URL cannot hold a password; name it under secrets instead")
+    return value
+
+
+def git_url(value: str) -> str:
+    """The address of a Git repository: a URL, a path, or `user@host:path`."""
+    value = url(value)
+    if value.startswith("-") or "::" in value:
+        raise ValueError("write the address of a repository, such as https://host/team/repo.git")
+    return value
+
+
+def git_ref(value: str) -> str:
+    """A branch, a tag or a commit."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/@+-]*", value) or ".." in value:
+        raise ValueError(f"write a branch, a tag or a commit, not {shown(value)}")
+    return value
+
+
+def pattern(value: str) -> str:
+    """A pattern as in .gitignore."""
+    from pathspec import GitIgnoreSpec
+
+    try:
+        if not GitIgnoreSpec.from_lines([value]).patterns[0].regex:
+            raise ValueError
+    except (ValueError, IndexError):
+        text = f"write a pattern such as '*.pt' or 'out/**', not {shown(value)}"
+        raise ValueError(text) from None
     return value
 
 

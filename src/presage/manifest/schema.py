@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     WithJsonSchema,
+    model_serializer,
     model_validator,
 )
 
@@ -121,6 +122,12 @@ def _inside(value: str) -> str:
     return value
 
 
+def _below(value: str) -> str:
+    if value.startswith(("/", "~")):
+        raise ValueError(f"write a directory below the results of the job, not {shown(value)}")
+    return _inside(value)
+
+
 def _webhook(value: str) -> str:
     if not re.match(r"https?://[^/\s]", quantities.url(value)):
         raise ValueError(f"write an http or https URL, not {shown(value)}")
@@ -166,6 +173,10 @@ Gpus = Annotated[
 ]
 Command = Annotated[str | Annotated[list[str], Field(max_length=4096)], BeforeValidator(_command)]
 Url = Annotated[str, AfterValidator(quantities.url)]
+Patterns = Annotated[
+    list[Annotated[str, Field(max_length=1024), AfterValidator(quantities.pattern)]],
+    Field(max_length=100),
+]
 Types = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=100)]
 
 
@@ -215,6 +226,53 @@ class Checkpoint(_ManifestPart):
     dir: Annotated[str, Field(max_length=1024), AfterValidator(_inside)] = "checkpoints"
     every: Seconds = 600.0
     resume: Command | None = None
+
+
+def _results(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
+class ResultsManifest(_ManifestPart):
+    """What is kept of what a job writes to its working directory, and where it is copied, too."""
+
+    url: Url | None = None
+    keep: Patterns = []
+    """Only these; without it, all that is new or changed."""
+    ignore: Patterns = []
+    limit: Memory | None = None
+    """At most so much in all; never more than the server allows."""
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, write: Any) -> Any:
+        """An address alone stays what it was before there was more to say."""
+        if self.url and not (self.keep or self.ignore or self.limit):
+            return self.url
+        return write(self)
+
+
+def _git(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
+class GitSource(_ManifestPart):
+    """A Git repository as the work folder, at a branch, tag or commit."""
+
+    url: Annotated[str, Field(max_length=2048), AfterValidator(quantities.git_url)]
+    ref: Annotated[str, Field(max_length=250), AfterValidator(quantities.git_ref)] = "HEAD"
+
+
+class Tracking(_ManifestPart):
+    """Where metrics go besides the server: an MLflow tracking server, or TensorBoard's event files
+    in a directory of the job's results."""
+
+    mlflow: Annotated[str, AfterValidator(_webhook)] | None = None
+    tensorboard: Annotated[str, Field(max_length=1024), AfterValidator(_below)] | None = None
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if self.mlflow is None and self.tensorboard is None:
+            raise ValueError("give mlflow: URL, or tensorboard: DIR")
+        return self
 
 
 class OomRetryManifest(_ManifestPart):
@@ -369,7 +427,23 @@ class Manifest(_ManifestPart):
         BeforeValidator(quantities.named_urls),
         WithJsonSchema(_URLS),
     ] = {}
-    results: Url | None = None
+    results: (
+        Annotated[
+            ResultsManifest,
+            BeforeValidator(_results),
+            WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+        ]
+        | None
+    ) = None
+    git: (
+        Annotated[
+            GitSource,
+            BeforeValidator(_git),
+            WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+        ]
+        | None
+    ) = None
+    track: Tracking | None = None
     secrets: Annotated[dict[Variable, Name], Field(max_length=100)] = {}
     env: Annotated[dict[Variable, VariableText], Field(max_length=1000)] = {}
     checkpoint: Checkpoint | None = None

@@ -29,6 +29,7 @@ def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
         checkpointable=manifest.checkpoint is not None,
         shareable=manifest.share,
         max_retries=manifest.retry.failures,
+        relaunch=False,
         oom=OomRetry(oom.times, oom.factor, memory_mib(oom.ceiling)) if oom else None,
         time_limit_s=manifest.time_limit,
         model=manifest.model.ref if manifest.model else None,

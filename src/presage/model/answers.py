@@ -19,6 +19,7 @@ __all__ = [
     "ArrayExplanation",
     "ArraySummary",
     "ArrayTold",
+    "AtRisk",
     "Audit",
     "AwaitedJob",
     "BestMember",
@@ -31,14 +32,23 @@ __all__ = [
     "HistoryEntry",
     "JobStatus",
     "JobSummary",
+    "LeftOutFile",
+    "LogPiece",
     "NewUser",
     "NodeStatus",
     "QueueStatus",
     "ReasonCount",
+    "Removal",
+    "RemovedJob",
+    "ResultFile",
+    "ResultsPage",
+    "ResultsSummary",
     "ScaleAccepted",
     "Status",
     "StatusChange",
     "Submitted",
+    "UsageReport",
+    "UsageSums",
     "UserInfo",
     "WaitingJob",
     "WhatIf",
@@ -151,12 +161,118 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AtRisk:
+    """What stopping, halting or scaling a job now would lose, at most."""
+
+    declared: bool
+    """Whether its manifest has `checkpoint`."""
+    checkpoint_at: float | None
+    """When its newest checkpoint was written."""
+    lose_s: float
+    """Seconds of work since then, or since this run started."""
+    ask: bool
+    """Whether there is no checkpoint of this run, so that a person should be asked first."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus(JobSummary):
     """Everything about one job."""
 
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
     history: tuple[HistoryEntry, ...]
+    results: ResultsSummary | None = None
+    """What its runs left so far; null when that is nothing."""
+    removed_at: float | None = None
+    """When what was kept of it was removed."""
+    at_risk: AtRisk | None = None
+    """What stopping it by hand would lose; null when it does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsSummary:
+    """The results of a job in numbers, as of the end of its latest run."""
+
+    files: int
+    bytes: int
+    left_out: int
+    """Files that it wrote and that are not kept."""
+    url: str | None
+    """Where they were copied, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """One result."""
+
+    path: str
+    bytes: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutFile:
+    """A file that a job wrote and that is not kept."""
+
+    path: str
+    bytes: int
+    why: str
+    """`limit` for one that is more than the job may keep, else what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """The results of a job, by path."""
+
+    id: str
+    count: int
+    """Of all that were asked for; a page may have less."""
+    bytes: int
+    files: tuple[ResultFile, ...]
+    left_out: tuple[LeftOutFile, ...]
+    more_left_out: int
+    url: str | None
+    """Where they were copied, too."""
+    next: str | None
+    """Give it as `after` for the next page; null on the last one."""
+    removed_at: float | None = None
+    """When they were removed, since they were too old or too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedJob:
+    """A job whose files are gone, or would be."""
+
+    id: str
+    status: Status
+    ended_at: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What was removed, or with `dry_run` would be."""
+
+    removed: tuple[RemovedJob, ...]
+    bytes: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """A part of what a worker wrote; where it ends is nothing special."""
+
+    attempt: int
+    worker: str
+    offset: int
+    """Where it begins in the worker's log, in bytes."""
+    at: float | None
+    """When it was written, to about a second; null when nobody looked."""
+    text: str
+    """Bytes that are no UTF-8 are lone surrogates (PEP 383)."""
+    workers: int
+    """How many workers are being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +464,54 @@ class QueueStatus:
     used_gpus: float
     pending: int
     running: int
+    limit_cpus: float | None = None
+    gpu_hours: float | None = None
+    """What it may spend in a period."""
+    user_gpu_hours: float | None = None
+    team_gpu_hours: float | None = None
+    period: str = "month"
+    spent_gpu_hours: float | None = None
+    """What it has spent in the present period, or promised; null without a budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """What one user, team or queue used; hours of GPUs and of cores."""
+
+    key: str
+    """The user, team or queue; empty for a team says: without one."""
+    asked_gpu_h: float
+    held_gpu_h: float
+    measured_gpu_h: float
+    """That part of what was held of which telemetry says how busy it was."""
+    used_gpu_h: float
+    idle_gpu_h: float
+    """Measured, and not used."""
+    lost_gpu_h: float
+    """Held by attempts that came to nothing."""
+    cpu_h: float
+    used_cpu_h: float
+    cost_usd: float
+    unpriced_gpu_h: float
+    """Held of GPUs without a price."""
+    runs: int
+    day: str | None = None
+    """Such as 2026-11-18, in UTC; null for a sum over days."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What was used in some days: sums, and the same for each day."""
+
+    by: str
+    since: str
+    until: str
+    """The last day, which is in it."""
+    prices: str
+    """Where the prices are from."""
+    total: UsageSums
+    sums: tuple[UsageSums, ...]
+    days: tuple[UsageSums, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +559,8 @@ class WhatIf:
     audit: Audit
     notes: tuple[str, ...]
     """What was left out or assumed."""
+    own: tuple[str, ...] = ()
+    """Those of the policies that are what the server decides by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,3 +572,5 @@ class ExportedTrace:
     nodes: tuple[Mapping[str, Any], ...]
     """The nodes, as a cluster file has them."""
     notes: tuple[str, ...]
+    journal: Mapping[str, Any] | None = None
+    """What a trace has no columns for, for a simulation that is to be as close as can be."""

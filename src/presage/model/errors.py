@@ -13,6 +13,7 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── NotFitted             a prediction of a model that has learned nothing
 │   ├── ProvisionError        a question about sizes that has no answer
 │   ├── PackError             a folder that cannot be sent
+│   ├── BackupError           a backup that cannot be made, read or restored
 │   ├── RunSpecError          a job that an executor cannot read
 │   └── RayUnreachable        no Ray cluster at the address
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
@@ -22,6 +23,7 @@ PresageError                  anything Presage says on purpose: a machine code, 
 ├── Denied                    the role does not allow it
 ├── NotFound                  there is no such thing, or none that one may know of
 ├── Conflict                  it cannot be done in the state that things are in
+│   ├── Ambiguous             a name or the beginning of an id stands for several
 │   └── NeverFits             no state of the cluster could hold the job
 ├── NotLeading                this server does not decide now
 ├── NoSpace                   the disk of the server is full
@@ -39,7 +41,9 @@ PresageError                  anything Presage says on purpose: a machine code, 
 from __future__ import annotations
 
 __all__ = [
+    "Ambiguous",
     "ApiError",
+    "BackupError",
     "BadRequest",
     "BundleError",
     "ClusterError",
@@ -89,6 +93,8 @@ class UserError(PresageError):
 
     code = "user_error"
     exit_code = 2
+    mistakes: tuple[str, ...] = ()
+    """All that is wrong with a file, a line each, where more than the first was found."""
 
 
 class TraceError(UserError):
@@ -157,6 +163,12 @@ class PackError(UserError):
     code = "bad_folder"
 
 
+class BackupError(UserError):
+    """A backup cannot be made, is broken or too new, or would replace something."""
+
+    code = "bad_backup"
+
+
 class RunSpecError(UserError):
     """A `job.json` is missing, or lacks what it takes to run the job."""
 
@@ -218,10 +230,19 @@ class Conflict(PresageError):
     code = "conflict"
 
 
+class Ambiguous(Conflict):
+    """A name, or the beginning of an id, stands for several; the message lists them."""
+
+    code = "ambiguous"
+
+
 class NeverFits(Conflict):
     """No state of this cluster could hold a job."""
 
     code = "never_fits"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} could never start here: {why}")
 
 
 class NotLeading(PresageError):

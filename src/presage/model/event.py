@@ -200,6 +200,8 @@ class RulesChanged:
     """The version of what foresees."""
     lacks: tuple[str, ...] = ()
     """Decisions that the executor cannot carry out, by name; nothing of that kind is decided."""
+    counts: bool = False
+    """Whether GPU time is counted by queue, user and team: the policy has budgets of GPU hours."""
 
 
 @value

@@ -99,7 +99,7 @@ class ReasonCode(StrEnum):
     QUEUED_BEHIND = "queued_behind"
     """It would fit, but the jobs ahead of it come first."""
     OVER_QUOTA = "over_quota"
-    """Its queue may not hold more GPUs now."""
+    """Its queue may not hold more GPUs or CPUs now, or the GPU hours of this period are spent."""
     RESERVED = "reserved"
     """Devices are being released for it."""
     NEVER_FITS = "never_fits"
@@ -207,6 +207,9 @@ class JobSpec:
     max_lost: int = 100
     """How often it is started again after a run vanished through no fault of its own; a job whose
     runs vanish more often is at fault after all."""
+    relaunch: bool = True
+    """Whether a launch that failed counts as a failure like any other. What is missing then is
+    missing the next time, so jobs are now submitted without; journals of old have it."""
     oom: OomRetry | None = None
     """What follows when it runs out of memory; without it, that is a failure like any other."""
     time_limit_s: float | None = None
@@ -220,6 +223,8 @@ class JobSpec:
     """The array it is a member of."""
     at_once: int = 0
     """How many members of that may be in the queue or running; 0 for any number."""
+    team: str = ""
+    """That its owner was in when it was submitted."""
 
     @property
     def min_gpu_milli(self) -> int:
@@ -280,6 +285,8 @@ class Job:
     mark: float = 0.0
     held_milli: int = 0
     """Milli-GPUs it holds now."""
+    held_since: float = 0.0
+    """Until when the GPU time of its run was counted (`State.spent`), where it is counted."""
 
     @property
     def id(self) -> str:

@@ -399,6 +399,8 @@ class Setup:
         if self.lora is not None:
             kept = "fp32" if self.lora.precision == "fp32" else "the precision of the weights"
             said.append(f"adapters in {kept}, on {', '.join(self.lora.targets)}")
+        if self.quant != "none" and self.precision == "fp16" and not self.inference:
+            said.append("fp16 by autocast: what is not quantised stays in fp32")
         if self.quant == "nf4":
             said.append("a loop that holds its last loss while the next forward pass runs")
             said.append(

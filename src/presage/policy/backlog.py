@@ -8,6 +8,7 @@ no longer wait are dropped when they come up.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any
@@ -92,18 +93,22 @@ class Group:
 class Groups:
     """Which group a job belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Callable[[Job], tuple[object, ...]] | None = None) -> None:
         self._known: dict[Any, Group] = {}
+        self._apart = apart
+        """What tells jobs apart besides what they ask for."""
 
     def of(self, job: Job) -> Group:
         """Its group."""
         spec = job.spec
-        kind = (
+        kind: tuple[object, ...] = (
             spec.queue,
             spec.placement,
             spec.roles,
             job.out_of_memory > 0 or not spec.shareable,
         )
+        if self._apart is not None:
+            kind += self._apart(job)
         group = self._known.get(kind)
         if group is None:
             if len(self._known) >= _MOST_KNOWN:

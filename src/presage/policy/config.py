@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from presage.policy.budget import Period
+
 __all__ = [
     "ConfigFile",
     "OrderName",
@@ -29,6 +31,7 @@ PlacementName = Literal[
     "random",
 ]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Weights = Annotated[dict[PlacementName, Positive], Field(min_length=1)]
 
@@ -45,6 +48,12 @@ class QueueConfig(_Strict):
     limit_gpus: Annotated[float, Field(ge=0)] | None = None
     weight: Positive = 1.0
     max_slowdown: Slowdown | None = None
+    quota_cpus: Amount | None = None
+    limit_cpus: Amount | None = None
+    gpu_hours: Amount | None = None
+    user_gpu_hours: Amount | None = None
+    team_gpu_hours: Amount | None = None
+    period: Period = Period.MONTH
 
 
 class PolicyConfig(_Strict):

@@ -7,7 +7,7 @@ to whom the next worker brings the most. Shrinking for others is `reclaim.make_r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heapreplace
 from math import inf
@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 PlacerOf = Callable[[Job], Placer]
+_Promised = tuple[int, int]
+"""Milli-GPUs and milli-CPUs that a queue was given in this pass and does not hold yet."""
 
 
 def sizes(job: Job) -> tuple[Wanted, ...]:
@@ -76,7 +78,7 @@ def grow(plan: Plan, placer: PlacerOf, queues: Queues, after_s: float = 0.0) -> 
             plan.wake_at(min(later))
     capacity = plan.state.capacity
     extra: dict[str, list[Worker]] = {job.id: [] for job in jobs}
-    promised = dict.fromkeys((job.spec.queue for job in jobs), 0)
+    promised = dict.fromkeys((job.spec.queue for job in jobs), (0, 0))
     heap = [(len(job.allocation), job.seq, job) for job in jobs]
     heapify(heap)
     while heap:
@@ -87,7 +89,7 @@ def grow(plan: Plan, placer: PlacerOf, queues: Queues, after_s: float = 0.0) -> 
             heappop(heap)
             continue
         extra[job.id].append(worker)
-        promised[job.spec.queue] += ask_of(job, worker.role).gpu_milli
+        promised[job.spec.queue] = _plus(already, job, (worker.role,))
         capacity.take(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
         heapreplace(heap, (size + 1, seq, job))
     for job in jobs:
@@ -137,13 +139,19 @@ def resizable(plan: Plan) -> list[Job]:
 
 
 def fits_queue(
-    job: Job, plan: Plan, wanted: Wanted, queues: Queues, promised_milli: int = 0
+    job: Job, plan: Plan, wanted: Wanted, queues: Queues, promised: _Promised = (0, 0)
 ) -> bool:
     """Whether the job's queue may hold these workers too, beside what is promised already."""
     if not queues.bounded:
         return True
-    milli = promised_milli + sum(ask_of(job, r).gpu_milli for r, _ in wanted)
-    return queues.admit(job, plan, milli) is None
+    return queues.admit(job, plan, *_plus(promised, job, (r for r, _ in wanted))) is None
+
+
+def _plus(promised: _Promised, job: Job, roles: Iterable[int]) -> _Promised:
+    """What was promised before and workers of these roles, together."""
+    asks = [ask_of(job, r) for r in roles]
+    gpu, cpu = promised
+    return gpu + sum(ask.gpu_milli for ask in asks), cpu + sum(ask.cpu_milli for ask in asks)
 
 
 def _target(job: Job, r: int, most: int) -> int:
@@ -151,7 +159,7 @@ def _target(job: Job, r: int, most: int) -> int:
 
 
 def _one_more(
-    job: Job, plan: Plan, placer: Placer, extra: list[Worker], queues: Queues, promised: int
+    job: Job, plan: Plan, placer: Placer, extra: list[Worker], queues: Queues, promised: _Promised
 ) -> Worker | None:
     held = (*job.allocation, *extra)
     for r, role in enumerate(job.spec.roles):
@@ -247,7 +255,7 @@ class ByGain:
         the nodes a job has already."""
         capacity = plan.state.capacity
         held = {job.id: job.allocation for job in jobs}
-        promised = dict.fromkeys((job.spec.queue for job in jobs), 0)
+        promised = dict.fromkeys((job.spec.queue for job in jobs), (0, 0))
         heap = [(-self._next(job, predict), job.seq, job) for job in jobs]
         heapify(heap)
         while heap:
@@ -262,7 +270,7 @@ class ByGain:
                 heapreplace(heap, (-gain, seq, job))
                 continue
             held[job.id] += workers
-            promised[job.spec.queue] += sum(ask_of(job, w.role).gpu_milli for w in workers)
+            promised[job.spec.queue] = _plus(already, job, (w.role for w in workers))
             for worker in workers:
                 capacity.take(
                     capacity.index[worker.node], ask_of(job, worker.role), worker.devices
@@ -288,7 +296,7 @@ class ByGain:
         predict: Predictor,
         placer: Placer,
         queues: Queues,
-        promised: int,
+        promised: _Promised,
     ) -> tuple[float, tuple[Worker, ...]] | None:
         """The fewest further workers that help, and what they bring: one on its own nodes or
         elsewhere; where another node costs more than one worker brings, two, four …"""

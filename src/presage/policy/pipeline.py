@@ -11,6 +11,7 @@ fresh pipeline on the same state decides the same.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from math import floor, inf
 from typing import Any
 
@@ -28,6 +29,7 @@ from presage.policy.order import HasBand, HasRounds, HasStanding
 from presage.policy.reclaim import evacuate
 from presage.policy.rules import Rules
 from presage.policy.runs import Runs
+from presage.policy.sharing import is_share, shares
 from presage.policy.start import Starter
 from presage.policy.walks import Walk
 from presage.policy.walks.easy import Easy
@@ -50,19 +52,21 @@ class Pipeline:
         self._rounds = order if isinstance(order, HasRounds) else None
         self._runs = Runs(order.standing if isinstance(order, HasStanding) else _anywhere)
         self._starter = Starter(rules)
+        self._shared = Shared(rules, rules.sharing) if rules.sharing is not None else None
+        """The walk once somebody can share; until then jobs have GPUs of their own."""
+        self._shapes = 0
+        """How many shapes of jobs were looked at for that."""
         self._walk = self._choose_walk()
         self._resizes = rules.elastic or rules.gain is not None
         self._reader = Reader()
         self._seen: Changes | None = None
-        self._groups = Groups()
+        self._groups = self._no_groups()
         self._empty: Plan | None = None
         self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
         """The keys of all waiting jobs by band, in order, and the moment they belong to."""
 
     def _choose_walk(self) -> Walk:
         rules, starter = self.rules, self._starter
-        if rules.sharing is not None:
-            return Shared(rules, rules.sharing)
         if rules.ranked:
             return Ranked(starter, self._runs)
         if rules.backfill and not rules.greedy:
@@ -75,7 +79,7 @@ class Pipeline:
         """One pass over the queue."""
         state = plan.state
         changed = self._reader.read(state.changes)
-        if changed is None:
+        if changed is None or (self._shared is not None and self._can_share(state)):
             changed = self._start_over(state)
         waiting = [job for job in changed if job.state is _PENDING]
         if waiting:
@@ -91,9 +95,28 @@ class Pipeline:
             self._resize(plan, predict)
         if self._rounds is not None and state.pending:
             self._wake_for_round(plan, predict)
+        if state.pending and (later := self.rules.queues.next_period(plan.now)) is not None:
+            plan.wake_at(later)  # a budget begins anew
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits."""
+        reason = self._explain(job, plan, predict)
+        if self._shared is None or shares(job) or reason.code is not ReasonCode.NO_ROOM:
+            return reason
+        return replace(reason, text=f"{reason.text}; it asks for whole GPUs and can share none")
+
+    def remarks(self, state: State) -> list[str]:
+        """What is odd about these rules and these jobs."""
+        if self._shared is None or not state.shapes or any(map(is_share, state.shapes)):
+            return []
+        order = getattr(self.rules.order, "__name__", type(self.rules.order).__name__)
+        mode = "greedy" if self.rules.greedy else "strict"
+        return [
+            "no job asks for a part of a GPU (such as 0.5), so none can share one: "
+            f"decided as by order {order}, mode {mode}"
+        ]
+
+    def _explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         held_back = self.rules.queues.admit(job, plan, least_milli(job))
         if held_back is not None:
             return held_back
@@ -106,13 +129,33 @@ class Pipeline:
             )
         return self._walk.why(job, plan, predict, ahead)
 
+    @property
+    def counts_hours(self) -> bool:
+        """Whether it goes by GPU time that was spent (`CountsHours`)."""
+        return bool(self.rules.queues.budgets)
+
     # -- taking jobs in -------------------------------------------------------------------------
 
     def _start_over(self, state: State) -> list[Job]:
         """It is not known who began to wait: look at all."""
+        if self._shared is not None:
+            self._shapes = len(state.shapes)
+            sharing = any(map(is_share, state.shapes))
+            self._walk = self._shared if sharing else self._choose_walk()
         self._walk.reset()
-        self._groups, self._seen = Groups(), state.changes
+        self._groups, self._seen = self._no_groups(), state.changes
         return list(state.pending.values())
+
+    def _no_groups(self) -> Groups:
+        queues = self.rules.queues
+        return Groups(queues.apart if queues.budgets else None)
+
+    def _can_share(self, state: State) -> bool:
+        """Whether the first job came that can share a GPU: all that wait are looked at anew."""
+        if self._walk is self._shared or self._shapes == len(state.shapes):
+            return False
+        self._shapes = len(state.shapes)
+        return any(map(is_share, state.shapes))
 
     def _take_in(self, waiting: list[Job], plan: Plan, predict: Predictor) -> None:
         """Sort in jobs that began to wait."""
@@ -123,14 +166,20 @@ class Pipeline:
                 continue
             group = self._groups.of(job)
             if group.checked != nodes:
-                group.checked, group.never = nodes, self._never(job, plan, predict)
+                group.checked, group.never = nodes, self._find_never(job, plan, predict)
             if group.never is not None:
                 plan.reject(job, group.never)
             else:
                 walk.push(order(job, plan, predict), job, group, plan)
 
-    def _never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
-        """Why no state of this cluster could hold a job, or None."""
+    def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
+        """Why no state of this cluster could hold a job, submitted or not; None when one could."""
+        group, nodes = self._groups.of(job), len(plan.state.capacity.nodes)
+        if group.checked != nodes:
+            group.checked, group.never = nodes, self._find_never(job, plan, predict)
+        return group.never
+
+    def _find_never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         names = plan.state.capacity.index
         if self._empty is None or self._empty.state.capacity.index.keys() != names.keys():
             self._empty = _empty_cluster(plan.state)

@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.workers import ask_of
-from presage.model.job import Job, JobState
+from presage.model.job import Job, JobState, Role
 
-__all__ = ["HasKinds", "SharingRules", "movable", "shares", "utilization"]
+__all__ = ["HasKinds", "SharingRules", "is_share", "movable", "shares", "utilization"]
 
 _ROUNDING_S = 1e-3
 """A clock that was asked for 60 s may say 59.999999."""
@@ -78,6 +78,11 @@ class SharingRules:
 def shares(job: Job) -> bool:
     """Whether all workers of a job ask for shares of a GPU."""
     return len(job.spec.roles) == 1 and ask_of(job, 0).shared
+
+
+def is_share(roles: tuple[Role, ...]) -> bool:
+    """Whether jobs of these roles may share a GPU, if nothing else is against it."""
+    return len(roles) == 1 and roles[0].resources.shared
 
 
 def movable(job: Job) -> bool:

@@ -24,11 +24,16 @@ from presage.server.routes import (
     health,
     jobs,
     logs,
+    removal,
+    results,
     scale,
+    usage,
     users,
 )
 from presage.server.service import Service
 from presage.server.settings import Settings
+from presage.server.standby import Elsewhere, Standby
+from presage.server.sweeping import sweep_for_ever
 from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
@@ -59,7 +64,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if started is None:
             service.start(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(deliver(service))]
+        tasks = [asyncio.create_task(work(service)) for work in (deliver, sweep_for_ever)]
         if dashboard is not None:
             tasks.append(asyncio.create_task(_show(service, dashboard)))
         yield
@@ -81,6 +86,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.elsewhere = Elsewhere(service)
     problems.install(app)
     # As they are: to include a router is to make each of its routes once more.
     app.router.routes += jobs.submissions.routes
@@ -90,10 +96,13 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         ahead,
         scale,
         logs,
+        removal,
+        results,
         events,
         cluster,
         charts,
         users,
+        usage,
         folders,
         health,
     ):
@@ -103,6 +112,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         upload = path.startswith("/api/v1/folders/")
         return settings.most_folder if upload else settings.most_body
 
+    app.add_middleware(Standby, elsewhere=app.state.elsewhere)
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
     dashboard = web.Dashboard(app) if web.installed() else None
     return app

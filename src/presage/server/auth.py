@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from threading import Lock
 
-from presage.model.errors import Denied, Unauthorized, UserError
-from presage.store.access import Users
-from presage.store.records import ArrayRow, JobRow, Token, User
+from presage.model.errors import Conflict, Denied, NotFound, Unauthorized, UserError
+from presage.store.access import UserChanges, Users
+from presage.store.records import ArrayRow, AuditEntry, JobRow, Token, User
 
 __all__ = [
     "ANYBODY",
@@ -47,13 +50,19 @@ ANYBODY = User("local", UserRole.ADMIN, "", 0.0)
 _REMEMBERED_S = 2.0
 """How long a token is known without asking again: the longest a revoked one still works here."""
 _MOST_REMEMBERED = 10_000
+_HOW_TO_GET_IN = (
+    "set PRESAGE_TOKEN, or store one with `presage login`; an admin makes one with "
+    "`presage users token NAME`"
+)
 
 
 class Accounts:
     """Users and their tokens, with what each role allows."""
 
-    def __init__(self, users: Users) -> None:
+    def __init__(self, users: Users, *, closed: bool = False) -> None:
         self._users = users
+        self._closed = closed
+        """Whether nobody comes in without a token, even while there are no users."""
         self._known: dict[str, tuple[float, User | None]] = {}
         self._any: tuple[float, bool] = (0.0, False)
         self._lock = Lock()
@@ -64,7 +73,7 @@ class Accounts:
         """Whether there are no users, so that no token is needed."""
         until, empty = self._any
         if time.monotonic() >= until:
-            empty = not self._users.all()
+            empty = not self._closed and not self._users.all()
             self._any = (time.monotonic() + _REMEMBERED_S, empty)
         return empty
 
@@ -85,10 +94,12 @@ class Accounts:
             return ANYBODY
         token = _token(header)
         if not token:
-            raise Unauthorized("give a token: Authorization: Bearer …, or set PRESAGE_TOKEN")
+            raise Unauthorized(f"this server wants a token: {_HOW_TO_GET_IN}")
         user = self._lookup(digest_of(token))
         if user is None:
-            raise Unauthorized("this token is not known or was revoked")
+            raise Unauthorized(
+                f"this token is not known, was revoked or has expired: {_HOW_TO_GET_IN}"
+            )
         return user
 
     def _lookup(self, digest: str) -> User | None:
@@ -96,42 +107,105 @@ class Accounts:
         cached = self._known.get(digest)
         if cached is not None and now < cached[0]:
             return cached[1]
-        user = self._users.by_token(digest)
+        user = self._users.by_token(digest, time.time())
         with self._lock:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
             self._known[digest] = (now + _REMEMBERED_S, user)
         return user
 
-    # -- making users ---------------------------------------------------------------------------
+    # -- changing users -------------------------------------------------------------------------
 
-    def add(self, name: str, role: str, team: str, token: str | None = None) -> str:
-        """Make a user, or give one a new role and token; returns the token."""
-        if role not in list(UserRole):
-            raise UserError(f"role '{role}' is not known; there are {', '.join(UserRole)}")
-        if self.open() and role != UserRole.ADMIN:
-            raise UserError("the first user must be an admin: nobody could make others else")
+    def add(self, name: str, role: str, team: str, token: str | None = None, *, by: str) -> str:
+        """Make a user; returns the token. One that is there already is left as it is."""
+        _check_role(role)
+        token = token or _new_token()
         now = time.time()
-        token = token or "presage_" + secrets.token_urlsafe(32)
-        before = self._users.get(name)
-        for old in self._users.tokens(name) if before else ():
-            self._users.revoke_token(old.digest, now)
-        self._users.put(User(name, role, team, before.created_at if before else now))
-        self._users.add_token(Token(digest_of(token), name, now))
-        self.forget()
+        with self._changing() as changes:
+            if changes.get(name) is not None:
+                raise Conflict(
+                    f"there is a user {name} already; for a new token: presage users token "
+                    f"{name}; for another role or team: presage users set {name}"
+                )
+            if role != UserRole.ADMIN and not changes.all():
+                raise UserError("the first user must be an admin: nobody could make others else")
+            changes.put(User(name, role, team, now))
+            changes.add_token(Token(digest_of(token), name, now))
+            _note(changes, by, "add user", user=name, role=role, team=team)
         return token
 
-    def remove(self, name: str) -> bool:
+    def set(self, name: str, role: str | None, team: str | None, *, by: str) -> User:
+        """Give a user another role or team; tokens stay. The last admin stays one."""
+        if role is not None:
+            _check_role(role)
+        with self._changing() as changes:
+            before = _known(changes, name)
+            if before.subject is not None:
+                raise Conflict(
+                    f"{name} signs in with the identity provider: role and team come from its "
+                    "groups; change them there"
+                )
+            after = replace(
+                before,
+                role=before.role if role is None else role,
+                team=before.team if team is None else team,
+            )
+            if after.role != UserRole.ADMIN:
+                _keep_an_admin(changes, before)
+            changes.put(after)
+            _note(changes, by, "set user", user=name, role=after.role, team=after.team)
+        return after
+
+    def new_token(self, name: str, *, keep: bool = False, by: str) -> tuple[User, str]:
+        """One more token for a user; those before stop working unless they are kept."""
+        token, now = _new_token(), time.time()
+        with self._changing() as changes:
+            user = _known(changes, name)
+            gone = 0 if keep else changes.revoke_tokens(name, now)
+            changes.add_token(Token(digest_of(token), name, now))
+            _note(changes, by, "new token", user=name, revoked=gone)
+        return user, token
+
+    def remove(self, name: str, *, by: str) -> User:
         """Remove a user and all tokens; the last admin stays."""
-        user = self._users.get(name)
-        if user is None:
-            return False
-        others = [other for other in self._users.all() if other.name != name]
-        if others and not any(other.role == UserRole.ADMIN for other in others):
-            raise UserError(f"{name} is the only admin; make another one first")
-        gone = self._users.remove(name)
+        with self._changing() as changes:
+            user = _known(changes, name)
+            _keep_an_admin(changes, user)
+            changes.remove(name)
+            _note(changes, by, "remove user", user=name)
+        return user
+
+    def sign_in(self, wanted: User, lasts_s: float) -> str:
+        """A token for somebody whom an identity provider vouches for (`subject`), made a user if
+        new; role and team are what the provider says now. A user of the same name that is this
+        server's own, or another's, is never taken over."""
+        assert wanted.subject is not None
+        token, now = _new_token(), time.time()
+        with self._changing() as changes:
+            known = changes.by_subject(wanted.subject)
+            if known is None and changes.get(wanted.name) is not None:
+                raise Denied(
+                    f"there is another user {wanted.name} on this server; an admin can remove it "
+                    f"(presage users remove {wanted.name}), then sign in again"
+                )
+            user = replace(wanted, created_at=now) if known is None else known
+            user = replace(user, role=wanted.role, team=wanted.team)
+            changes.put(user)
+            changes.add_token(Token(digest_of(token), user.name, now, None, now + lasts_s))
+            _note(changes, user.name, "sign in", role=user.role, team=user.team)
+        return token
+
+    def sign_out(self, header: str | None) -> None:
+        """Revoke the token of a header, if it is one."""
+        with self._changing() as changes:
+            changes.revoke_token(digest_of(_token(header)), time.time())
+
+    @contextmanager
+    def _changing(self) -> Iterator[UserChanges]:
+        """A change, known to this server at once and to others within seconds."""
+        with self._users.changing() as changes:
+            yield changes
         self.forget()
-        return gone
 
     def all(self) -> list[User]:
         """Every user."""
@@ -142,6 +216,33 @@ class Accounts:
         with self._lock:
             self._known.clear()
         self._any = (0.0, False)
+
+
+def _new_token() -> str:
+    return "presage_" + secrets.token_urlsafe(32)
+
+
+def _check_role(role: str) -> None:
+    if role not in list(UserRole):
+        raise UserError(f"role '{role}' is not known; there are {', '.join(UserRole)}")
+
+
+def _known(changes: UserChanges, name: str) -> User:
+    user = changes.get(name)
+    if user is None:
+        raise NotFound(f"there is no user {name[:80]}; `presage users` lists them")
+    return user
+
+
+def _keep_an_admin(changes: UserChanges, leaving: User) -> None:
+    """Refuse what would leave nobody who could let others in."""
+    others = (user for user in changes.all() if user.name != leaving.name)
+    if leaving.role == UserRole.ADMIN and not any(u.role == UserRole.ADMIN for u in others):
+        raise UserError(f"{leaving.name} is the only admin; make another one first")
+
+
+def _note(changes: UserChanges, by: str, what: str, **detail: object) -> None:
+    changes.note(AuditEntry(time.time(), by, what, detail=detail))
 
 
 def _token(header: str | None) -> str:
@@ -165,7 +266,10 @@ def at_least(user: User, role: UserRole) -> bool:
 def require(user: User, role: UserRole) -> None:
     """Raise Denied unless the user's role is this one or a higher one."""
     if not at_least(user, role):
-        raise Denied(f"this needs the role {role}; {user.name} is a {user.role}")
+        raise Denied(
+            f"this needs the role {role}; {user.name} has the role {user.role} (an admin can "
+            f"change it: presage users set {user.name} --role {role})"
+        )
 
 
 def may_see(user: User, row: JobRow | ArrayRow) -> bool:

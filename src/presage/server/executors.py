@@ -27,19 +27,22 @@ def make_executor(service: Service) -> LiveExecutor:
 
     def prepare(job: str) -> None:
         if (row := store.jobs.get(job)) is not None:
-            write_job_file(service.layout, row, service.live.spec(job))
+            spec = service.live.spec(job)
+            write_job_file(service.layout, row, spec, settings.most_results)
 
     executor: LocalExecutor | RayExecutor
     if settings.ray is not None:
-        executor = RayExecutor(settings.data, settings.ray, shared=settings.ray_shared)
+        executor = RayExecutor(
+            settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
+        )
     else:
-        executor = LocalExecutor(settings.data, settings.nodes)
+        executor = LocalExecutor(settings.data, settings.nodes, log_cap=settings.most_log)
     executor.prepare = prepare
     executor.follow_up = ElasticPlans(store.jobs.get).requests
     return executor
 
 
-def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
+def write_job_file(layout: Layout, row: JobRow, spec: JobSpec, most_results: int = 0) -> None:
     """What an executor must know of a job. Not as it was submitted: one that ran out of memory
     may use more, and no longer shares its devices."""
     home = layout.job(row.id)
@@ -49,5 +52,6 @@ def write_job_file(layout: Layout, row: JobRow, spec: JobSpec) -> None:
         folder=row.folder,
         owner=row.owner,
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
+        most_results=most_results,
     )
     write(home, job)

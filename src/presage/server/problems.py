@@ -48,6 +48,7 @@ _STATUS: dict[type[PresageError], int] = {
 """The answer to an error and to its subclasses that are not here; to any other it is 500."""
 
 _ANSWERS = {
+    307: "Another server decides: the same request to `Location`",
     400: "The request makes no sense",
     401: "No token, or not a known one",
     403: "The role does not allow it",
@@ -103,6 +104,11 @@ def install(app: FastAPI) -> None:
             return problem(status, error.code, str(error))
         log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(500, error.code, "Presage broke one of its own rules; see the server's log")
+
+    @app.exception_handler(NotLeading)
+    async def elsewhere(request: Request, error: NotLeading) -> JSONResponse:
+        there = await request.app.state.elsewhere.answer(request.scope)
+        return there or problem(503, error.code, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -16,21 +16,28 @@ from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.board import ENDED
+from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
+from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
+from presage.control.results import JobResults
+from presage.control.retention import Retention
 from presage.control.seat import Seat
 from presage.control.sweeps import Sweeps, members
+from presage.control.tracking import Tracker
+from presage.control.usage import Accountant
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied, NotFound
-from presage.policy import registry
+from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
+from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
 from presage.store import open_store
 from presage.store.records import ArrayRow, JobChange, JobRow, User
@@ -52,22 +59,28 @@ class Service:
         take_over_files(layout, store.knowledge)
         self.accounts = Accounts(store.users)
         if settings.first_token and self.accounts.open():
-            self.accounts.add("admin", "admin", "", settings.first_token)
+            self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
-        policy = partial(registry.build, settings.policy)
+        self.results = JobResults(layout)
+        self.tracker = Tracker(store, layout, settings.track_mlflow, settings.track_tensorboard)
+        self.retention = Retention(layout, store, settings.retention, self.recent.forget)
+        self.mistakes = PolicyMistakes()
+        policy = partial(settings.make_policy, self.mistakes.note)
         predict = predictor(settings.nodes, settings.policy.colocate)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
             policy,
             predict,
-            rules=settings.policy.model_dump_json(),
+            rules=settings.decided_by,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
             answer=self.news.answer,
             committed=self._written,
+            witness=lambda *turn: self.accountant.heard(*turn),
         )
+        self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
         self.starts = StartTimes(
             store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
@@ -81,7 +94,7 @@ class Service:
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
         pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder, pruning]
+        advisors: list[Advisor] = [self.starts, self.learner, recorder, pruning, self.accountant]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload
@@ -93,6 +106,7 @@ class Service:
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.requests = Requests(live, store, self.estimator, layout, settings.queues, may_see)
         self.sweeps = Sweeps(self.requests, store)
+        self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
 
@@ -100,6 +114,7 @@ class Service:
         """Begin to decide, and to advise; answers are given on this loop."""
         self.news.loop = loop
         self.live.start()
+        self.tracker.start()
         self.advisors.start()
 
     def close(self) -> None:
@@ -107,11 +122,13 @@ class Service:
         self.starts.close()
         self.advisors.stop()
         self.live.stop()
+        self.tracker.close()
         self.store.close()
 
     def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
         """Something is on disk: remember it, and wake requests that wait; called by the loop."""
         changed = [change.job for change in changes]
+        self.tracker.note(rows, changes)
         self.recent.wrote(lease, rows, self.store.submitted, changed)
         self.news.committed()
 
@@ -122,15 +139,27 @@ class Service:
         return await asyncio.to_thread(self.live.ask, question)
 
     def seen(self, job_id: str, user: User) -> JobRow:
-        """A job that a user may know of."""
+        """A job that a user may know of, by id, beginning of an id or name."""
         row = self.store.jobs.get(job_id)
+        if row is None:
+            row = self.store.jobs.get(resolve(self.store.jobs, job_id, partial(may_see, user)))
         if row is None or not may_see(user, row):
-            raise NotFound(f"there is no job {job_id[:80]}")
+            raise unknown_job(self.store.jobs, job_id, partial(may_see, user))
         return row
 
     async def look(self, job_id: str, user: User) -> RecentJob:
         """A job that a user may know of, without its manifest, and every status it had."""
 
+        visible = partial(may_see, user)
+        known = await self._look(job_id)
+        if known is None:
+            found = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
+            known = await self._look(found)
+        if known is None or not may_see(user, known.row):
+            raise await asyncio.to_thread(unknown_job, self.store.jobs, job_id, visible)
+        return known
+
+    async def _look(self, job_id: str) -> RecentJob | None:
         def read() -> RecentJob | None:
             row = self.store.jobs.get(job_id)
             if row is None:
@@ -141,22 +170,27 @@ class Service:
         known = self.recent.job(lease, job_id)
         if known is None:
             known = await asyncio.to_thread(self.recent.read, lease, job_id, read)
-        if known is None or not may_see(user, known.row):
-            raise NotFound(f"there is no job {job_id[:80]}")
         return known
 
     def changeable(self, job_id: str, user: User) -> JobRow:
         """A job that a user may change and that is not over."""
         row = self.seen(job_id, user)
         if not may_change(user, row):
-            raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
+            raise Denied(
+                f"job {row.id} is {row.owner}'s: to change it needs the role operator; "
+                f"{user.name} has the role {user.role} and may look at it only"
+            )
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
         return row
 
     def array(self, array_id: str, user: User, *, change: bool = False) -> ArrayRow:
-        """An array that a user may know of, or may change."""
+        """An array that a user may know of, or may change; by its id, its beginning or name."""
         row = self.store.arrays.get(array_id)
+        if row is None:
+            with suppress(UserError):
+                other = found(array_id, self.store, partial(may_see, user))
+                row = other if isinstance(other, ArrayRow) else None
         if row is None or not may_see(user, row):
             raise NotFound(f"there is no array {array_id[:80]}")
         if change and not may_change(user, row):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from presage.control.retention import KINDS, KeepRule
+from presage.core.ports import Policy
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
+from presage.policy import registry
 from presage.policy.config import PolicyConfig, QueueConfig
+from presage.policy.own import Guarded, OwnPolicy
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 
@@ -41,8 +45,18 @@ class Settings:
     nodes: tuple[Node, ...]
     """Those that the executor `local` pretends to have."""
     policy: PolicyConfig
+    """What decides, also where a policy of one's own raises."""
+    policy_name: str = ""
+    """What it is called, where it has a name."""
+    own: OwnPolicy | None = None
+    """A policy of one's own that decides instead."""
     host: str = "127.0.0.1"
     port: int = 8265
+    public_url: str = ""
+    """Where others reach this server; empty: host and port, as they are."""
+    tls_cert: Path | None = None
+    """The certificate it shows (PEM, with those between it and the CA)."""
+    tls_key: Path | None = None
     db: str = ""
     """URL of the database; empty: SQLite in the data directory."""
     ray: RayLink | None = None
@@ -57,6 +71,27 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    most_log: int = 256 << 20
+    """Bytes of a worker's log; the beginning of a longer one is cut off."""
+    most_results: int = 50 << 30
+    """Bytes of results that a job may keep; 0 for any number."""
+    keep_logs_s: float | None = None
+    """Of jobs that are over, logs go when they are older; None keeps them for ever."""
+    keep_logs_bytes: int | None = None
+    """The oldest go when all are more than this."""
+    keep_results_s: float | None = None
+    keep_results_bytes: int | None = None
+    keep_telemetry_s: float | None = None
+    keep_telemetry_bytes: int | None = None
+    keep_checkpoints_s: float | None = None
+    keep_checkpoints_bytes: int | None = None
+    keep_folders_s: float | None = None
+    """Of work folders that no job needs any more, since their last use."""
+    keep_folders_bytes: int | None = None
+    track_mlflow: str = ""
+    """An MLflow tracking server that gets the metrics of all jobs, unless a manifest names one."""
+    track_tensorboard: Path | None = None
+    """Where TensorBoard's event files of all jobs go, each in a directory of its own."""
     first_token: str = ""
     """Token of the admin that is made when there are no users yet."""
 
@@ -66,15 +101,36 @@ class Settings:
         return Layout(self.data)
 
     @property
+    def retention(self) -> dict[str, KeepRule]:
+        """What is kept of jobs that are over, by kind."""
+        return {
+            kind: KeepRule(getattr(self, f"keep_{kind}_s"), getattr(self, f"keep_{kind}_bytes"))
+            for kind in KINDS
+        }
+
+    @property
     def database(self) -> str:
         """The URL of the database."""
         return self.db or f"sqlite:///{self.layout.database}"
 
     @property
+    def decided_by(self) -> str:
+        """What decides, for the journal."""
+        return self.policy.model_dump_json() if self.own is None else self.own.described()
+
+    def make_policy(self, raised: Callable[[str], None]) -> Policy:
+        """What decides, new; `raised` hears of a policy of one's own that did."""
+        policy = registry.build(self.policy)
+        return policy if self.own is None else Guarded(self.own, policy, raised)
+
+    @property
     def url(self) -> str:
-        """Where this server answers."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        """Where this server answers, as others are told."""
+        if self.public_url:
+            return self.public_url
+        name = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
+        host = f"[{name}]" if ":" in name else name
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""

@@ -3,13 +3,14 @@ the lists and problems around them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from presage.control.board import ENDED
 from presage.model.answers import ArraySummary, JobSummary, NodeStatus, QueueStatus, UserInfo
+from presage.model.words import interval, memory, share
 from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
 
@@ -131,6 +132,7 @@ def summary_view(
 def array_view(row: ArrayRow, counts: ArrayCounts) -> dict[str, Any]:
     """An array in a list."""
     over = sum(counts.statuses.get(status, 0) for status in ENDED)
+    left = sum(counts.statuses.values())
     best = counts.highest if row.mode == "max" else counts.lowest
     return {
         "id": row.id,
@@ -138,12 +140,12 @@ def array_view(row: ArrayRow, counts: ArrayCounts) -> dict[str, Any]:
         "owner": row.owner,
         "queue": row.queue,
         "submitted_at": row.submitted_at,
-        "ended_at": counts.ended_at if over >= row.size else None,
+        "ended_at": counts.ended_at if over == left else None,
         "size": row.size,
         "at_once": row.at_once or None,
         "counts": counts.statuses,
         "workers": counts.workers,
-        "done": round(over / row.size, 4) if row.size else 1.0,
+        "done": round(over / left, 4) if left else 1.0,
         "metric": row.metric or None,
         "mode": row.mode,
         "best": best if row.metric else None,
@@ -155,11 +157,14 @@ def status_view(
     history: Sequence[Transition],
     reason: Mapping[str, str] | None = None,
     eta_s: Mapping[str, float | None] | None = None,
+    at_risk: Mapping[str, Any] | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about one job."""
     return {
         **summary_view(row, reason, eta_s),
         "estimates": estimates_view(row),
+        **({"at_risk": at_risk} if at_risk is not None else {}),
         "history": [
             {
                 "at": item.at,
@@ -168,6 +173,8 @@ def status_view(
             }
             for item in history
         ],
+        "results": results,
+        **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 
 
@@ -178,26 +185,23 @@ def estimates_view(row: JobRow) -> dict[str, Any] | None:
         return None
     parts = []
     if run := known.get("runtime_s"):
-        parts.append(f"runs {_range(run, _time_scale(run['p90']))} in all")
-    if memory := known.get("memory_mib"):
-        scale = (1024, "GiB") if memory["p90"] >= 1024 else (1, "MiB")
-        parts.append(f"{_range(memory, scale)} of memory")
+        parts.append(f"runs {interval(run['p10'], run['p90'])} in all")
+    if needs := known.get("memory_mib"):
+        parts.append(f"{_ends(needs, memory)} of memory")
     if busy := known.get("utilization"):
-        parts.append(f"{_range(busy, (0.01, '%'))} of a GPU")
+        parts.append(f"{_ends(busy, share)} of a GPU")
     if step := known.get("step_s"):
-        parts.append(f"{_range(step, _time_scale(step['p90']))} a step")
+        parts.append(f"{interval(step['p10'], step['p90'])} a step")
     return {**known, "text": ", ".join(parts)}
 
 
-def _time_scale(seconds: float) -> tuple[float, str]:
-    steps = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-    return next((step for step in steps if seconds >= 2 * step[0]), (0.001, "ms"))
-
-
-def _range(estimate: Mapping[str, Any], scale: tuple[float, str]) -> str:
+def _ends(estimate: Mapping[str, Any], words: Callable[[float], str]) -> str:
     """`1.2 to 1.9 GiB`; one number where both ends look the same."""
-    low, high = (f"{estimate[end] / scale[0]:.3g}" for end in ("p10", "p90"))
-    return f"{low} {scale[1]}" if low == high else f"{low} to {high} {scale[1]}"
+    low, high = words(estimate["p10"]), words(estimate["p90"])
+    if low == high:
+        return high
+    number, _, unit = low.partition(" ")
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 def user_view(user: User) -> dict[str, Any]:

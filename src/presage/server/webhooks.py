@@ -55,7 +55,9 @@ async def deliver(service: Service) -> None:
 def _client() -> httpx.AsyncClient:
     import httpx  # a start is quicker without it and without the certificates it reads
 
-    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False)
+    from presage.client._trust import trusted
+
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, verify=trusted())
 
 
 async def _send(service: Service, client: httpx.AsyncClient, item: Delivery) -> None:

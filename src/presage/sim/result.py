@@ -105,6 +105,8 @@ class SimResult:
     """Process time of the simulation itself."""
     advice: AdviceScore | None = None
     """Of a run with advisors."""
+    notes: tuple[str, ...] = ()
+    """What the policy finds odd about these jobs."""
 
     @cached_property
     def summary(self) -> dict[str, float | int | None]:

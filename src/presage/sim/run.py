@@ -14,11 +14,11 @@ from typing import Protocol
 from presage.core.engine import Engine
 from presage.core.gates import still_after
 from presage.core.loop import step
-from presage.core.ports import Policy, Predictor, Store
+from presage.core.ports import CountsHours, HasRemarks, Policy, Predictor, Store
 from presage.core.state import State
 from presage.model.cluster import Node
 from presage.model.estimate import Estimates
-from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp
+from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp, RulesChanged
 from presage.model.job import Job, JobSpec, JobState, ReasonCode
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
@@ -71,9 +71,11 @@ def simulate(
     seed: int = 0,
     use_estimates: bool = False,
     models: Sequence[str] | None = None,
-    estimates: Sequence[Estimates] | None = None,
+    estimates: Sequence[Estimates | None] | None = None,
     sharers: int = 1,
     uses: Mapping[str, RecordedUse] | None = None,
+    specs: Mapping[str, JobSpec] | None = None,
+    lacks: tuple[str, ...] = (),
     advise: Observer | None = None,
     foresee: Callable[[Predictor], Predictor] | None = None,
     progress: Progress | None = None,
@@ -82,7 +84,8 @@ def simulate(
 ) -> SimResult:
     """Every job of a trace from its submission to its end, as one result.
 
-    `models`, `estimates`, `sharers` and `uses` are those of `Workload`. `foresee` makes the
+    `models`, `estimates`, `sharers`, `uses` and `specs` are those of `Workload`. `lacks` are
+    decisions that the world is said to be unable to carry out. `foresee` makes the
     predictor, given the one that looks into the world: take from that only what would be known.
     `advise` looks on.
     """
@@ -93,9 +96,13 @@ def simulate(
     predict: Predictor = oracle if foresee is None else foresee(oracle)
     engine = Engine(policy, predict, State(seed), check_every=check_every)
     recorder = Recorder(trace.jobs.height)
-    workload = Workload(trace, nodes, models, estimates, sharers, uses)
+    workload = Workload(trace, nodes, models, estimates, sharers, uses, specs)
     journal = store if store is not None else _Discard()
-    step(engine, world, journal, 0.0, [NodeUp(node) for node in nodes])
+    begin: list[Fact] = [NodeUp(node) for node in nodes]
+    counts = isinstance(policy, CountsHours) and policy.counts_hours
+    if lacks or counts:
+        begin.insert(0, RulesChanged("", "", lacks, counts))
+    step(engine, world, journal, 0.0, begin)
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
     try:
@@ -111,6 +118,8 @@ def simulate(
     recorder.thin()
     cpu_s = process_time() - started - workload.read_s
     result = recorder.result(trace, name, world, cpu_s)
+    if isinstance(policy, HasRemarks):
+        result = replace(result, notes=tuple(policy.remarks(engine.state)))
     return result if advise is None else replace(result, advice=advise.score())
 
 

@@ -1,8 +1,7 @@
 """How fast a job works on what it was given, relative to the run its duration was measured on.
 
-Four factors: the slowest device type it got, the number of workers against the number it was
-measured with,
-its neighbours on shared devices, and whether all workers it needs are there. Pure functions.
+Four factors: the slowest device it got, the number of workers against the number it was measured
+with, its neighbours on shared devices, and whether all workers it needs are there. Pure functions.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
-from presage.model.cluster import Worker
+from presage.model.cluster import Node, Worker
 
-__all__ = ["MeasuredSpeed", "SpeedModel", "StepTime"]
+__all__ = ["MeasuredSpeed", "SpeedModel", "StepTime", "slowest_device"]
 
 StepTime = Callable[[int, int], float]
 """Seconds a job needs for the same piece of work with so many workers on so many nodes."""
@@ -82,3 +81,8 @@ class MeasuredSpeed(SpeedModel):
                 speed = step(measured, ceil(measured / self.node_gpus)) / step(*key[1:])
             self._known[key] = speed
         return speed
+
+
+def slowest_device(nodes: Mapping[str, Node], workers: Sequence[Worker]) -> float:
+    """The speed of the slowest device that these workers have: all wait for it."""
+    return min((nodes[w.node].devices[d].speed for w in workers for d in w.devices), default=1.0)

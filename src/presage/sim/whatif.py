@@ -5,17 +5,20 @@ it decides with what was decided: the audit of a journal. `what_if` turns the jo
 of jobs with the run times they turned out to have (`export_trace`) and simulates it under other
 policies, since facts that another policy would have caused were never recorded.
 
-A run time is the time a job held its workers, over all its runs:
+A run time is the time a job held its workers, over all its runs, at the speed they had
+(`sim.work`): the trace has what it would have taken alone on devices of speed 1, so that a world
+in which it runs where it ran has the recorded times again. Of those times:
 
 - stopped or lost and started again: all its runs together, for it goes on from a checkpoint; only
   the last run when it takes none;
 - failed, cancelled, or over its time limit: as long as it ran; it counts as a job of that length;
 - still running when the journal ends: as long as it ran so far;
 - never ran (rejected, cancelled or still waiting before its first run): left out and counted;
-- resized: the time it took with the number of workers it had on average;
+- resized: the time it would have taken with the number of workers it had on average;
 - alive at `since`: submitted at that moment, with what it still ran after it.
 
-Halts, and who asked for a resize, are not in a trace; nodes that went away are (`Export.rules`).
+Halts, drains, and who asked for a resize, are not in a trace; nodes that went away are
+(`Extras`), and `what_if` gives the jobs the specs and estimates they were submitted with.
 What really happened to the same jobs is beside it (`Export.recorded`), in the same figures.
 Reads steps and returns values; it never writes a journal.
 """
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, TypeAlias
 
@@ -35,6 +39,7 @@ from presage.core.ports import Policy, Predictor
 from presage.core.state import State
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import JournalError
+from presage.model.estimate import Estimates
 from presage.model.event import (
     Decision,
     Fact,
@@ -49,11 +54,13 @@ from presage.sim.clusters import total_gpus
 from presage.sim.result import JOB_COLUMNS, SERIES_COLUMNS, SimResult
 from presage.sim.run import simulate
 from presage.sim.traces import COLUMNS, Trace
+from presage.sim.work import WorkMeter
 from presage.sim.world import Outage, WorldRules
 
 __all__ = [
     "Difference",
     "Export",
+    "Extras",
     "Replay",
     "Step",
     "export_trace",
@@ -124,14 +131,50 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What there is to simulate beside a table of jobs: plain values, which can be sent as JSON.
+    Everything that they do not say is as in a simulated world by default."""
+
+    nodes: tuple[Node, ...]
+    """Every node that was ever there."""
+    outages: tuple[Outage, ...]
+    """When one was not."""
+    specs: tuple[JobSpec, ...]
+    """What the jobs asked for: a trace has no column for some of it."""
+    estimates: tuple[Estimates | None, ...]
+    """What was foreseen of them, row by row."""
+    lacks: tuple[str, ...] = ()
+    """Decisions that the executor could not carry out at the end."""
+
+    def run(
+        self,
+        trace: Trace,
+        policy: Policy,
+        name: str,
+        foresee: Callable[[Predictor], Predictor] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> SimResult:
+        """The jobs of this trace under a policy."""
+        return simulate(
+            trace,
+            self.nodes,
+            policy,
+            name=name,
+            rules=WorldRules(outages=self.outages),
+            specs={spec.id: spec for spec in self.specs},
+            estimates=self.estimates or None,
+            lacks=self.lacks,
+            foresee=foresee,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """A journal as something to simulate."""
 
     trace: Trace
-    nodes: tuple[Node, ...]
-    """Every node that was ever there; `rules` says when it was not."""
-    rules: WorldRules
-    """The nodes' absences; everything else is as a simulated world is by default."""
+    extras: Extras
     since: float
     """The journal's time of the trace's 0."""
     recorded: SimResult
@@ -140,19 +183,31 @@ class Export:
     notes: tuple[str, ...]
     """What was left out or assumed, one sentence each."""
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that was ever there."""
+        return self.extras.nodes
+
 
 def what_if(
     export: Export,
     policies: Mapping[str, Callable[[], Policy]],
     *,
-    rules: WorldRules | None = None,
+    foresee: Callable[[str, Predictor], Predictor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, SimResult]:
-    """The trace of a journal under each of these policies; `figures` sums each result up."""
-    rules = export.rules if rules is None else rules
+    """The jobs of a journal under each of these policies; `figures` sums each result up.
+
+    Policies know the true run times, unless `foresee` makes what each of them goes by, given its
+    name and the predictor that knows them.
+    """
     return {
-        name: simulate(
-            export.trace, export.nodes, make(), name=name, rules=rules, progress=progress
+        name: export.extras.run(
+            export.trace,
+            make(),
+            name,
+            None if foresee is None else partial(foresee, name),
+            progress,
         )
         for name, make in policies.items()
     }
@@ -195,6 +250,7 @@ class _JobHistory:
 
     spec: JobSpec
     submitted_at: float
+    estimates: Estimates | None = None
     held_s: float = 0.0
     """Time it held workers: in all, or in its last run if it takes no checkpoints."""
     worker_s: float = 0.0
@@ -231,10 +287,15 @@ class _JournalReader:
     joined: dict[str, float] = field(default_factory=dict)
     absences: list[_Absence] = field(default_factory=list)
     began: bool = False
+    work: WorkMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = WorkMeter(WorldRules().speed, self.nodes)
 
     def read(self, now: float, facts: Sequence[Fact], decisions: Sequence[Decision]) -> None:
         if not self.began and now >= self.since:
             self._begin(now)
+        now = _snapped(now)
         jobs = self.state.jobs
         for event in (*facts, *decisions):
             job = jobs.get(getattr(event, "job", ""))
@@ -245,19 +306,25 @@ class _JournalReader:
             self.state.apply_all(now, (event,))
             if starts and job is not None:
                 self._start(now, job)
+            if job is not None:
+                self.work.look(now, job)
             if isinstance(event, JobSubmitted) and event.spec.id in jobs:
-                self.stories.setdefault(event.spec.id, _JobHistory(event.spec, now, marked_at=now))
+                story = _JobHistory(event.spec, now, event.estimates, marked_at=now)
+                self.stories.setdefault(event.spec.id, story)
             for ended in self.state.ended:
                 self.stories[ended.id].ended_at = now
 
     def _begin(self, now: float) -> None:
         """What went before is over: only those who are still there count, from here on."""
         self.began = True
-        self.since = since = now if self.since == -inf else self.since
+        self.since = since = _snapped(now if self.since == -inf else self.since)
+        for job_id in self.state.jobs:
+            self.work.forget(since, job_id)
         self.stories = {
             job.id: _JobHistory(
                 job.spec,
                 since,
+                job.estimates,
                 marked_at=since,
                 runs=1 if job.allocation else 0,
                 started_at=since if job.allocation else None,
@@ -288,6 +355,7 @@ class _JournalReader:
         story.started_at = now if story.started_at is None else story.started_at
         if not job.spec.checkpointable:
             story.held_s = story.worker_s = 0.0
+            self.work.forget(now, job.id)
 
     def _node(self, now: float, event: Any) -> None:
         if isinstance(event, NodeUp):
@@ -307,17 +375,27 @@ class _JournalReader:
         told = [(job_id, story) for job_id, story in self.stories.items() if story.held_s > 0]
         if not told or not self.began:
             raise JournalError(f"{name}: no job ran in that time; nothing can be compared")
-        first = min(story.submitted_at for _, story in told)
-        rows = [_row(job_id, story, first) for job_id, story in told]
-        jobs = pl.DataFrame(rows, schema=COLUMNS, orient="row").sort(
-            "submit_s", maintain_order=True
-        )
+        told.sort(key=lambda one: one[1].submitted_at)
+        first = told[0][1].submitted_at
+        rows = [self._row(job_id, story, first) for job_id, story in told]
+        jobs = pl.DataFrame(rows, schema=COLUMNS, orient="row")
         notes = self._notes(told)
         trace = Trace(name, "native", jobs, notes=notes)
-        rules = WorldRules(outages=tuple(self._outages(first)))
         nodes = tuple(self.nodes.values())
+        extras = Extras(
+            nodes,
+            outages=tuple(self._outages(first)),
+            specs=tuple(story.spec for _, story in told),
+            estimates=tuple(story.estimates for _, story in told),
+            lacks=self.state.rules.lacks if self.state.rules is not None else (),
+        )
         recorded = _recorded(told, first, self.state.now, total_gpus(nodes))
-        return Export(trace, nodes, rules, first, recorded, notes)
+        return Export(trace, extras, first, recorded, notes)
+
+    def _row(self, job_id: str, story: _JobHistory, first: float) -> tuple[Any, ...]:
+        workers, helpers = _size(story)
+        work_s = self.work.work_s(self.state.now, job_id, workers + helpers)
+        return _row(job_id, story, work_s, first)
 
     def _notes(self, told: Sequence[tuple[str, _JobHistory]]) -> tuple[str, ...]:
         never = len(self.stories) - len(told)
@@ -344,6 +422,13 @@ class _JournalReader:
                 yield Outage(absence.node, begin, length)
 
 
+def _snapped(now: float) -> float:
+    """A time to the microsecond, as a fraction of a power of two: sums and differences of such
+    times are exact, so what happened together happens together again."""
+    return round(now * _GRID) / _GRID
+
+
+_GRID = 1 << 20
 _PENDING = JobState.PENDING
 _SOON_S = 1e-3
 """A simulated node has to be there before it can go away."""
@@ -387,21 +472,30 @@ def _gpu_roles(spec: JobSpec) -> int:
     return sum(role.resources.gpu_milli > 0 for role in spec.roles)
 
 
-def _row(job_id: str, story: _JobHistory, first: float) -> tuple[Any, ...]:
+def _size(story: _JobHistory) -> tuple[int, int]:
+    """The workers it had on average, those that use GPUs and the others."""
+    role, others = story.spec.roles[0], story.spec.roles[1:]
+    helpers = sum(other.min for other in others if not other.resources.gpu_milli)
+    extra = sum(other.min for other in others if other.resources.gpu_milli)
+    mean = story.worker_s / story.held_s - helpers
+    return max(role.min + extra, min(role.max + extra, round(mean))), helpers
+
+
+def _row(job_id: str, story: _JobHistory, work_s: float, first: float) -> tuple[Any, ...]:
     """A job in the columns of a trace, in their order."""
     spec = story.spec
     role, others = spec.roles[0], spec.roles[1:]
     servers = [other for other in others if not other.resources.gpu_milli]
-    helpers = sum(other.min for other in servers)
+    workers, helpers = _size(story)
     extra = sum(other.min for other in others if other.resources.gpu_milli)
-    mean = story.worker_s / story.held_s - helpers
-    workers = max(role.min + extra, min(role.max + extra, round(mean)))
     ask = role.resources
     elastic = role.min < role.max
+    foreseen = story.estimates.runtime_s if story.estimates is not None else None
     row: dict[str, Any] = {
         "job_id": job_id,
         "submit_s": story.submitted_at - first,
-        "duration_s": story.held_s,
+        "duration_s": work_s,
+        "estimate_s": foreseen.p50 if foreseen is not None else None,
         "workers": workers,
         "gpu_milli": ask.gpu_milli,
         "cpu_milli": ask.cpu_milli,

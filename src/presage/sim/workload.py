@@ -59,17 +59,20 @@ class Workload:
         trace: Trace,
         nodes: Sequence[Node],
         models: Sequence[str] | None = None,
-        estimates: Sequence[Estimates] | None = None,
+        estimates: Sequence[Estimates | None] | None = None,
         sharers: int = 1,
         uses: Mapping[str, RecordedUse] | None = None,
+        specs: Mapping[str, JobSpec] | None = None,
     ) -> None:
         """`models` has the model that each row trains, `estimates` what is foreseen of it. Above
         1, `sharers` is how many jobs may share a GPU: a job then has a worker for each of its
-        GPUs, and each asks for a share. `uses` has what jobs use over time, by their ids."""
+        GPUs, and each asks for a share. `uses` has what jobs use over time, by their ids, and
+        `specs` what was really submitted, for jobs of which a row does not tell everything."""
         started = process_time()
         self._models = models
         self._estimates = estimates
         self._uses = uses or {}
+        self._specs = specs or {}
         self._share_milli = WHOLE_GPU // sharers
         self._biggest = max((len(node.devices) for node in nodes), default=1)
         jobs = trace.jobs
@@ -104,7 +107,10 @@ class Workload:
         shape = self._shapes.get(key) or self._new_shape(key)
         model = self._models[row] if self._models is not None else None
         use = self._uses.get(job_id)
-        spec = JobSpec(
+        given = self._specs.get(job_id)
+        if given is not None:
+            shape = _as_asked(shape, given.roles)
+        spec = given or JobSpec(
             job_id,
             shape.roles,
             owner,
@@ -174,6 +180,14 @@ def _shape(row: dict[str, Any], biggest: int) -> _JobShape:
     retries = _OOM_RETRIES if shared else 0
     share = roles[0].resources.gpu_milli / WHOLE_GPU if shared else 1.0
     return _JobShape(roles, measured, needed, shared, share, retries, row["gpu_memory_mib"] or 0)
+
+
+def _as_asked(shape: _JobShape, roles: tuple[Role, ...]) -> _JobShape:
+    """The shape of a job that asked for other roles than its row has columns for."""
+    needed, ask = sum(role.min for role in roles), roles[0].resources
+    share = ask.gpu_milli / WHOLE_GPU if ask.shared else 1.0
+    measured, retries, peak_mib = max(shape.measured, needed), shape.retries, shape.peak_mib
+    return _JobShape(roles, measured, needed, ask.shared, share, retries, peak_mib)
 
 
 def _roles(row: dict[str, Any], biggest: int) -> tuple[Role, ...]:

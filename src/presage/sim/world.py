@@ -32,7 +32,7 @@ from presage.model.event import (
     Stop,
 )
 from presage.model.job import JobSpec, Reason, ReasonCode
-from presage.sim.speed import SpeedModel
+from presage.sim.speed import SpeedModel, slowest_device
 from presage.sim.usage import RecordedUse
 
 __all__ = ["Outage", "Task", "Use", "World", "WorldRules"]
@@ -403,10 +403,7 @@ class World:
         if model.by_place or len(task.workers) != task.measured_workers:
             speed = model.of(task.spec.id, task.workers, task.measured_workers)
         if self._mixed:
-            speed *= min(
-                (self._nodes[w.node].devices[d].speed for w in task.workers for d in w.devices),
-                default=1.0,
-            )
+            speed *= slowest_device(self._nodes, task.workers)
         if task.shares:
             speed *= min(self._share_of(task, worker) for worker in task.workers)
         return speed

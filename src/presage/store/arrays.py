@@ -80,7 +80,8 @@ class ArrayRows:
             return list(connection.scalars(query.where(jobs.c.status.in_(statuses))))
 
     def counts(self, ids: Sequence[str]) -> dict[str, ArrayCounts]:
-        """What the members of each array add up to. A member that failed is no candidate."""
+        """What the members of each array add up to, but for those that were removed. A member that
+        failed is no candidate for the best."""
         found: dict[str, ArrayCounts] = {array_id: ArrayCounts() for array_id in ids}
         query = select(
             jobs.c.array,
@@ -90,7 +91,8 @@ class ArrayRows:
             func.max(jobs.c.metric),
             func.sum(jobs.c.workers),
             func.max(jobs.c.ended_at),
-        ).group_by(jobs.c.array, jobs.c.status)
+        ).where(jobs.c.removed_at.is_(None))
+        query = query.group_by(jobs.c.array, jobs.c.status)
         for first in range(0, len(ids), _MOST_AT_A_TIME):
             some = ids[first : first + _MOST_AT_A_TIME]
             with self._database.read() as connection:

@@ -52,15 +52,17 @@ _MIGRATING = 0x50726573616765
 
 
 class Database:
-    """Connections to one database. Any thread may use it; each gets a connection of its own."""
+    """Connections to one database. Any thread may use it; each gets a connection of its own.
+    `migrate`: bring its tables up to date; without, they stay as they are."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, migrate: bool = True) -> None:
         self.url = _checked(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite(self.url) if self.is_sqlite else _postgres(self.url)
         self._writer = self._engine.execution_options(write=True)
         try:
-            self._migrate()
+            if migrate:
+                self._migrate()
         except BaseException:
             self.close()
             raise
@@ -69,6 +71,15 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one moment and changes nothing."""
         with self._troubles(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read_whole(self) -> Iterator[Connection]:
+        """The same for a long look at everything, row by row: what is written meanwhile is not
+        seen, and nobody waits for it."""
+        options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        engine = self._engine.execution_options(stream_results=True, **options)
+        with self._troubles(), engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -89,6 +100,15 @@ class Database:
         """Give back the connections."""
         self._engine.dispose()
 
+    def revision(self, connection: Connection) -> str | None:
+        """The revision its tables are at; None where there are none."""
+        return _revision(connection)
+
+    def upgrade(self, connection: Connection, to: str = "head") -> None:
+        """Make the tables what a revision has, from whatever they are; UserError if this version
+        does not know one of the two."""
+        self._upgrade(connection, _revision(connection) or to, to)
+
     def _migrate(self) -> None:
         """Bring the tables up to date, all of them or none; make them if there are none."""
         with self.read() as connection:
@@ -103,7 +123,7 @@ class Database:
             elif at != NEWEST:
                 self._upgrade(connection, at)
 
-    def _upgrade(self, connection: Connection, at: str) -> None:
+    def _upgrade(self, connection: Connection, at: str, to: str = "head") -> None:
         from alembic import command  # takes long to import, and is needed once a release
         from alembic.config import Config
         from alembic.util import CommandError
@@ -112,7 +132,7 @@ class Database:
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         config.attributes["connection"] = connection
         try:
-            command.upgrade(config, "head")
+            command.upgrade(config, to)
         except CommandError:
             raise UserError(
                 f"{self._name} is at revision {at}, which this version of Presage does not know; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, func, select, update
 
 from presage.store.database import Database
 from presage.store.records import JobRow, Transition
@@ -13,6 +13,9 @@ from presage.store.tables import jobs, transitions
 
 __all__ = ["Jobs"]
 
+_OVER = ("COMPLETED", "FAILED", "CANCELLED")
+_LAST = "\U0010ffff"
+"""Sorts after whatever an id may have."""
 _LISTED = [column for column in jobs.c if column.name != "manifest"]
 
 
@@ -27,6 +30,21 @@ class Jobs:
         with self._database.read() as connection:
             row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
         return None if row is None else _job(row)
+
+    def beginning(self, prefix: str, name: str | None = None, *, limit: int) -> Sequence[JobRow]:
+        """Jobs whose id begins with a text, and which have this name if one is given: those that
+        are not over first, then newest first, without manifests."""
+        column: Any = jobs.c.id
+        if not self._database.is_sqlite:
+            column = column.collate("C")
+        over = jobs.c.status.in_(_OVER)
+        query = select(*_LISTED).where(column >= prefix, column < prefix + _LAST)
+        query = query.where(jobs.c.removed_at.is_(None))
+        if name is not None:
+            query = query.where(jobs.c.name == name)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(over, jobs.c.seq.desc()).limit(limit))
+            return [_job(row) for row in rows]
 
     def transitions(self, job_id: str) -> Sequence[Transition]:
         """Every status a job had, oldest first."""
@@ -53,6 +71,25 @@ class Jobs:
         with self._database.read() as connection:
             return {status: count for status, count in connection.execute(query)}
 
+    def mark_removed(self, job_id: str, at: float) -> None:
+        """Nothing but the journal and this row is kept of a job."""
+        gone = update(jobs).where(jobs.c.id == job_id, jobs.c.removed_at.is_(None))
+        with self._database.write() as connection:
+            connection.execute(gone.values(removed_at=at))
+
+    def of_folder(self, digest: str) -> Sequence[JobRow]:
+        """Jobs that were submitted with a work folder."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(*_LISTED).where(jobs.c.folder == digest))
+            return [_job(row) for row in rows]
+
+    def folders_needed(self) -> set[str]:
+        """Work folders of jobs that are not over."""
+        query = select(jobs.c.folder).distinct()
+        query = query.where(jobs.c.folder.is_not(None), jobs.c.status.not_in(_OVER))
+        with self._database.read() as connection:
+            return set(connection.scalars(query))
+
     def list(
         self,
         *,
@@ -67,6 +104,7 @@ class Jobs:
         """A page of jobs, newest first, without manifests; `after` is the `seq` of the last job
         on the page before. `array` is one, or "" for jobs that are in none."""
         query = select(*_LISTED).order_by(jobs.c.seq.desc()).limit(limit)
+        query = query.where(jobs.c.removed_at.is_(None))
         for column, wanted in ((jobs.c.owner, owner), (jobs.c.team, team), (jobs.c.queue, queue)):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -85,7 +123,8 @@ class Jobs:
         begins = jobs.c.id.startswith(reference, autoescape=True)
         alone = jobs.c.array.is_(None) | ~jobs.c.array.startswith(reference, autoescape=True)
         query = select(*_LISTED).where(
-            ((jobs.c.name == reference) & jobs.c.array.is_(None)) | (begins & alone)
+            jobs.c.removed_at.is_(None),
+            ((jobs.c.name == reference) & jobs.c.array.is_(None)) | (begins & alone),
         )
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(jobs.c.seq.desc()).limit(limit))
@@ -95,7 +134,11 @@ class Jobs:
         """Members of an array that reported its metric and did not fail, the best first."""
         by = jobs.c.metric.desc() if mode == "max" else jobs.c.metric.asc()
         query = select(*_LISTED).where(jobs.c.array == array, jobs.c.metric.is_not(None))
-        query = query.where(jobs.c.status != "FAILED").order_by(by, jobs.c.seq).limit(limit)
+        query = (
+            query.where(jobs.c.removed_at.is_(None), jobs.c.status != "FAILED")
+            .order_by(by, jobs.c.seq)
+            .limit(limit)
+        )
         with self._database.read() as connection:
             return [_job(row) for row in connection.execute(query)]
 

@@ -58,6 +58,8 @@ class JobRow:
     """Its values of the array's parameters."""
     metric: float | None = None
     """What it last reported of the array's metric."""
+    removed_at: float | None = None
+    """When its files were removed; it is no longer listed then."""
     seq: int = 0
     """Its place in the order of submission, from 1; the store gives it."""
 
@@ -156,6 +158,8 @@ class User:
     role: str
     team: str
     created_at: float
+    subject: str | None = None
+    """Issuer and subject, if an identity provider vouches for them; else this server's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class Token:
     user: str
     created_at: float
     revoked_at: float | None = None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

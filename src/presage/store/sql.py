@@ -45,6 +45,7 @@ from presage.store.tables import (
     to_json,
     transitions,
 )
+from presage.store.usage import UsageTable
 
 __all__ = ["SqlStore"]
 
@@ -71,6 +72,7 @@ class SqlStore:
         self.users = Users(self._database)
         self.audit = AuditLog(self._database)
         self.knowledge = SqlKnowledge(self._database)
+        self.usage = UsageTable(self._database)
 
     def append(
         self,

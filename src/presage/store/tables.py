@@ -42,11 +42,13 @@ __all__ = [
     "to_json",
     "tokens",
     "transitions",
+    "usage",
+    "usage_head",
     "users",
 ]
 
 NEWEST = "0007"
-"""The revision that these tables are."""
+"""The revision that these tables are; it follows 0008."""
 
 
 class Words(TypeDecorator[str]):
@@ -182,6 +184,7 @@ jobs = Table(
     _required("manifest", Json),
     Column("folder", Text),
     Column("estimates", Json),  # revision 3
+    Column("removed_at", Double),  # revision 8
     Column("array", Text),  # revision 7
     Column("params", Json),
     Column("metric", Double),
@@ -221,6 +224,8 @@ users = Table(
     _required("role", Text),
     _required("team", Text),
     _required("created_at", Double),
+    Column("subject", Text),  # since revision 5
+    Index("users_by_subject", "subject", unique=True),
 )
 tokens = Table(
     "tokens",
@@ -229,6 +234,7 @@ tokens = Table(
     _required("user", Text, ForeignKey("users.name", ondelete="CASCADE")),
     _required("created_at", Double),
     Column("revoked_at", Double),
+    Column("expires_at", Double),  # since revision 5
     Index("tokens_by_user", "user"),
 )
 audit = Table(
@@ -251,6 +257,34 @@ knowledge = Table(
     Column("name", Text, primary_key=True),
     Column("number", _Serial, primary_key=True, autoincrement=False),
     _required("body", LargeBinary),
+)
+
+# -- revision 6: what was used, by day ------------------------------------------------------------
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("owner", Text, primary_key=True),
+    Column("team", Text, primary_key=True),
+    Column("queue", Text, primary_key=True),
+    _required("asked_gpu_s", Double),
+    _required("held_gpu_s", Double),
+    _required("measured_gpu_s", Double),
+    _required("used_gpu_s", Double),
+    _required("lost_gpu_s", Double),
+    _required("held_cpu_s", Double),
+    _required("used_cpu_s", Double),
+    _required("cost_usd", Double),
+    _required("unpriced_gpu_s", Double),
+    _required("runs", BigInteger),
+)
+usage_head = Table(
+    "usage_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    _required("position", BigInteger),
+    _required("body", Json),
 )
 
 # -- revision 7: jobs that were submitted as one --------------------------------------------------

@@ -128,6 +128,10 @@ class ProcessTree:
         """The processes that were there at the last look."""
         return list(self._members)
 
+    def adopt(self, pid: int) -> None:
+        """Count a process, and those below it, that descends from somebody else."""
+        self._take(pid, self._members)
+
     def find(self) -> None:
         """Look for processes that came since; forget those that went."""
         known, self._members = self._members, {}

@@ -35,7 +35,7 @@ from presage.model.estimate import Estimate
 from presage.model.job import Dependency, DependsOn, Job, JobSpec, JobState, Reason, ReasonCode
 from presage.model.speed import SpeedBook, SpeedPoint
 from presage.model.workload import same_work
-from presage.policy.config import PolicyConfig
+from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.queues import QueueRule
 from presage.policy.registry import build
 from presage.sim.world import Task, World, WorldRules
@@ -370,10 +370,11 @@ class ClusterMachine(RuleBasedStateMachine):
         """The next launch will fail."""
         self._run().world.fail_launches += 1
 
-    @rule(can_resize=st.booleans())
-    def change_executor(self, can_resize: bool) -> None:
-        """Another executor takes over, which may not be able to resize; it says so."""
-        self._step([ev.RulesChanged("", "", () if can_resize else ("Resize",))])
+    @rule(can_resize=st.booleans(), counts=st.booleans())
+    def change_executor(self, can_resize: bool, counts: bool) -> None:
+        """Another executor takes over, which may not be able to resize; it says so. GPU time may
+        count from then on."""
+        self._step([ev.RulesChanged("", "", () if can_resize else ("Resize",), counts)])
 
     @rule(source=st.sampled_from(("journal", "snapshot", "copy")))
     def crash(self, source: str) -> None:
@@ -548,4 +549,16 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
     for queue, rule_ in config.queues.items():
         ceiling = QueueRule(**rule_.model_dump(exclude={"max_slowdown"})).ceiling_milli
         used = state.usage.get(queue, 0)
+        _check_cpus(queue, rule_, state)
         assert ceiling is None or used <= ceiling, f"queue {queue} holds {used} of {ceiling}"
+
+
+def _check_cpus(queue: str, config: QueueConfig, state: State) -> None:
+    ceiling = QueueRule(**config.model_dump(exclude={"max_slowdown"})).cpu_ceiling
+    held = sum(
+        ask_of(job, worker.role).cpu_milli
+        for job in state.active.values()
+        if job.spec.queue == queue
+        for worker in {*job.allocation, *(job.resizing or ())}
+    )
+    assert ceiling is None or held <= ceiling, f"queue {queue} holds {held} of {ceiling} milli-CPU"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from presage.model.cluster import UNLIMITED, Device, Node, Resources
 from presage.model.job import JobSpec, OomRetry, Placement, Role
+from presage.policy.budget import Period
 from presage.policy.config import PolicyConfig, QueueConfig
 
 __all__ = [
@@ -119,6 +120,11 @@ def queue_configs() -> SearchStrategy[QueueConfig]:
         borrow=st.booleans(),
         limit_gpus=st.sampled_from((None, None, 6.0)),
         weight=st.sampled_from((1.0, 2.0)),
+        quota_cpus=st.sampled_from((None, None, 4.0)),
+        limit_cpus=st.sampled_from((None, None, 6.0)),
+        gpu_hours=st.sampled_from((None, None, 0.01, 1.0)),
+        user_gpu_hours=st.sampled_from((None, None, 0.005)),
+        period=st.sampled_from(Period),
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 import httpx
 from fastapi import FastAPI
@@ -22,6 +23,8 @@ __all__ = ["COOKIE", "HOME", "Asker", "Backend", "part"]
 
 COOKIE = "presage_token"
 """The cookie that keeps a token; scripts in the browser cannot read it."""
+
+Chunks: TypeAlias = AsyncIterator[bytes]
 
 _MOST_KEPT = 2000
 _FORGET_S = 60.0
@@ -62,6 +65,48 @@ class Backend:
             raise _said(answer)
         return answer
 
+    async def stream(self, path: str, token: str) -> tuple[int, dict[str, str], Chunks]:
+        """The answer to a GET as it is made: status, headers, and what comes, piece by piece. The
+        HTTP client would wait for all of it."""
+        headers = [(b"host", b"127.0.0.1")]
+        if token:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+            "client": ("127.0.0.1", 0),
+            "server": ("127.0.0.1", 80),
+        }
+        pieces: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
+        never = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await never.wait()
+            return {"type": "http.disconnect"}
+
+        task = asyncio.ensure_future(self._app(scope, receive, pieces.put))
+        task.add_done_callback(lambda _: never.set())
+        start = await pieces.get()
+
+        async def body() -> Chunks:
+            try:
+                more = True
+                while more:
+                    piece = await pieces.get()
+                    more = piece.get("more_body", False)
+                    yield piece.get("body", b"")
+            finally:
+                task.cancel()
+
+        named = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        return int(start["status"]), named, body()
+
     async def shared(self, path: str, token: str, max_age_s: float, params: Any) -> Any:
         """What the API says, at most so old."""
         key = (token, path, tuple(sorted((k, str(v)) for k, v in params.items())))
@@ -99,6 +144,10 @@ class Asker:
         """What the API says, as it is."""
         answer = await self._backend.call("GET", f"/api/v1{path}", self._token, params=params)
         return answer.content
+
+    async def stream(self, path: str) -> tuple[int, dict[str, str], Chunks]:
+        """The answer of the API as it is made."""
+        return await self._backend.stream(f"/api/v1{path}", self._token)
 
     async def post(self, path: str, **rest: Any) -> Any:
         """Have something done."""

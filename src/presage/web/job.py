@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from nicegui import app as pages
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.web.backend import part
+from presage.model.words import count_text, size_text
+from presage.web.backend import HOME, part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.logs import Output
@@ -21,6 +23,7 @@ from presage.web.words import (
     eta_age,
     eta_text,
     outlook_lines,
+    risk_text,
     where,
     worker_bounds,
 )
@@ -29,9 +32,13 @@ __all__: list[str] = []
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 _ACTIONS = {
-    "halt": ("Halt", "Halt this job?", "It takes a checkpoint and can go on later."),
-    "resume": ("Resume", "Resume this job?", "It goes on from its checkpoint when there is room."),
-    "stop": ("Stop", "Stop this job for good?", "It takes a checkpoint where it can, then ends."),
+    "halt": ("Halt", "Halt this job?", "It is asked to save and to end, and can go on later."),
+    "resume": (
+        "Resume",
+        "Resume this job?",
+        "It starts when there is room, from its newest checkpoint if it took one.",
+    ),
+    "stop": ("Stop", "Stop this job for good?", "It is asked to save and to end."),
 }
 _MOST_METRICS = 6
 _GPU_CHARTS = (
@@ -61,6 +68,18 @@ async def job(request: Request, job_id: str) -> Response | None:
     return None
 
 
+@pages.get("/jobs/{job_id}/results.zip")
+async def results(request: Request, job_id: str) -> Response:
+    """All that a job made, for the browser to keep."""
+    visit = await begin(request)
+    if isinstance(visit, Response):
+        return visit
+    status, headers, chunks = await visit.stream(f"/jobs/{part(job_id)}/results.zip")
+    kept = ("content-type", "content-disposition", "cache-control", "x-content-type-options")
+    wanted = {name: headers[name] for name in kept if name in headers}
+    return StreamingResponse(chunks, status, headers=wanted)
+
+
 class _JobPage:
     """The parts of the page, and what keeps them up to date."""
 
@@ -79,6 +98,7 @@ class _JobPage:
             Tag("h2", "What happened")
             self._timeline = ui.element("ol").classes("timeline")
         self._outlook = _AheadPanel(self._visit, self._path)
+        self._results = _ResultsPanel(self._path)
         self._output = Output(self._visit, self._path)
         await self._output.build()
         with ui.element("div").classes("grid"):
@@ -108,6 +128,7 @@ class _JobPage:
     def _show(self, body: dict[str, Any]) -> None:
         self._facts.show(body)
         self._outlook.show(body)
+        self._results.show(body)
         self._buttons.show(body)
         if body["history"] != self._history:
             self._history = body["history"]
@@ -203,6 +224,31 @@ class _AheadPanel:
         with self._answer:
             for line in lines:
                 Tag("p", line)
+
+
+class _ResultsPanel:
+    """What a job made, to download."""
+
+    def __init__(self, path: str) -> None:
+        self._card = ui.element("section").classes("card")
+        with self._card:
+            Tag("h2", "Results")
+            self._words = Tag("p")
+            href = f"{HOME}{path}/results.zip"
+            Tag("a", "Download all (zip)", href=href, data_testid="results")
+        self._card.set_visibility(False)
+
+    def show(self, body: dict[str, Any]) -> None:
+        """Offer what there is."""
+        made = body.get("results")
+        self._card.set_visibility(bool(made))
+        if made:
+            words = f"{count_text(made['files'], 'file')}, {size_text(made['bytes'])}."
+            if made["left_out"]:
+                words += f" {count_text(made['left_out'], 'file')} left out: see the reason above."
+            if made["url"]:
+                words += f" Also at {made['url']}."
+            self._words.say(words)
 
 
 class _FactsPanel:
@@ -316,15 +362,18 @@ class _Buttons:
                 "scale",
                 "Scale",
                 f"Have {wanted['workers']} workers?",
-                "The job takes a checkpoint and goes on with the new size.",
+                "The job is asked to save, and goes on with the new size.",
                 {"json": {"workers": wanted["workers"]}},
             ),
         )
 
     async def _ask(self, what: str, name: str, question: str, words: str, rest: Any) -> None:
+        risk = "" if what == "resume" else risk_text(await self._visit.get(self._path))
         with ui.dialog() as dialog, ui.element("div").classes("sheet"):
             Tag("h2", question, id="question")
             Tag("p", words)
+            if risk:
+                Tag("p", risk, data_testid="at-risk")
             with ui.element("div").classes("row-of-buttons"):
                 kind = "danger" if what == "stop" else "primary"
                 yes = Tag("button", f"{name} it", kind, type="button")

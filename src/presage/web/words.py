@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from presage.model.words import amount, duration
+
 __all__ = [
     "amount",
     "clock",
@@ -14,29 +16,16 @@ __all__ = [
     "eta_text",
     "gpu_figures",
     "outlook_lines",
+    "risk_text",
     "where",
     "why",
     "worker_bounds",
 ]
 
 
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it: `45 s`, `12 min`, `3.5 h`, `4 d`."""
-    for size, name in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 1.5 * size:
-            value = seconds / size
-            return f"{value:.0f} {name}" if value >= 10 else f"{value:.1f} {name}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
 def clock(at: float | None) -> str:
     """A moment, in the time of the server."""
     return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def amount(value: float) -> str:
-    """A number as people write it."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 
 def eta_text(job: dict[str, Any]) -> str:
@@ -71,6 +60,12 @@ def outlook_lines(about: dict[str, Any]) -> list[str]:
     if not about["helps"]:
         lines.append("Nothing that was tried lets it start notably earlier.")
     return lines
+
+
+def risk_text(job: dict[str, Any]) -> str:
+    """What stopping a job now would lose; empty when it does not run."""
+    risk = job.get("at_risk")
+    return f"{risk['text'][0].upper()}{risk['text'][1:]}." if risk else ""
 
 
 def worker_bounds(manifest: dict[str, Any]) -> tuple[int, int] | None:

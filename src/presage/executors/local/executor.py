@@ -14,9 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from threading import Timer
 
+from presage.executors.node.attach import DOOR
 from presage.executors.node.base import Key, RunsExecutor, TimedFacts
+from presage.executors.node.frames import connect
 from presage.executors.node.limits import delegated_group
 from presage.executors.node.messages import LimitOrder, RunPlan
 from presage.executors.node.plan import (
@@ -153,6 +156,10 @@ class LocalExecutor(RunsExecutor):
             with suppress(OSError):
                 limits = decision.limits
                 run.leave(LimitOrder(cpu_milli=limits.cpu_milli, memory_mib=limits.memory_mib))
+
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to the guardian of a run; any thread may ask."""
+        return connect(self._layout.run(job, attempt), DOOR)
 
     def _ask_to_resize(self, run: Run, decision: Resize) -> None:
         spec = self._spec(run.job)

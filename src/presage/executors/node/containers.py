@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from presage.executors.node.messages import RunPlan
     from presage.executors.node.runspec import RoleSpec
 
-__all__ = ["fetch_image", "find_engine", "in_container", "inner_pid", "ran_out", "remove"]
+__all__ = [
+    "beside",
+    "fetch_image",
+    "find_engine",
+    "in_container",
+    "inner_pid",
+    "ran_out",
+    "remove",
+]
 
 _ENGINE_S = 60.0
 _INIT = ("/usr/libexec/podman/catatonit", "/usr/bin/catatonit", "/usr/lib/podman/catatonit")
@@ -36,6 +44,7 @@ def in_container(
     variables: Sequence[str],
     argv: Sequence[str],
     devices: str,
+    console: str = "",
 ) -> tuple[str, ...]:
     """The command that runs a worker in a container. Paths are the same inside and outside, and
     only the names of variables stand on the command line."""
@@ -43,6 +52,7 @@ def in_container(
     assert plan.image is not None
     command = [plan.engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
+    command += ["--interactive"] * bool(console) + ["--tty"] * (console == "tty")
     command += _as_this_user(plan.engine)
     own = (plan.work, plan.data_dir, plan.result_dir, plan.checkpoint_dir, plan.progress_dir)
     local = [url for url in plan.data.values() if url.startswith(("/", "file:///"))]
@@ -59,6 +69,23 @@ def in_container(
     for name in variables:
         command += ["--env", name]
     return (*command, plan.image, *argv)
+
+
+def beside(
+    engine: str,
+    container: str,
+    work: Path,
+    variables: Sequence[str],
+    argv: Sequence[str],
+    *,
+    tty: bool,
+) -> tuple[str, ...]:
+    """The command that runs another one in the container of a worker."""
+    command = [engine, "exec", "--interactive", *(["--tty"] if tty else [])]
+    command += ["--workdir", str(work)]
+    for name in variables:
+        command += ["--env", name]
+    return (*command, container, *argv)
 
 
 def _as_this_user(engine: str) -> list[str]:

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.node import messages as msg
-from presage.executors.node import wire
+from presage.executors.node import wire, workdir
+from presage.executors.node.attach import INPUT_ENDED, Door
 from presage.executors.node.limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
 from presage.executors.node.resizing import Resizing, name_members
-from presage.executors.node.workdir import Step, is_local, prepare, run_in_child, store_results
-from presage.executors.node.worker import StartError, WorkerProcess, start_all
+from presage.executors.node.workdir import Step, prepare, run_in_child, store_results
+from presage.executors.node.worker import (
+    StartError,
+    WorkerProcess,
+    missing_program,
+    start_all,
+)
+from presage.sources import is_local
 
 __all__ = ["Guardian", "copy_agent", "free_port", "main"]
 
@@ -45,6 +52,9 @@ _MIB = 1 << 20
 class Guardian:
     """The life of one run, from preparing to the last line of its events."""
 
+    CHECKS_PROGRAMS = False
+    """Whether it looks for all programs before it says that it is ready."""
+
     def __init__(self, run: Path) -> None:
         self.plan = wire.read(msg.RunPlan, run)
         self.run = run
@@ -53,6 +63,8 @@ class Guardian:
         self.verdict: msg.Verdict | None = None
         """How the run ends: set once, by what happened first."""
         self._secrets: dict[str, str] = {}
+        self._may_pass = False
+        """Whether what went wrong before the start may be right another time."""
         self._terminated = False
         self._recorded: set[int] = set()
         self._resizing: Resizing | None = None
@@ -72,7 +84,9 @@ class Guardian:
             signal.signal(number, signal.SIG_IGN)
         self._control = os.open(run / "control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
-        for fd in (self._wake_read, self._control):
+        self._port_token = os.urandom(24).hex() if self.plan.ports else ""
+        self._door = Door(run, lambda: self.plan, lambda: self.workers, self._port_token)
+        for fd in (self._wake_read, self._control, *self._door.fds):
             self._poll.register(fd, select.POLLIN)
 
     def live(self) -> None:
@@ -87,16 +101,23 @@ class Guardian:
             raise
 
     def _live(self) -> None:
-        failure = self._read_secrets() or self._prepare() or self._start()
+        failure = self._read_secrets() or self._prepare() or self._missing() or self._start()
         if failure is None:
             self._watch()
+        for worker in self.workers:
+            if worker.console:
+                worker.console.drain()
         self._clear()
-        if failure is None and self.verdict is None:
-            self._store()
+        kept = ""
+        if failure is None:
+            kept = self._keep()
+            kept += self._store()
         self.report.progress([worker.plan.progress for worker in self.workers])
         self._remove_files()
         well = msg.exited("succeeded", "exited", "every worker ended well", 0)
-        self._end(self.verdict or (well if failure is None else msg.refused(failure)))
+        refused = msg.refused(failure or "", may_pass=self._may_pass)
+        end = self.verdict or (well if failure is None else refused)
+        self._end(end.but(reason=end.reason.but(text=end.reason.text + kept)))
 
     def _end(self, verdict: msg.Verdict) -> None:
         """Tell how the run ended, without the content of any secret."""
@@ -126,21 +147,46 @@ class Guardian:
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             return f"{error.filename} cannot be made: {error.strerror}"
-        if not (plan.folder or plan.data or plan.engine or plan.checkpoint_link):
+        if not (plan.folder or plan.git or plan.data or plan.engine or plan.checkpoint_link):
             return None
-        if plan.engine or not all(map(is_local, plan.data.values())):
+        if plan.engine or plan.git or not all(map(is_local, plan.data.values())):
             self.report.event("StageChanged", stage="downloading")
         return self._in_child(prepare)
 
-    def _store(self) -> None:
-        if self.plan.results:
-            self.report.event("StageChanged", stage="storing")
-            trouble = self._in_child(store_results)
-            if trouble and self.verdict is None:
-                self.verdict = msg.exited("failed", "error", f"not stored: {trouble}")
+    def _keep(self) -> str:
+        """Make what the workers left in the work directory results, however they ended; says in
+        words what there is."""
+        if not any(map(workdir.has_content, (self.plan.work, self.plan.result_dir))):
+            return ""
+        from presage.executors.node import keeping
 
-    def _in_child(self, step: Step) -> str | None:
-        """Run a step in a process of its own; a stop request ends it. Says what went wrong."""
+        try:
+            return self._kept(keeping.said(keeping.keep(self.plan), self.plan.most_results))
+        except (OSError, ValueError) as error:
+            return f"; its results could not be kept: {error}"
+
+    def _kept(self, words: str) -> str:
+        """What the end of the run says about results."""
+        return words
+
+    def _store(self) -> str:
+        """Copy the results to where the manifest wants them, if it does; says what went wrong
+        where that does not fail the run. A run that makes way for another goes at once: the last
+        one of its job stores all."""
+        verdict = self.verdict
+        stopped = verdict is not None and verdict.outcome == "stopped"
+        if not self.plan.results or (stopped and verdict.reason.code != "requested"):
+            return ""
+        self.report.event("StageChanged", stage="storing")
+        trouble = self._in_child(store_results, self.plan.grace_s if stopped else None)
+        if trouble and self.verdict is None:
+            self.verdict = msg.exited("failed", "error", f"not stored: {trouble}")
+            return ""
+        return f"; not stored: {trouble}" if trouble else ""
+
+    def _in_child(self, step: Step, within_s: float | None = None) -> str | None:
+        """Run a step in a process of its own; a stop request ends it, or, in a run that was
+        stopped already, the time that has passed. Says what went wrong."""
         errors_read, errors_write = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -150,15 +196,26 @@ class Guardian:
             run_in_child(step, self.plan, self._secrets, errors_write)
         os.close(errors_write)
         self._helper = (pid, None)
+        end = time.monotonic() + (within_s or 0.0)
         while self._helper[1] is None:
             self._wait(_TICK_S)
             self._reap()
-            if self._stop_asked():
+            if self._stop_asked() if within_s is None else time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
                 self.verdict = self.verdict or self._stopped()
         said = os.read(errors_read, 1 << 16).decode("utf-8", "replace")
         os.close(errors_read)
+        self._may_pass = os.waitstatus_to_exitcode(self._helper[1]) == workdir.MAY_PASS
         return said if self._helper[1] == 0 else said or "it was killed"
+
+    def _missing(self) -> str | None:
+        """What is wrong with a program of the run, before any is started; None if nothing is."""
+        for worker in self.plan.workers:
+            env = {**os.environ, **worker.env}
+            checked = self.CHECKS_PROGRAMS or worker.agent  # else its start says so, for nothing
+            if checked and (wrong := missing_program(worker.argv, env, self.plan.work)):
+                return f"{worker.name}: {wrong}"
+        return None
 
     def _start(self) -> str | None:
         """Start every worker or none; says what went wrong, or None."""
@@ -167,6 +224,8 @@ class Guardian:
             return "stopped before it started"
         if self.plan.torchrun:
             self.set_env(MASTER_PORT=str(free_port("127.0.0.1")))
+        if self.plan.ports:
+            self.set_env(PRESAGE_PORT_TOKEN=self._port_token)
         self.workers = self.make(self.plan.workers)
         self._oom_kills = oom_kills()
         if self.plan.agents:
@@ -195,6 +254,11 @@ class Guardian:
     def begin(self, workers: list[WorkerProcess]) -> None:
         """Start all of these or none; raises StartError."""
         start_all(workers, self.plan.work, self._secrets, self._record)
+        for worker in workers:
+            if worker.console:
+                worker.console.started()
+                if worker.console.tty:
+                    self._poll.register(worker.console.outer, select.POLLIN)
 
     def _everybody(self) -> list[WorkerProcess]:
         """The workers, and in a change of size those who come and go."""
@@ -224,6 +288,7 @@ class Guardian:
         deadline = 0.0
         while True:
             self._reap()
+            self._copy_consoles()
             now = time.monotonic()
             if deadline == 0.0:
                 self._judge(now)
@@ -250,6 +315,20 @@ class Guardian:
             elif watched:
                 most = _WATCH_S if any(worker.near_limit for worker in self.workers) else _GUARD_S
             self._wait(min(most, max(0.0, ahead - time.monotonic())))
+
+    def _copy_consoles(self) -> None:
+        """Bring to the logs what workers wrote on terminals, and the end of input to those who
+        read pipes."""
+        for worker in self.workers:
+            if worker.console is None:
+                continue
+            if worker.console.tty:
+                worker.console.copy()
+                if worker.console.over:
+                    with suppress(KeyError):
+                        self._poll.unregister(worker.console.outer)
+            elif worker.console.takes_input and (self.run / INPUT_ENDED).exists():
+                worker.console.end_input()
 
     def _judge(self, now: float) -> None:
         """See whether something has happened that ends the run."""
@@ -299,6 +378,9 @@ class Guardian:
             # SIGKILL and SIGTERM come from outside: the job is not to blame and is started again.
             outcome = "lost" if name in ("SIGKILL", "SIGTERM") else "failed"
             return msg.exited(outcome, "error", f"{worker.name} was killed by {name}{said}", code)
+        elif worker.found_no_command:
+            text = f"{worker.name}: a program of its command is not there{said}"
+            return msg.exited("failed", "launch_failed", text, code)
         else:
             text = f"{worker.name} ended with exit code {code}{said}"
             return msg.exited("failed", "error", text, code)
@@ -372,7 +454,7 @@ class Guardian:
         self.report.progress([worker.plan.progress for worker in self.workers])
         self.report.request(self.plan.progress_dir / msg.SizeRequest.FILE)
         for worker in self.workers:
-            worker.cut_log(self.plan.log_cap)
+            worker.look_at_log(self.plan.log_cap)
             if worker.tree is None or worker.ended:
                 continue
             if sample:
@@ -414,6 +496,7 @@ class Guardian:
                 by_pid[pid].status = status
             elif pid == self._helper[0]:
                 self._helper = (pid, status)
+            self._door.reaped(pid)
 
     def _clear(self) -> None:
         """Kill whatever is left: every descendant, since orphans become our children."""
@@ -449,8 +532,11 @@ class Guardian:
     def _wait(self, timeout_s: float) -> None:
         """Until a process ends, somebody writes to the control pipe, or the time has passed."""
         for fd, _ in self._poll.poll(max(0, round(timeout_s * 1000 + 0.5))):
-            with suppress(BlockingIOError):
-                os.read(fd, 4096)
+            if fd in self._door.fds:
+                self._door.answer(fd, self._secrets)
+            elif fd in (self._wake_read, self._control):
+                with suppress(BlockingIOError):
+                    os.read(fd, 4096)
 
     def _on_sigterm(self, *_: Any) -> None:
         self._terminated = True

@@ -69,6 +69,7 @@ def make_plan(
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
     not beside the job."""
+    _check_environment(spec)
     job, run = launch.job, layout.run(launch.job, launch.attempt)
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
@@ -84,6 +85,10 @@ def make_plan(
         data_dir=run / "data",
         progress_dir=run / "progress",
         results=spec.results,
+        git=spec.git,
+        keep=spec.keep,
+        ignore=spec.ignore,
+        most_results=spec.most_results,
         result_dir=layout.results(job),
         checkpoint_dir=kept,
         checkpoint_link="" if outside else wanted,
@@ -103,6 +108,7 @@ def make_plan(
         image=spec.image,
         cgroup=cgroup,
         workers=(),
+        ports=spec.ports,
     )
     return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
@@ -157,7 +163,8 @@ def _worker(
         command = _agent(plan, role, name, argv) if plan.agents else tuple(argv)
         if container is None:
             return command
-        return in_container(plan, role, container, [*env, *plan.secrets], command, devices)
+        names = [*env, *plan.secrets]
+        return in_container(plan, role, container, names, command, devices, spec.console)
 
     return WorkerPlan(
         name=name,
@@ -173,6 +180,7 @@ def _worker(
         progress=progress,
         container=container,
         cgroup="presage-" + sha256(f"{plan.run}/{name}".encode()).hexdigest()[:24],
+        console=spec.console,
     )
 
 
@@ -194,6 +202,8 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
     }
     if spec.checkpoint_every_s is not None:
         env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
+    if spec.ports:
+        env["PRESAGE_PORT_TOKEN"] = ""  # the guardian makes one for each run
     if plan.torchrun:
         env |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
         env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each worker sees its devices alone
@@ -249,6 +259,22 @@ def _engine(image: str) -> str:
             "install one, or name an environment instead of an image"
         )
     return engine
+
+
+def _check_environment(spec: RunSpec) -> None:
+    """Refuse an environment that is not there: what comes after it on PATH would run instead."""
+    if not spec.environment:
+        return
+    programs = Path(spec.environment).expanduser() / "bin"
+    if not programs.is_dir():
+        raise RunSpecError(
+            f"environment {spec.environment} is not there: this machine has no {programs}; name "
+            "the prefix of a virtual or Conda environment that is on every node"
+        )
+    for role in spec.roles:
+        program = role.argv[0]
+        if re.fullmatch(r"python[\d.]*", program) and not os.access(programs / program, os.X_OK):
+            raise RunSpecError(f"environment {spec.environment} has no {program} in {programs}")
 
 
 def secret_path(layout: Layout, name: str) -> Path:

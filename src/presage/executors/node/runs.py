@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import presage
-from presage.executors.node import containers, wire
+from presage.executors.node import containers, keeping, wire
 from presage.executors.node import messages as msg
 from presage.executors.node.guardian import LOCK_FD
 from presage.executors.node.processes import kill_marked, read_stat
@@ -181,9 +181,10 @@ class Run:
             for worker in plan.workers:
                 with suppress(OSError):
                     (plan.cgroup / worker.cgroup).rmdir()
-        return self._epitaph().event(self.job, self.attempt, time.time())
+        end = self._epitaph(_kept(plan) if plan else "")
+        return end.event(self.job, self.attempt, time.time())
 
-    def _epitaph(self) -> msg.Verdict:
+    def _epitaph(self, kept: str) -> msg.Verdict:
         said = ""
         with suppress(OSError):
             said = (self.directory / "guardian.log").read_text(errors="replace").strip()
@@ -191,6 +192,7 @@ class Run:
             text = f"the guardian of the run could not start: {said.splitlines()[-1][:300]}"
             return msg.refused(text)
         text = "the guardian of the run was killed; the job goes on from its last checkpoint"
+        text += kept
         return msg.exited("lost", "node_lost", text)
 
     def remove(self) -> None:
@@ -202,6 +204,14 @@ class Run:
         shutil.rmtree(old, ignore_errors=True)
         with suppress(OSError):
             job.rmdir()
+
+
+def _kept(plan: msg.RunPlan) -> str:
+    """Keep what a run left whose guardian is dead; says so in words."""
+    try:
+        return keeping.said(keeping.keep(plan), plan.most_results)
+    except (OSError, ValueError) as error:
+        return f"; its results could not be kept: {error}"
 
 
 def sweep(runs: Path) -> None:

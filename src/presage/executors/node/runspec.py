@@ -65,6 +65,8 @@ class RunSpec:
     """Names of secrets by the environment variable that gets the content."""
     folder: str | None = None
     """Digest of the uploaded work folder."""
+    git: tuple[str, str] | None = None
+    """A repository that is the work folder instead, and what of it."""
     image: str | None = None
     environment: str | None = None
     """Prefix of a virtual or Conda environment whose programs come first on PATH."""
@@ -72,12 +74,22 @@ class RunSpec:
     data: Mapping[str, str] = field(default_factory=dict)
     """Paths or URLs by the name they get in PRESAGE_DATA_DIR."""
     results: str | None = None
+    """Where results are copied."""
+    keep: tuple[str, ...] = ()
+    """Patterns of the work files that are results; none for all that are new or changed."""
+    ignore: tuple[str, ...] = ()
+    most_results: int = 0
+    """Bytes of results that the job may keep; 0 for any number."""
     checkpoint_dir: str | None = None
     checkpoint_every_s: float | None = None
     resume: tuple[str, ...] = ()
     """What to start instead of the job's command when there is a checkpoint."""
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
+    ports: tuple[int, ...] = ()
+    """Those that clients may reach."""
+    console: str = ""
+    """What its worker reads from: nothing, a `pipe` or a `tty`."""
 
     @property
     def has_agents(self) -> bool:
@@ -119,22 +131,32 @@ def _spec(job: JobFile) -> RunSpec:
     every = checkpoint.get("every")
     limit = manifest.get("time_limit")
     grace = manifest.get("grace")
+    git = manifest.get("git")
+    results = manifest.get("results") or {}
+    if isinstance(results, str):
+        results = {"url": results}
     return RunSpec(
         roles=_roles(manifest, job.memory_mib or {}),
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
         params=dict(manifest.get("params") or {}),
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
+        git=(str(git["url"]), str(git.get("ref") or "HEAD")) if git else None,
         image=manifest.get("image"),
         environment=manifest.get("environment"),
         launcher=manifest.get("launcher") or "none",
         data=_named(manifest.get("data")),
-        results=manifest.get("results"),
+        results=results.get("url"),
+        keep=tuple(map(str, results.get("keep") or ())),
+        ignore=tuple(map(str, results.get("ignore") or ())),
+        most_results=_least(job.most_results, _mib(results.get("limit") or 0) << 20),
         checkpoint_dir=checkpoint.get("dir"),
         checkpoint_every_s=None if every is None else _seconds(every),
         resume=argv_of(resume) if resume else (),
         time_limit_s=None if limit is None else _seconds(limit),
         grace_s=DEFAULT_GRACE_S if grace is None else _seconds(grace),
+        ports=tuple(int(port) for port in manifest.get("ports") or ()),
+        console=manifest.get("console") or "",
     )
 
 
@@ -160,6 +182,11 @@ def _role(
         gpus=gpus if manifest.get("share", True) else float(math.ceil(gpus)),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
     )
+
+
+def _least(*bounds: int) -> int:
+    """The tightest of some bounds, where 0 is none."""
+    return min(filter(None, bounds), default=0)
 
 
 def _named(data: Any) -> dict[str, str]:

@@ -13,21 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.node.messages import RunPlan
+from presage.sources import is_local, missing_for, missing_for_git
 
-__all__ = ["Step", "TransferError", "is_local", "prepare", "run_in_child", "store_results"]
+__all__ = [
+    "MAY_PASS",
+    "Step",
+    "TransferError",
+    "has_content",
+    "prepare",
+    "run_in_child",
+    "store_results",
+]
 
 Step = Callable[[RunPlan], None]
 
 _ATTEMPTS = 3
+MAY_PASS = 2
+"""Exit code of the process that prepares when another attempt may succeed."""
 
 
 class TransferError(Exception):
-    """Something could not be brought in or taken away; the text says what to do."""
+    """Something could not be brought in or taken away; the text says what to do. `may_pass`:
+    another attempt may succeed."""
 
-
-def is_local(url: str) -> bool:
-    """Whether an address is a path on this machine."""
-    return url.startswith("file://") or not ("://" in url or "::" in url)
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
 
 
 def local_path(url: str, work: Path) -> Path:
@@ -38,7 +49,15 @@ def local_path(url: str, work: Path) -> Path:
 def prepare(plan: RunPlan) -> None:
     """Unpack the work folder, link or download data, fetch the image."""
     if plan.folder:
+        from presage.executors.node.keeping import note_before
+
         _unpack(plan.folder, plan.work)
+        note_before(plan)
+    elif plan.git:
+        from presage.executors.node.keeping import note_before
+
+        _check_out(*plan.git, plan.work)
+        note_before(plan)
     _link_checkpoints(plan)
     for name, url in plan.data.items():
         target = plan.data_dir / name
@@ -59,19 +78,39 @@ def prepare(plan: RunPlan) -> None:
 
 def store_results(plan: RunPlan) -> None:
     """Copy the results to where the manifest wants them, if it does."""
-    source, url = plan.result_dir, plan.results
+    url = plan.results
     if url is None:
         return
     if is_local(url):
-        import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
-
-        target = local_path(url, plan.work)
         try:
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
+            _copy_tree(plan.result_dir, local_path(url, plan.work))
+        except OSError as error:
             raise TransferError(f"results to {url}: {_first_line(error)}") from None
     else:
-        _retried(f"results to {url}", _upload, source, url)
+        _retried(f"results to {url}", _upload, plan.result_dir, url)
+
+
+def has_content(directory: Path) -> bool:
+    """Whether there is anything in a directory."""
+    try:
+        return next(directory.iterdir(), None) is not None
+    except OSError:
+        return False
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Copy every file, each whole or not at all; links are not followed."""
+    import shutil  # late, as elsewhere: what a guardian imports at its start delays every job
+
+    from presage import beneath
+
+    target.mkdir(parents=True, exist_ok=True)
+    for path, _ in beneath.walk(source):
+        place = target / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = place.with_name(f".{place.name}.storing")
+        shutil.copy2(source / path, draft, follow_symlinks=False)
+        draft.replace(place)
 
 
 def _unpack(folder: Path, work: Path) -> None:
@@ -82,6 +121,18 @@ def _unpack(folder: Path, work: Path) -> None:
             archive.extractall(work, filter="data")  # refuses paths that lead outside
     except (OSError, tarfile.TarError) as error:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
+
+
+def _check_out(url: str, ref: str, work: Path) -> None:
+    from presage.executors.node.checkout import GitError, check_out
+
+    if missing := missing_for_git(os.environ.get("PATH")):
+        raise TransferError(missing)
+    try:
+        commit = check_out(url, ref, work, os.environ)
+    except GitError as error:
+        raise TransferError(f"git {url} at {ref}: {error}") from None
+    print(f"{url} at {ref} is commit {commit}")
 
 
 def _link_checkpoints(plan: RunPlan) -> None:
@@ -103,7 +154,9 @@ def _retried(what: str, transfer: Any, source: Any, target: Any) -> None:
             raise
         except Exception as error:  # fsspec's file systems raise errors of their own
             if attempt == _ATTEMPTS:
-                raise TransferError(f"{what}: {_first_line(error)}") from None
+                may_pass = not isinstance(error, FileNotFoundError)
+                text = f"{what}: {_first_line(error)}"
+                raise TransferError(text, may_pass=may_pass) from None
 
 
 def _download(url: str, target: Path) -> None:
@@ -116,8 +169,13 @@ def _download(url: str, target: Path) -> None:
 
 def _upload(source: Path, url: str) -> None:
     fs, path = _filesystem(url)
+    from presage import beneath
+
     fs.makedirs(path, exist_ok=True)
-    fs.put(f"{source}/", path.rstrip("/") + "/", recursive=True)
+    names = [name for name, _ in beneath.walk(source)]
+    if names:
+        there = [f"{path.rstrip('/')}/{name}" for name in names]
+        fs.put([str(source / name) for name in names], there)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -125,12 +183,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
     from importlib import import_module
 
     site.main()  # the guardian started without site-packages
+    if missing := missing_for(url):
+        raise TransferError(missing)
     try:
-        url_to_fs = import_module("fsspec.core").url_to_fs
-    except ImportError:
-        raise TransferError(f"{url} needs fsspec: pip install 'presage[server]'") from None
-    try:
-        fs, path = url_to_fs(url)
+        fs, path = import_module("fsspec.core").url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise TransferError(f"{url}: {_first_line(error)}") from None
     return fs, path
@@ -153,7 +209,7 @@ def run_in_child(step: Step, plan: RunPlan, secrets: dict[str, str], errors: int
         step(plan)
     except TransferError as error:
         os.write(errors, str(error).encode()[:4000])
-        code = 1
+        code = MAY_PASS if error.may_pass else 1
     except BaseException as error:
         os.write(errors, f"{type(error).__name__}: {_first_line(error)}".encode()[:4000])
         code = 1

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from presage.executors.node.console import Console, own_terminal
 from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
@@ -21,14 +22,16 @@ from presage.executors.node.limits import (
     pin,
     stand_first_in_line,
 )
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import WorkerPlan
 from presage.executors.node.processes import children, read_stat
+from presage.executors.node.workdir import has_content
 from presage.telemetry.processes import ProcessTree
 
 if TYPE_CHECKING:
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["StartError", "WorkerProcess", "start_all"]
+__all__ = ["StartError", "WorkerProcess", "missing_program", "start_all"]
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"))
 _OUT_OF_MEMORY = (
@@ -69,11 +72,13 @@ class WorkerProcess:
         self.group: MemoryGroup | None = None
         self.near_limit = False
         """Whether it held more than half of its memory at the last look."""
+        self.console = Console(plan.console, plan.log) if plan.console else None
         self._asked: list[int] = []
         self._urged = False
         self._next_find = self._next_pss = 0.0
         self._gpus: GpuProbe | None = None
         self._gpus_sought = False
+        self._times = LogTimes(plan.log)
         if cgroup and self.memory:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
@@ -82,29 +87,41 @@ class WorkerProcess:
 
     def continue_from(self, checkpoints: Path) -> None:
         """Start the command that the manifest has for it, if there is a checkpoint."""
-        if self.plan.resume and _has_content(checkpoints):
+        if self.plan.resume and has_content(checkpoints):
             self.argv = self.plan.resume
 
     def become(self, work: Path, secrets: dict[str, str], go: int, errors: int) -> NoReturn:
         """Turn this forked process into the worker once `go` is closed, or say why not."""
-        program = self.argv[0]
         try:
-            self._set_up(work)
+            if self.console:
+                self.enter(work, self.console.inner, tty=self.console.tty)
+            else:
+                null = os.open(os.devnull, os.O_RDONLY)
+                log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self.enter(work, (null, log, log))
         except OSError as error:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
         os.read(go, 1)
+        self.execute(self.argv, work, secrets, errors)
+
+    def execute(
+        self, argv: Sequence[str], work: Path, secrets: dict[str, str], errors: int, **env: str
+    ) -> NoReturn:
+        """Turn this process, which has entered, into a program with the worker's environment, or
+        say why not."""
+        program = argv[0]
+        own = {**os.environ, **self.plan.env, **secrets, "PWD": str(work), **env}
         try:
-            env = {**os.environ, **self.plan.env, **secrets, "PWD": str(work)}
-            os.execvpe(program, self.argv, env)
-        except FileNotFoundError:
-            text = f"there is no program {program!r}; check the command and its PATH"
-        except PermissionError:
-            text = f"{program!r} is not executable"
+            os.execvpe(program, list(argv), own)
+        except (FileNotFoundError, PermissionError):
+            text = missing_program(list(argv), own, work) or f"{program!r} cannot be started"
         except OSError as error:
             text = f"{program!r} cannot be started: {error.strerror}"
         _give_up(errors, f"{self.name}: {text}")
 
-    def _set_up(self, work: Path) -> None:
+    def enter(self, work: Path, streams: tuple[int, int, int], *, tty: bool = False) -> None:
+        """Give this process what every process of the worker has: a session, cores, limits, the
+        folder; and these standard streams, of which a terminal becomes its own."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -121,10 +138,10 @@ class WorkerProcess:
             self.group.join()
         elif self.memory:
             limit_data(self.memory)
-        log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
+        for target, source in enumerate(streams):
             os.dup2(source, target)
+        if tty:
+            own_terminal()
         os.chdir(work)
 
     def hold_to(self, cpu_milli: int, memory_mib: int) -> None:
@@ -171,6 +188,12 @@ class WorkerProcess:
         return code if code >= 0 else 128 - code
 
     @property
+    def found_no_command(self) -> bool:
+        """Whether the shell or container that we put around its command did not find one."""
+        around = self.container or self.argv[:2] == ("/bin/sh", "-c")
+        return bool(around) and self.exit_code in (126, 127)
+
+    @property
     def signal_name(self) -> str | None:
         """The signal that ended it, also when the shell we put around it says so."""
         if self.status is None:
@@ -207,10 +230,13 @@ class WorkerProcess:
         self._gpus_sought = True
         return self._gpus
 
-    def cut_log(self, most: int) -> None:
-        """Keep the last part of a log that has grown too long, and say so in it."""
+    def look_at_log(self, most: int) -> None:
+        """Note how long its log is by now; keep the last part of one that has grown too long, and
+        say so in it."""
         with suppress(OSError):
-            if self.plan.log.stat().st_size <= most:
+            size = self.plan.log.stat().st_size
+            if size <= most:
+                self._times.note(size, time.time())
                 return
             tail = _tail(self.plan.log, most // 4).partition(b"\n")[2]
             note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
@@ -220,6 +246,7 @@ class WorkerProcess:
                 os.write(fd, note.encode() + tail)
             finally:
                 os.close(fd)
+            self._times.cut(size - len(tail), len(note))
 
     def last_words(self) -> str:
         """The line of its log that says most about an error: the end of the last traceback, else
@@ -317,6 +344,39 @@ def start_all(
         worker.tree = ProcessTree(worker.pid)
 
 
+def missing_program(argv: Sequence[str], env: Mapping[str, str], work: Path) -> str | None:
+    """What is wrong with the program of a command, in words; None if it can be executed. Of a
+    torchrun agent, also with the program that it runs."""
+    import shutil
+
+    _, _, inner = map(tuple, _split(argv, "--no-python"))
+    for program in (argv[0], *inner[:1]):
+        where = str(work / program) if "/" in program else program
+        found = shutil.which(where, path=env.get("PATH", os.defpath))
+        if found is None and "/" in program and Path(where).exists():
+            return f"{program!r} is not executable"
+        if found is None:
+            return f"there is no program {program!r}; check the command and its PATH"
+        if (interpreter := _interpreter(found)) and not Path(interpreter).exists():
+            return f"{program!r} names an interpreter that is not there: {interpreter}"
+    return None
+
+
+def _split(words: Sequence[str], at: str) -> tuple[Sequence[str], ...]:
+    """What comes before a word, the word, and what comes after; all of it if it is not there."""
+    n = words.index(at) if at in words else len(words)
+    return words[:n], words[n : n + 1], words[n + 1 :]
+
+
+def _interpreter(program: str) -> str:
+    """What the first line of a script names, if that is what a program is."""
+    with suppress(OSError), Path(program).open("rb") as file:
+        first = file.readline(256)
+        if first.startswith(b"#!"):
+            return (first[2:].split() or [b""])[0].decode("utf-8", "replace")
+    return ""
+
+
 def _give_up(errors: int, text: str) -> NoReturn:
     os.write(errors, text.encode()[:4000] + b"\n")
     os._exit(127)
@@ -337,13 +397,6 @@ def _tail(path: Path, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
-
-
-def _has_content(directory: Path) -> bool:
-    try:
-        return next(directory.iterdir(), None) is not None
-    except OSError:
-        return False
 
 
 def _printable(line: str) -> str:

@@ -32,7 +32,7 @@ from presage.executors.node.plan import inherited_environment, make_plan
 from presage.executors.node.processes import kill_marked
 from presage.executors.node.runs import Run, boot
 from presage.executors.node.runspec import RunSpec
-from presage.executors.ray import files
+from presage.executors.ray import collecting, files
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -358,6 +358,15 @@ class NodeAgent:
     def listing(self, key: str, area: str) -> msg.Listing:
         """What is in a directory of a run."""
         return files.listing(self._parts[key].area(area))
+
+    def tree(self, key: str) -> dict[str, tuple[int, int]]:
+        """The results that the workers of a run left here."""
+        return collecting.tree(self._parts[key].area("results"))
+
+    def kept(self, key: str) -> Any:
+        """What was said of them when the run ended here; None if nothing was."""
+        note = wire.find(msg.ResultsNote, self._parts[key].area("results").parent)
+        return wire.pack(note) if note else None
 
     def read(self, key: str, area: str, path: str, offset: int) -> bytes | None:
         """A part of a file; None if it is gone."""

@@ -1,4 +1,4 @@
-"""Directories that are kept alike on a node and on the server: checkpoints and results.
+"""Directories that are kept alike on a node and on the server: checkpoints, first of all.
 
 A directory consists of units: each directory below it, and all plain files in it together (named
 `.`). A unit is taken over whole or not at all, since half a checkpoint is worse than none. What
@@ -10,20 +10,24 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from presage.executors.node.log_times import LogTimes
 from presage.executors.node.messages import Listing, Saved
 from presage.executors.node.wire import decode
 
 __all__ = [
     "CHUNK",
     "FILES",
-    "add_to",
+    "AgentCall",
     "apply",
     "differing",
+    "fetch",
     "listing",
     "read_chunk",
     "send",
@@ -141,26 +145,18 @@ async def take_over(ask: AgentCall, area: str, there: Saved, here: Path, staged:
     await asyncio.to_thread(apply, here, staged, whole, deleted)
 
 
-async def add_to(ask: AgentCall, area: str, here: Path, staged: Path) -> None:
-    """Bring what an area has on a node to what others brought; a file of the same path is
-    replaced."""
-    there = decode(Listing, await ask("listing", area))
-    new = {unit: there[unit] for unit in differing(listing(here), there)}
-    await _fetch_units(ask, area, new, staged)
-    await asyncio.to_thread(_merge, here, staged)
-
-
 async def _fetch_units(ask: AgentCall, area: str, units: Listing, staged: Path) -> None:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
     for unit in units.values():
         for name, (size, changed_ns) in unit.items():
-            await _fetch(ask, area, name, size, changed_ns, staged)
+            await fetch(ask, area, name, size, changed_ns, staged)
 
 
-async def _fetch(
+async def fetch(
     ask: AgentCall, area: str, name: str, size: int, changed_ns: int, staged: Path
 ) -> None:
+    """Copy a file of a node; it is not there afterwards if it is gone already."""
     offset = 0
     while True:
         chunk = await ask("read", area, name, offset)
@@ -184,14 +180,6 @@ async def send(ask: AgentCall, area: str, root: Path, name: str) -> None:
             return
 
 
-def _merge(root: Path, staged: Path) -> None:
-    for path in [path for path in staged.rglob("*") if path.is_file()]:
-        target = root / path.relative_to(staged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-    shutil.rmtree(staged, ignore_errors=True)
-
-
 def write_log(path: Path, offset: int, chunk: bytes) -> None:
     """Continue our copy of a log, or begin it again if the log was cut."""
     with suppress(OSError):
@@ -202,6 +190,12 @@ def write_log(path: Path, offset: int, chunk: bytes) -> None:
             os.pwrite(fd, chunk, offset)
         finally:
             os.close(fd)
+        _times_of(path).note(offset + len(chunk), time.time())
+
+
+@lru_cache(maxsize=1024)
+def _times_of(log: Path) -> LogTimes:
+    return LogTimes(log)
 
 
 def _inside(root: Path, path: str) -> Path:

@@ -20,11 +20,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from presage.executors.node import keeping, wire
 from presage.executors.node import messages as msg
-from presage.executors.node import wire
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
-from presage.executors.ray import files
+from presage.executors.ray import collecting, files
 from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
 from presage.executors.ray.place import bundles, what_is_missing
 from presage.executors.ray.run_log import RelayedRunLog
@@ -77,6 +77,8 @@ class GangRun:
         self._next: WorkerGroup | None = None
         """The workers that get ready to take the place of the present ones."""
         self._resizing: asyncio.Task[None] | None = None
+        self._kept = ""
+        """What the end says about results."""
 
     # -- from outside ---------------------------------------------------------------------------
 
@@ -152,6 +154,8 @@ class GangRun:
         try:
             if verdict is None:
                 verdict = await self._run()
+                text = verdict.reason.text + self._kept
+                verdict = verdict.but(reason=verdict.reason.but(text=text))
                 wire.write(self.directory, verdict, durable=True)
         finally:
             if self._resizing is not None:
@@ -319,13 +323,13 @@ class GangRun:
                 await self._group.call(part, "forget_request", mark)
 
     async def _collect_all(self, parts: list[RemotePart]) -> None:
-        """Bring all that was made here. Rank 0 has the last word on a result of two nodes."""
+        """Bring all that was made here. Rank 0 has the last word on a checkpoint of two nodes."""
         for part in sorted(parts, key=lambda part: part is self._group.first):
             if part.collecting is not None:
                 await part.collecting
             if part.lost is None:
                 await self._collect(part)
-                await self._collect_results(part)
+        await self._collect_results(parts)
 
     def _conclude(
         self, parts: list[RemotePart], verdict: msg.Verdict | None
@@ -350,13 +354,15 @@ class GangRun:
         for end in ends:
             assert end.reason is not None
             if end.type == "LaunchFailed":
-                return self._refused(end.reason.text)
+                return self._refused(end.reason.text, may_pass=end.reason.code == "error")
             if end.outcome is not None and end.outcome != "succeeded":
                 return msg.exited(end.outcome, end.reason.code, end.reason.text, end.exit_code)
         return None
 
-    def _refused(self, text: str) -> msg.Verdict:
-        return _not_resized(text) if self._order.size else msg.refused(text)
+    def _refused(self, text: str, *, may_pass: bool = False) -> msg.Verdict:
+        if self._order.size:
+            return _not_resized(text)
+        return msg.refused(text, may_pass=may_pass)
 
     async def _tell_who_waits(self, parts: list[RemotePart]) -> None:
         """Rank 0 saves for all, and the others wait for that (`presage.job`). On other nodes they
@@ -457,10 +463,21 @@ class GangRun:
         part.collecting = None
         self.poke()
 
-    async def _collect_results(self, part: RemotePart) -> None:
-        with suppress(AgentSilent, AgentGone):
-            area, staged = "results", self.directory / f"results-{part.id}.new"
-            await files.add_to(partial(self._group.call, part), area, self._areas[area], staged)
+    async def _collect_results(self, parts: list[RemotePart]) -> None:
+        """Bring what the workers left, the node of rank 0 first, and say what there is."""
+        order = list(dict.fromkeys(node for _, _, node, _ in sorted(self._order.workers)))
+        there = sorted((part for part in parts if part.over), key=lambda p: order.index(p.node))
+        asking = [(p.node, partial(self._group.call, p)) for p in there if p.lost is None]
+        results, staged = self._areas["results"], self.directory / "results.new"
+        try:
+            spec = RunSpec.load(self._job_file)
+            left_out = await collecting.collect(asking, results, staged, spec.most_results)
+            note = keeping.survey(results, self._order.attempt, spec.results, left_out)
+            if note is not None:
+                wire.write(results.parent, note, durable=True)
+            self._kept = keeping.said(note, spec.most_results)
+        except (OSError, RunSpecError) as error:
+            self._kept = f"; its results could not be kept: {error}"
 
     def _secrets(self, spec: RunSpec) -> dict[str, str]:
         secrets = {}

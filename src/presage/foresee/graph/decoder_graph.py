@@ -9,7 +9,7 @@ by `presage.foresee.sharding` at the end. Nothing here knows a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,15 @@ def busiest_graph(shape: DecoderShape, setup: Setup, batch: float = 1.0) -> OpGr
 def decoder_graph(shape: DecoderShape, setup: Setup, *, stage: int = 0) -> OpGraph:
     """One micro-batch forward and backward, and the update, on a rank of a pipeline stage."""
     setup.check_for(shape)
-    return _DecoderAssembly(shape, setup, stage).graph()
+    return _DecoderAssembly(shape, _as_trained(setup), stage).graph()
+
+
+def _as_trained(setup: Setup) -> Setup:
+    """fp16 over quantised weights is autocast, with the rest in fp32: gradients in fp16 cannot be
+    scaled, so frameworks refuse them."""
+    if setup.quant != "none" and setup.precision == "fp16" and not setup.inference:
+        return replace(setup, precision="amp")
+    return setup
 
 
 @dataclass(slots=True)

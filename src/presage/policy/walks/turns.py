@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Any
 
+from presage.core.capacity import Capacity
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.model.job import Job
@@ -30,7 +31,9 @@ class Turns(Placing):
     def __init__(self, starter: Starter) -> None:
         super().__init__(starter)
         self.backlog = Backlog()
-        order = starter.rules.order
+        rules, order = starter.rules, starter.rules.order
+        self._passes = rules.greedy and rules.gang and not starter.makes_room
+        """Whether nothing follows from one who does not fit."""
         self._band = order.band if isinstance(order, HasBand) else None
 
     def reset(self) -> None:
@@ -54,7 +57,7 @@ class Turns(Placing):
     def start_some(self, plan: Plan, predict: Predictor) -> list[Head]:
         """The walk; who is left when one blocks the others, the blocked one first."""
         state, starter, greedy = plan.state, self.starter, self.rules.greedy
-        heads = self._heads(plan)
+        heads, capacity, passes = self._heads(plan), state.capacity, self._passes
         failed: list[Group] = []
         while heads:
             band, _, _, group = heads[0]
@@ -63,6 +66,9 @@ class Turns(Placing):
                 continue
             if not group.front or not waits(group.front[0][1], state):
                 self.advance(heads)
+                continue
+            if passes and _stuck(group, capacity):
+                heappop(heads)
                 continue
             job = group.front[0][1]
             if not starter.makes_room and any(small.at_most(group) for small in failed):
@@ -93,10 +99,22 @@ class Turns(Placing):
 
     def _heads(self, plan: Plan) -> list[Head]:
         """The first job of every group as a heap."""
-        groups, band = self.backlog.groups.values(), self._band
+        band, groups = self._band, list(self.backlog.groups.values())
+        if self._passes:
+            capacity = plan.state.capacity
+            groups = [group for group in groups if not _stuck(group, capacity)]
         heads: list[Any] = [
             (() if band is None else band(group.queue, plan), group.front[0][0], k, group)
             for k, group in enumerate(groups)
         ]
         heapify(heads)
         return heads
+
+
+def _stuck(group: Group, capacity: Capacity) -> bool:
+    """Whether it is known that none of a group fits."""
+    return (
+        group.failed_at == capacity.released
+        or group.milli > capacity.free_milli
+        or not capacity.has_whole(group.whole)
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -23,8 +24,10 @@ from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
 from presage.model.event import JobSubmitted
 from presage.model.job import JobSpec
+from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
+from presage.policy.own import OwnPolicy, find_own
 from presage.server.auth import UserRole, may_see, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
@@ -57,6 +60,8 @@ class WhatIfRequest(BaseModel):
     """How far back to look, in seconds; null: all of the journal."""
     config: Annotated[str, Field(max_length=1 << 20)] | None = None
     """Policies and queues, as the YAML that `presage serve --config` reads."""
+    foreseen: bool = False
+    """Whether policies go by what was foreseen of jobs, and not by the run times they had."""
 
 
 class ExportBody(BaseModel):
@@ -65,6 +70,8 @@ class ExportBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     since_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+    whole: bool = False
+    """Whether to add what a trace has no columns for (`journal`)."""
 
 
 class PolicyList(BaseModel):
@@ -144,7 +151,7 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
         spec = await asyncio.to_thread(_waiting, service, spec)
     outlook = await _in_time(service.starts.try_out(spec), _DRY_RUN_S)
     if outlook.refused is not None:
-        raise NeverFits(f"{manifest.name} could never start here: {outlook.refused.text}")
+        raise NeverFits(manifest.name, outlook.refused.text)
     start: Start | None = outlook.start
     return JSONResponse(
         {
@@ -171,10 +178,8 @@ def _waiting(service: Service, spec: JobSpec) -> JobSpec:
 @router.get("/policies", response_model=PolicyList)
 async def policies(service: Parts, me: Me) -> JSONResponse:
     """The policies there are by name, and those that are what this server decides by."""
-    queues = {"queues": dict(service.settings.queues)}
-    known = registry.pipelines(ConfigFile().model_copy(update=queues))
-    own = [name for name, config in known.items() if config == service.settings.policy]
-    return JSONResponse({"policies": list(known), "own": own})
+    known = _known(service, ConfigFile())
+    return JSONResponse({"policies": list(known), "own": _own(service, known)})
 
 
 @router.post("/what-if", response_model=WhatIf)
@@ -186,11 +191,14 @@ async def what_if(body: WhatIfRequest, service: Parts, me: Me) -> JSONResponse:
     """
     require(me, UserRole.OPERATOR)
     chosen = _chosen(service, body)
+    settings = service.settings
     answer = await _replay(
         service,
         since_s=body.since_s,
-        policies={name: config.model_dump(mode="json") for name, config in chosen.items()},
-        own=service.settings.policy.model_dump(mode="json"),
+        policies={name: _packed(policy) for name, policy in chosen.items()},
+        own=_packed(settings.own or settings.policy),
+        own_names=_own(service, chosen),
+        foreseen=body.foreseen,
     )
     return JSONResponse(answer)
 
@@ -199,7 +207,8 @@ async def what_if(body: WhatIfRequest, service: Parts, me: Me) -> JSONResponse:
 async def export_trace(body: ExportBody, service: Parts, me: Me) -> JSONResponse:
     """The jobs of the journal as a trace that `presage simulate` reads, and their nodes."""
     require(me, UserRole.OPERATOR)
-    return JSONResponse(await _replay(service, since_s=body.since_s, policies=None))
+    asked = {"since_s": body.since_s, "whole": body.whole}
+    return JSONResponse(await _replay(service, policies=None, **asked))
 
 
 async def _replay(service: Service, *, since_s: float | None, **question: Any) -> Any:
@@ -217,14 +226,45 @@ async def _replay(service: Service, *, since_s: float | None, **question: Any) -
         )
 
 
-def _chosen(service: Service, body: WhatIfRequest) -> dict[str, PolicyConfig]:
+def _chosen(service: Service, body: WhatIfRequest) -> dict[str, PolicyConfig | OwnPolicy]:
     """The policies by name, with the queues of the server unless the configuration has its own."""
     file = ConfigFile()
     if body.config is not None:
         file = parse_yaml(body.config, ConfigFile, ConfigError, "config", LIMITS)
-    queues = {**service.settings.queues, **file.queues}
-    known = registry.pipelines(file.model_copy(update={"queues": queues}))
-    return {name: registry.policy_config(name, known) for name in dict.fromkeys(body.policies)}
+    known = _known(service, file)
+    chosen: dict[str, PolicyConfig | OwnPolicy] = {}
+    for name in dict.fromkeys(body.policies):
+        found = known.get(name)
+        if found is None and not is_file(name):  # code of the machine that asks stays there
+            found = find_own(name, {}, service.settings.queues)
+        if found is None:
+            raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(known)}")
+        chosen[name] = found
+    return chosen
+
+
+def _known(service: Service, file: ConfigFile) -> dict[str, PolicyConfig | OwnPolicy]:
+    """Policies by name: those there always are, the server's own, and those of a file."""
+    settings = service.settings
+    queues = {**settings.queues, **file.queues}
+    pipelines = registry.pipelines(file.model_copy(update={"queues": queues}))
+    known: dict[str, PolicyConfig | OwnPolicy] = dict(pipelines)
+    if settings.policy_name and settings.policy_name not in file.policies:
+        known[settings.policy_name] = settings.own or settings.policy
+    return known
+
+
+def _own(service: Service, known: Mapping[str, PolicyConfig | OwnPolicy]) -> list[str]:
+    """Which of these decides here."""
+    decides = service.settings.own or service.settings.policy
+    return [name for name, policy in known.items() if policy == decides]
+
+
+def _packed(policy: PolicyConfig | OwnPolicy) -> dict[str, Any]:
+    """For the process that replays."""
+    if isinstance(policy, OwnPolicy):
+        return {"own": policy.packed()}
+    return policy.model_dump(mode="json")
 
 
 async def _helps(service: Service, job_id: str) -> list[dict[str, Any]] | None:

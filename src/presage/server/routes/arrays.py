@@ -76,7 +76,8 @@ async def list_arrays(
         rows = service.store.arrays.list(**asked, limit=limit, after=after)
         counts = service.store.arrays.counts([row.id for row in rows])
         last.extend(rows[-1:] if len(rows) == limit else ())
-        return [array_view(row, counts[row.id]) for row in rows]
+        there = [row for row in rows if counts[row.id].statuses]  # else all were removed
+        return [array_view(row, counts[row.id]) for row in there]
 
     last: list[ArrayRow] = []
     shown = await asyncio.to_thread(read)

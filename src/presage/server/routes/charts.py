@@ -17,7 +17,7 @@ from presage.control.charts import chart_lines
 from presage.core.engine import Engine
 from presage.model.answers import WaitingJob
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
-from presage.model.errors import UserError
+from presage.model.errors import NotLeading, UserError
 from presage.server.auth import UserRole, may_see
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service
@@ -237,7 +237,8 @@ def log_files(job_id: str, service: Parts, me: Me) -> JSONResponse:
 async def waiting(
     service: Parts, me: Me, job: Annotated[list[str], Query(min_length=1, max_length=100)]
 ) -> JSONResponse:
-    """What each of these jobs waits for at this moment; jobs that do not wait are left out."""
+    """What each of these jobs waits for at this moment; jobs that do not wait are left out, and
+    all of them while this server does not decide."""
     wanted = dict.fromkeys(item for item in job if "\0" not in item)
     if me.role == UserRole.USER:
         rows = await asyncio.to_thread(lambda: [service.store.jobs.get(name) for name in wanted])
@@ -260,7 +261,11 @@ async def waiting(
                 waiting.append({"id": name, "reason": why, "ahead": ahead})
         return waiting
 
-    return JSONResponse({"waiting": await service.ask(question)})
+    try:
+        found = await service.ask(question)
+    except NotLeading:  # what is stored has to do
+        found = []
+    return JSONResponse({"waiting": found})
 
 
 # -- the map --------------------------------------------------------------------------------------

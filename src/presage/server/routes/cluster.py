@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,10 +10,12 @@ from fastapi.responses import JSONResponse
 
 from presage.control.board import nodes_of
 from presage.core.engine import Engine
+from presage.core.spent import Spender
 from presage.model import event as ev
 from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
-from presage.model.errors import Conflict, NotFound
+from presage.model.errors import Ambiguous, Conflict, NotFound
+from presage.policy.budget import Spending
 from presage.policy.config import QueueConfig
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
@@ -64,7 +67,15 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
         for job in state.jobs.values():
             pending = job.id in state.pending
             counts.setdefault(job.spec.queue, [0, 0])[0 if pending else 1] += 1
-        return {"used": dict(state.usage), "counts": counts}
+        hours = {
+            name: Spending(state, queue.period).of(Spender(name, "", "")) / 3600
+            for name, queue in known.items()
+            if budget(queue)
+        }
+        return {"used": dict(state.usage), "counts": counts, "hours": hours}
+
+    def budget(queue: QueueConfig) -> bool:
+        return {queue.gpu_hours, queue.user_gpu_hours, queue.team_gpu_hours} != {None}
 
     totals = await service.ask(question)
     names = sorted({*known, "default", *totals["used"], *totals["counts"]})
@@ -80,6 +91,12 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
                     "used_gpus": totals["used"].get(name, 0) / WHOLE_GPU,
                     "pending": totals["counts"].get(name, [0, 0])[0],
                     "running": totals["counts"].get(name, [0, 0])[1],
+                    "limit_cpus": known.get(name, free).limit_cpus,
+                    "gpu_hours": known.get(name, free).gpu_hours,
+                    "user_gpu_hours": known.get(name, free).user_gpu_hours,
+                    "team_gpu_hours": known.get(name, free).team_gpu_hours,
+                    "period": known.get(name, free).period,
+                    "spent_gpu_hours": totals["hours"].get(name),
                 }
                 for name in names
             ]
@@ -88,10 +105,19 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
 
 
 async def _find(service: Any, name: str) -> Any:
-    for item in await service.ask(nodes_of):
-        if item[0].name == name:
-            return item
-    raise NotFound(f"there is no node {name[:80]}")
+    """A node by its name, or by the beginning of exactly one name."""
+    known = {item[0].name: item for item in await service.ask(nodes_of)}
+    if name in known:
+        return known[name]
+    begun = [full for full in known if name and full.startswith(name)]
+    if len(begun) > 1:
+        listed = ", ".join(sorted(begun)[:5])
+        raise Ambiguous(f"{len(begun)} nodes begin with {name[:80]}: {listed}; give more of it")
+    if not begun:
+        near = get_close_matches(name[:80], known, n=2, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise NotFound(f"there is no node {name[:80]}{hint}")
+    return known[begun[0]]
 
 
 def _node(node: Any, where: str, free: Any, *, hidden: bool) -> dict[str, Any]:

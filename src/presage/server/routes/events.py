@@ -44,7 +44,7 @@ async def events(
     if job is not None:
         if "\0" in job:
             raise UserError("a name has no NUL characters")
-        await asyncio.to_thread(service.seen, job, me)
+        job = (await asyncio.to_thread(service.seen, job, me)).id
     if last_event_id is not None:
         if not last_event_id.isdigit():
             raise UserError("Last-Event-ID is a number that an earlier event had")

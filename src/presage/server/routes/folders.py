@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
+from presage.control.retention import touch_folder
 from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
@@ -68,4 +69,5 @@ def has_folder(sha256: Digest, service: Parts, me: Me) -> Response:
     require(me, UserRole.USER)
     if not service.layout.folder(sha256).is_file():
         raise NotFound("that folder was not uploaded")
+    touch_folder(service.layout.folder(sha256))
     return Response(status_code=204)

@@ -62,7 +62,7 @@ async def readyz(service: Parts) -> JSONResponse:
 async def alerts(service: Parts, me: Me) -> JSONResponse:
     """What somebody should look at: estimates that are off by far more than they promised."""
     texts = await asyncio.to_thread(service.learner.alerts)
-    return JSONResponse({"alerts": list(texts.values())})
+    return JSONResponse({"alerts": [*service.mistakes.alerts(), *texts.values()]})
 
 
 @router.get(

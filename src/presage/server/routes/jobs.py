@@ -161,10 +161,13 @@ async def get_job(
         if service.starts.expects(known.row.id):
             break
         await asyncio.sleep(0.05)
-        known = await service.look(job_id, me)
+        known = await service.look(known.row.id, me)
     row = known.row
     reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
-    return JSONResponse(status_view(row, known.history, reason, service.starts.eta(row.id)))
+    risk = await asyncio.to_thread(service.risks.of, row) if row.started_at is not None else None
+    left = await asyncio.to_thread(service.results.summary, row.id) if row.started_at else None
+    eta = service.starts.eta(row.id)
+    return JSONResponse(status_view(row, known.history, reason, eta, risk, left))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
@@ -191,7 +194,7 @@ async def resume(job_id: str, service: Parts, me: Me) -> JSONResponse:
     row = await asyncio.to_thread(service.changeable, clean(job_id), me)
     if row.status != "HALTED":
         raise Conflict(f"job {row.id} is not halted: {row.status}")
-    return await _tell(service, me, job_id, "resume", ev.ResumeRequested)
+    return await _tell(service, me, row.id, "resume", ev.ResumeRequested)
 
 
 async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSONResponse:

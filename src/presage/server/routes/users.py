@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -20,7 +19,7 @@ from presage.server.views import (
     audit_view,
     user_view,
 )
-from presage.store.records import AuditEntry
+from presage.store.records import User
 
 __all__ = ["router"]
 
@@ -38,6 +37,14 @@ class UserRequest(BaseModel):
     team: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")] = ""
 
 
+class UserChange(BaseModel):
+    """What is to be different about somebody; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: UserRole | None = None
+    team: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")] | None = None
+
+
 @router.get("/me", response_model=UserInfo)
 def who_am_i(me: Me) -> JSONResponse:
     """Who you are to this server."""
@@ -53,29 +60,47 @@ def list_users(service: Parts, me: Me) -> JSONResponse:
 
 @router.post("/users", status_code=201, response_model=NewUser)
 def add_user(body: UserRequest, service: Parts, me: Me) -> JSONResponse:
-    """Let somebody in, or give a new role and token. The token is shown this once; older tokens
-    of the user stop working."""
+    """Let somebody in. The token is shown this once. A user who is there already stays as is."""
     require(me, UserRole.ADMIN)
-    token = service.accounts.add(body.name, body.role, body.team)
-    service.store.audit.add(
-        AuditEntry(time.time(), me.name, "add user", detail={"user": body.name, "role": body.role})
-    )
+    token = service.accounts.add(body.name, body.role, body.team, by=me.name)
+    return _shown_once(User(body.name, body.role, body.team, 0.0), token)
+
+
+@router.patch("/users/{name}", response_model=UserInfo)
+def set_user(name: str, body: UserChange, service: Parts, me: Me) -> JSONResponse:
+    """Give somebody another role or team; tokens stay good. The last admin stays one."""
+    require(me, UserRole.ADMIN)
     return JSONResponse(
-        {"name": body.name, "role": body.role, "team": body.team, "token": token},
-        201,
-        {"Cache-Control": "no-store"},
+        user_view(service.accounts.set(_named(name), body.role, body.team, by=me.name))
     )
+
+
+@router.post("/users/{name}/token", status_code=201, response_model=NewUser)
+def new_token(name: str, service: Parts, me: Me, keep: bool = False) -> JSONResponse:
+    """A new token for somebody, shown this once; those before stop working unless `keep`. Admins
+    for anybody, others for themselves."""
+    if name != me.name:
+        require(me, UserRole.ADMIN)
+    user, token = service.accounts.new_token(_named(name), keep=keep, by=me.name)
+    return _shown_once(user, token)
 
 
 @router.delete("/users/{name}", response_model=UserInfo)
 def remove_user(name: str, service: Parts, me: Me) -> JSONResponse:
-    """Take somebody's access away; the jobs stay."""
+    """Take somebody's access away; the jobs stay, and so does the last admin."""
     require(me, UserRole.ADMIN)
-    matches = [user for user in service.accounts.all() if user.name == name]
-    if not _NAME.fullmatch(name) or not matches or not service.accounts.remove(name):
+    return JSONResponse(user_view(service.accounts.remove(_named(name), by=me.name)))
+
+
+def _named(name: str) -> str:
+    if not _NAME.fullmatch(name):
         raise NotFound(f"there is no user {name[:80]}")
-    service.store.audit.add(AuditEntry(time.time(), me.name, "remove user", detail={"user": name}))
-    return JSONResponse(user_view(matches[0]))
+    return name
+
+
+def _shown_once(user: User, token: str) -> JSONResponse:
+    body = {"name": user.name, "role": user.role, "team": user.team, "token": token}
+    return JSONResponse(body, 201, {"Cache-Control": "no-store"})
 
 
 @router.get("/audit", response_model=AuditList)

@@ -1,0 +1,96 @@
+"""`presage backup` and `presage restore`: a server in one file, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from presage.cli._output import print_json, progress, say
+from presage.layout import Layout
+from presage.model.errors import BackupError
+
+__all__ = ["backup", "restore"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def backup(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The server's data directory.", show_default="~/.local/share/presage/server"
+        ),
+    ] = None,
+    db: Annotated[str | None, typer.Option(help="The server's --db, if it has one.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The server's --config, for both of them.")
+    ] = None,
+    no_secrets: Annotated[
+        bool, typer.Option("--no-secrets", help="Leave the secrets of jobs out.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write everything a server has to one file; the server may run."""
+    from presage.control.backup import make_backup
+    from presage.server.settings import default_data
+
+    if config is not None:
+        from presage.server.config import read_server_file
+
+        storage = read_server_file(config).storage
+        data, db = data or storage.data, db or storage.db
+    layout = Layout((data or default_data()).expanduser().absolute())
+    if not layout.data.is_dir() or (not db and not layout.database.is_file()):
+        raise BackupError(f"{layout.data} is no data directory of a server; give --data or --db")
+    url = db or f"sqlite:///{layout.database}"
+    with progress("backup") as report:
+        made = make_backup(out, layout, url, with_secrets=not no_secrets, report=report)
+    if json:
+        print_json(asdict(made))
+        return
+    secrets = "the secrets of jobs are in it: keep it safe" if made.secrets else "without secrets"
+    typer.echo(f"{out}: {made.jobs:,} jobs, {made.files:,} files, {_size(made.bytes)}")
+    say(secrets)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="A backup.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The data directory to make; it must not have anything.")
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(help="An empty database to fill.", show_default="SQLite in --data"),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether the backup is whole.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make a server's data directory of a backup, or check one."""
+    from presage.control.backup import check_backup, restore_backup
+
+    if check:
+        found = check_backup(file)
+        if json:
+            print_json(asdict(found))
+        else:
+            typer.echo(f"{file} is whole: {found.jobs:,} jobs, {found.files:,} files")
+        return
+    if data is None:
+        raise BackupError("say where to: --data DIR, a directory that is not there yet")
+    made = restore_backup(file, data.expanduser().absolute(), db or "")
+    if json:
+        print_json(asdict(made))
+        return
+    typer.echo(f"{made.data}: {made.backup.jobs:,} jobs, {made.backup.files:,} files")
+    more = " --db …" if db else ""
+    say(f"start it with `presage serve --data {made.data}{more}`; the old server must not run")
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"

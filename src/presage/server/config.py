@@ -1,0 +1,240 @@
+"""The file that `presage serve --config` reads: a section for each concern, each key once.
+
+`effective` lays the options of the command line over it; what comes out is checked like a file.
+Nothing here opens a port or a database. A new concern is a new section class and one line in
+`ServerFile`; docs/reference/server-config.md describes every key (a test walks the schema).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from presage.edge import check, misplaced, read_yaml
+from presage.manifest.quantities import duration_s, memory, memory_mib
+from presage.model.errors import ConfigError
+from presage.policy.config import ConfigFile
+
+__all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
+
+_Mib = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AddressSection(_Section):
+    """Where the server answers, and how others call it."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8265
+    url: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    lease_s: Annotated[float, Field(ge=0.5, le=300)] = 5.0
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^/\s]+", url.rstrip("/")):
+            raise ValueError("write an address such as https://presage.example.org:8265")
+        return url.rstrip("/") if url is not None else None
+
+    @model_validator(mode="after")
+    def _both_of_tls(self) -> Self:
+        if self.tls_cert is not None and self.tls_key is None:
+            raise misplaced("needs tls_key (--tls-key), the key of the certificate", "tls_cert")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise misplaced("needs tls_cert (--tls-cert), the certificate of the key", "tls_key")
+        return self
+
+
+class StorageSection(_Section):
+    """Where everything is kept."""
+
+    data: Path | None = None
+    db: str | None = None
+
+
+class ExecutorSection(_Section):
+    """What runs the jobs."""
+
+    kind: Literal["local", "ray"] = "local"
+    nodes: str | None = None
+    ray_address: str | None = None
+    ray_shared: Path | None = None
+    rightsize: bool = False
+
+
+class LoggingSection(_Section):
+    """The server's own log, and how long those of jobs may grow."""
+
+    file: Path | None = None
+    max_mib: _Mib = 50.0
+    keep: Annotated[int, Field(ge=1, le=1000)] = 5
+    job_max_mib: Annotated[float, Field(ge=0.0625, le=1 << 20, allow_inf_nan=False)] = 256.0
+
+
+class LimitsSection(_Section):
+    """What a request may bring."""
+
+    request_mib: _Mib = 1.0
+    folder_mib: _Mib = 256.0
+    results_gib: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] = 50.0
+
+
+class RetentionSection(_Section):
+    """What is kept of jobs that are over: for how long, and how much in all (`90d,500Gi`)."""
+
+    logs: str | None = None
+    results: str | None = None
+    telemetry: str | None = None
+    checkpoints: str | None = None
+    folders: str | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _is_rule(cls, text: str | None) -> str | None:
+        if text is not None:
+            _bounds(text)
+        return text
+
+    def settings(self) -> dict[str, Any]:
+        """The same as fields of the settings."""
+        found: dict[str, Any] = {}
+        for kind in type(self).model_fields:
+            age_s, size = _bounds(getattr(self, kind) or "")
+            found |= {f"keep_{kind}_s": age_s, f"keep_{kind}_bytes": size}
+        return found
+
+
+def _bounds(text: str) -> tuple[float | None, int | None]:
+    """A longest age in seconds and a largest size in bytes; either may be left out."""
+    age_s, size = None, None
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            age_s = duration_s(part)
+        except ValueError:
+            try:
+                size = memory_mib(memory(part)) << 20
+            except ValueError:
+                raise ValueError(
+                    f"write an age, a size or both, such as 90d,500Gi, not {part!r}"
+                ) from None
+    return age_s, size
+
+
+class TrackingSection(_Section):
+    """Where the metrics of all jobs go, too."""
+
+    mlflow: str | None = None
+    tensorboard: Path | None = None
+
+
+class ServerFile(ConfigFile):
+    """A whole file. `policies` and `queues` are those of a file of policies, so that one will
+    do."""
+
+    server: AddressSection = AddressSection()
+    storage: StorageSection = StorageSection()
+    executor: ExecutorSection = ExecutorSection()
+    logging: LoggingSection = LoggingSection()
+    limits: LimitsSection = LimitsSection()
+    retention: RetentionSection = RetentionSection()
+    tracking: TrackingSection = TrackingSection()
+    policy: str = "fifo"
+
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "url": ("server", "url"),
+    "tls_cert": ("server", "tls_cert"),
+    "tls_key": ("server", "tls_key"),
+    "lease": ("server", "lease_s"),
+    "data": ("storage", "data"),
+    "db": ("storage", "db"),
+    "executor": ("executor", "kind"),
+    "nodes": ("executor", "nodes"),
+    "ray_address": ("executor", "ray_address"),
+    "ray_shared": ("executor", "ray_shared"),
+    "rightsize": ("executor", "rightsize"),
+    "log_file": ("logging", "file"),
+    "keep_logs": ("retention", "logs"),
+    "keep_results": ("retention", "results"),
+    "keep_telemetry": ("retention", "telemetry"),
+    "keep_checkpoints": ("retention", "checkpoints"),
+    "keep_folders": ("retention", "folders"),
+    "track_mlflow": ("tracking", "mlflow"),
+    "track_tensorboard": ("tracking", "tensorboard"),
+    "policy": ("policy",),
+}
+"""Which key an option of `presage serve` stands for."""
+
+_PATHS = (
+    ("server", "tls_cert"),
+    ("server", "tls_key"),
+    ("storage", "data"),
+    ("executor", "ray_shared"),
+    ("logging", "file"),
+    ("tracking", "tensorboard"),
+)
+
+
+def read_server_file(path: Path) -> ServerFile:
+    """A file; its relative paths are seen from the folder it is in."""
+    file, home = read_yaml(path, ServerFile, ConfigError), path.absolute().parent
+    changes: dict[tuple[str, ...], Any] = {}
+    for section, key in _PATHS:
+        given = getattr(getattr(file, section), key)
+        if given is not None:
+            changes[section, key] = home / given.expanduser()
+    nodes = file.executor.nodes
+    if nodes is not None and (home / nodes).is_file():
+        changes["executor", "nodes"] = str(home / nodes)
+    return _changed(file, changes)
+
+
+def effective(file: ServerFile, options: Mapping[str, Any]) -> ServerFile:
+    """The file with what the command line says besides; None says nothing."""
+    given = {OPTIONS[name]: value for name, value in options.items() if value is not None}
+    made = _changed(file, given)
+    data = made.model_dump(warnings=False)  # nothing has looked at the options yet
+    return check(data, ServerFile, ConfigError, "presage serve")
+
+
+def shown(file: ServerFile) -> dict[str, Any]:
+    """Every key with the value that counts, fit for a screen: secrets are stars."""
+    hidden: dict[str, Any] = _hidden(file.model_dump(mode="json"))
+    return hidden
+
+
+def _changed(file: ServerFile, values: Mapping[tuple[str, ...], Any]) -> ServerFile:
+    sections: dict[str, dict[str, Any]] = {}
+    update: dict[str, Any] = {}
+    for (first, *rest), value in values.items():
+        if rest:
+            sections.setdefault(first, {})[rest[0]] = value
+        else:
+            update[first] = value
+    for name, changes in sections.items():
+        update[name] = getattr(file, name).model_copy(update=changes)
+    return file.model_copy(update=update)
+
+
+_PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):[^@/\s]+@")
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _hidden(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item) for item in value]
+    if isinstance(value, SecretStr):
+        return str(value)
+    return _PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
