@@ -42,6 +42,11 @@ _PANELS = {
         "scale": "scale:scale",
         "best": "sweep:best",
         "resubmit": "sweep:resubmit",
+        "run": "run:run",
+        "notebook": "run:notebook",
+        "exec": "live:execute",
+        "shell": "live:shell",
+        "forward": "live:forward",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -81,11 +86,13 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
     "profile": {"allow_interspersed_args": False},
+    "run": {"allow_interspersed_args": False},
 }
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "logs", "results", "rm", "scale", "sweep", "top", "usage", "users"),
+    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "sweep", "top", "usage"),
+    "users",
     "whatif",
 )
 """Modules whose commands do."""

@@ -33,7 +33,7 @@ def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
         oom=OomRetry(oom.times, oom.factor, memory_mib(oom.ceiling)) if oom else None,
         time_limit_s=manifest.time_limit,
         model=manifest.model.ref if manifest.model else None,
-        labels=dict(manifest.labels),
+        labels={**manifest.labels, **_marks(manifest)},
         entrypoint=argv(next(iter(roles.values())).command or ""),
         after=_after(manifest.after) if manifest.after else (),
     )
@@ -43,6 +43,14 @@ def _after(after: After) -> tuple[Dependency, ...]:
     asked = {DependsOn.OK: after.ok, DependsOn.ANY: after.any, DependsOn.FAILED: after.failed}
     every = (Dependency(job, on) for on, jobs in asked.items() for job in jobs)
     return tuple(dict.fromkeys(every))
+
+
+def _marks(manifest: Manifest) -> dict[str, str]:
+    """Labels that no manifest can have: what looks after people at work goes by them."""
+    marks = {"presage/interactive": "yes"} if manifest.ports or manifest.console else {}
+    if manifest.heartbeat is not None:
+        marks["presage/heartbeat"] = f"{manifest.heartbeat:g}"
+    return marks
 
 
 def argv(command: str | list[str]) -> tuple[str, ...]:

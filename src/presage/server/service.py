@@ -15,6 +15,8 @@ from presage.control.advisors.needs import NeedsEstimator, predictor
 from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
+from presage.control.advisors.unattended import Unattended
+from presage.control.attendance import Attendance
 from presage.control.board import ENDED
 from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
@@ -94,7 +96,17 @@ class Service:
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
         pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder, pruning, self.accountant]
+        self.attendance = Attendance()
+        idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
+        unattended = Unattended(self.attendance, idle)
+        advisors: list[Advisor] = [
+            self.starts,
+            self.learner,
+            recorder,
+            pruning,
+            self.accountant,
+            unattended,
+        ]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

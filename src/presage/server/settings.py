@@ -71,6 +71,10 @@ class Settings:
     """Bytes of a request, uploads of folders aside."""
     most_folder: int = 256 << 20
     """Bytes of an uploaded work folder."""
+    proxy_port: int = 0
+    """Where browsers reach ports of jobs, apart from the dashboard; 0 for nowhere."""
+    proxy_url: str = ""
+    """What browsers call that, if not by this server's name; {job} stands for the job's."""
     most_log: int = 256 << 20
     """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30
