@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from presage.cli._job_words import JOB_COLUMNS
+from presage.cli._tables import table_lines
+from presage.cli.sweep import array_row
 from tests.server.kit import Server, eventually
 
 SWEEP = """\
@@ -57,23 +60,27 @@ def test_two_hundred_jobs_from_one_manifest(server: Server, tmp_path: Path) -> N
     listed = server.presage("ps")
     row = [line for line in listed.out.splitlines() if "tune" in line]
     assert len(row) == 1
-    assert max(map(len, listed.out.splitlines())) <= 80
     assert array in row[0]
+    with server.client() as client:
+        narrow = table_lines(JOB_COLUMNS, [array_row(client.array(array).info)], 80)
+    assert len(narrow) == 2
+    assert narrow[1].plain.startswith(array)
+    assert "/200 over" in narrow[1].plain
+    assert max(line.cell_len for line in narrow) <= 80
     assert "/200 over" in row[0]
 
     opened = server.presage("ps", array)
     assert opened.out.splitlines()[0].startswith(f"{array}: 200 jobs, 2 at once: ")
-    assert max(map(len, opened.out.splitlines())) <= 80
     why = server.presage("explain", array)
     assert "at most 2 of its array go at once" in why.out
 
-    stopped = server.presage("stop", array)
+    stopped = server.presage("stop", array, "--yes")
     assert stopped.code == 0, stopped.err
     assert stopped.out.startswith(f"{array} stopping ")
     waited = server.presage("wait", array)
     assert waited.code == 1
     assert "200/200 over" in waited.out
-    again = server.presage("stop", array)
+    again = server.presage("stop", array, "--yes")
     assert again.code == 2
     assert "has no job to stop" in again.err
 
@@ -211,7 +218,7 @@ def test_losing_members_are_stopped_early(server: Server, tmp_path: Path) -> Non
     assert ended["reason"]["code"] == "stopped_early"
     assert ended["reason"]["text"] == "stopped early: loss 9 at step 4, in the worse half"
     assert server.job(f"{array}-1")["status"] == "PROCESSING"
-    server.presage("stop", array)
+    server.presage("stop", array, "--yes")
 
 
 def test_lint_counts_the_jobs(server: Server, tmp_path: Path) -> None:

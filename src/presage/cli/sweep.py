@@ -144,7 +144,7 @@ def array_row(array: ArraySummary, now: float | None = None) -> list[Cell]:
     now = time.time() if now is None else now
     counts = array.counts
     status = next((name for name in _ORDER if counts.get(name)), _last_status(counts))
-    shown = Text(f"{status} ×{counts.get(status, 0)}", style="bold")
+    shown = Text(f"{status}×{counts.get(status, 0)}", style="bold")
     age, workers = short_duration(now - array.submitted_at), str(array.workers or "")
     return [array.id, shown, array.owner, array.queue, workers, age, "", array_words(array)]
 
