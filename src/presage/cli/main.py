@@ -40,6 +40,8 @@ _PANELS = {
         "halt": "jobs:halt",
         "resume": "jobs:resume",
         "scale": "scale:scale",
+        "best": "sweep:best",
+        "resubmit": "sweep:resubmit",
         "run": "run:run",
         "notebook": "run:notebook",
         "exec": "live:execute",
@@ -93,7 +95,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _ASK_A_SERVER = (
     *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
-    *("top", "usage", "users", "whatif"),
+    *("sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

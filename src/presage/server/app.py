@@ -16,6 +16,7 @@ from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    arrays,
     attach,
     charts,
     cluster,
@@ -94,6 +95,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     app.router.routes += jobs.submissions.routes
     for part in (
         jobs,
+        arrays,
         ahead,
         scale,
         attach,

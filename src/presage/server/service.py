@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator, predictor
+from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
 from presage.control.attendance import Attendance
 from presage.control.board import ENDED
+from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
@@ -29,12 +31,13 @@ from presage.control.requests import Requests
 from presage.control.results import JobResults
 from presage.control.retention import Retention
 from presage.control.seat import Seat
+from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied
+from presage.model.errors import Conflict, Denied, NotFound, UserError
 from presage.server.access import SubmissionRules
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
@@ -43,7 +46,7 @@ from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
 from presage.server.unix_users import UnixUsers
 from presage.store import open_store
-from presage.store.records import JobChange, JobRow, User
+from presage.store.records import ArrayRow, JobChange, JobRow, User
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
@@ -107,6 +110,7 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
+        pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
         self.attendance = Attendance()
         idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
         unattended = Unattended(self.attendance, idle)
@@ -114,6 +118,7 @@ class Service:
             self.starts,
             self.learner,
             recorder,
+            pruning,
             self.accountant,
             unattended,
         ]
@@ -132,7 +137,10 @@ class Service:
             self.secret_files,
             self.unix_users.check if self.unix_users else lambda owner: None,
         )
-        self.requests = Requests(live, store, self.estimator, layout, settings.queues, rules.check)
+        self.requests = Requests(
+            live, store, self.estimator, layout, settings.queues, rules.check, may_see
+        )
+        self.sweeps = Sweeps(self.requests, store)
         self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
         """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
@@ -211,6 +219,19 @@ class Service:
             )
         if row.status in ENDED:
             raise Conflict(f"job {row.id} is over: {row.status}")
+        return row
+
+    def array(self, array_id: str, user: User, *, change: bool = False) -> ArrayRow:
+        """An array that a user may know of, or may change; by its id, its beginning or name."""
+        row = self.store.arrays.get(array_id)
+        if row is None:
+            with suppress(UserError):
+                other = found(array_id, self.store, partial(may_see, user))
+                row = other if isinstance(other, ArrayRow) else None
+        if row is None or not may_see(user, row):
+            raise NotFound(f"there is no array {array_id[:80]}")
+        if change and not may_change(user, row):
+            raise Denied(f"array {row.id} is {row.owner}'s; {user.name} may look at it only")
         return row
 
     # -- files ----------------------------------------------------------------------------------

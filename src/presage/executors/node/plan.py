@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from presage.executors.node.containers import find_engine, in_container
 from presage.executors.node.messages import Identity, RunPlan, UnixUser, WorkerPlan
@@ -223,6 +225,7 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
         "PRESAGE_CHECKPOINT_DIR": str(plan.checkpoint_dir),
         "PRESAGE_DATA_DIR": str(plan.data_dir),
         "PRESAGE_RESULT_DIR": str(plan.result_dir),
+        **param_variables(spec.params),
     }
     if spec.checkpoint_every_s is not None:
         env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
@@ -235,6 +238,18 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
         # Without it, workers of a new size meet what those before left in the agents' store.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
+
+
+def param_variables(params: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of a job: all as JSON, and each as text."""
+    if not params:
+        return {}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in params.items()
+    }
+    each = {f"PRESAGE_PARAM_{name.upper()}": text for name, text in texts.items()}
+    return {"PRESAGE_PARAMS": json.dumps(params), **each}
 
 
 def _cuda_name(gpus: Sequence[str], device: int) -> str:

@@ -62,6 +62,8 @@ class RunSpec:
     team: str = ""
     """Whose job it is, and so whose secrets it may use."""
     env: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Its point of a sweep."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of secrets by the environment variable that gets the content."""
     folder: str | None = None
@@ -141,6 +143,7 @@ def _spec(job: JobFile) -> RunSpec:
         owner=job.owner or "",
         team=job.team or "",
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
+        params=dict(manifest.get("params") or {}),
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
         git=(str(git["url"]), str(git.get("ref") or "HEAD")) if git else None,
