@@ -55,7 +55,7 @@ class Live(Server):
             self.tokens[name] = answer.json()["token"]
         return self.tokens[name]
 
-    def begin(
+    def begin_with(
         self, *argv: str, files: tuple[int, int, int], cwd: Path | None = None, **env: str
     ) -> Forked:
         """Start a command with these streams."""
@@ -137,7 +137,7 @@ def test_exec_reads_from_a_pipe_and_is_binary_safe(server: Live, job: str, tmp_p
     (tmp_path / "in").write_bytes(data)
     with (tmp_path / "in").open("rb") as given, (tmp_path / "out").open("wb") as out:
         files = (given.fileno(), out.fileno(), out.fileno())
-        assert server.begin("exec", job, "--", "cat", files=files).wait(PATIENCE_S) == 0
+        assert server.begin_with("exec", job, "--", "cat", files=files).wait(PATIENCE_S) == 0
     assert (tmp_path / "out").read_bytes() == data
 
 
@@ -147,7 +147,7 @@ def test_ctrl_c_reaches_the_command_and_kill_of_the_client_ends_it(
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         (given, _), (read, out) = ends(), ends()
         script = "echo $$; exec sleep 600"
-        command = server.begin("exec", job, "--", "sh", "-c", script, files=(given, out, 2))
+        command = server.begin_with("exec", job, "--", "sh", "-c", script, files=(given, out, 2))
         pid = int(heard(read, 100))
         os.kill(command.pid, number)
         assert command.wait(PATIENCE_S) == code
@@ -157,7 +157,7 @@ def test_ctrl_c_reaches_the_command_and_kill_of_the_client_ends_it(
 def test_a_shell_has_a_terminal_that_is_resized(server: Live, job: str) -> None:
     outer, inner = pty.openpty()
     fcntl.ioctl(outer, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-    command = server.begin("shell", job, files=(inner, inner, inner), TERM="vt100")
+    command = server.begin_with("shell", job, files=(inner, inner, inner), TERM="vt100")
     seen = b""
 
     def until(text: bytes) -> None:
@@ -261,7 +261,7 @@ def test_a_port_is_forwarded_to_a_local_one(
     (given, _), (read, out) = ends(), ends()
     port = port_of(server, job)
     argv = ("forward", job, f"{port}:0")
-    command = server.begin(*argv, files=(given, out, out))
+    command = server.begin_with(*argv, files=(given, out, out))
     said = heard(read, 1000).decode()
     local = int(said.partition(":")[2].split()[0])
     for _ in range(2):
@@ -353,7 +353,7 @@ def test_run_is_the_command_itself(server: Live, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("abc")
     out, err = tmp_path / "out", tmp_path / "err"
     with (tmp_path / "in").open() as given, out.open("w") as said, err.open("w") as wrong:
-        command = server.begin(
+        command = server.begin_with(
             *("run", "--name", "hi", "--gpus", "1", "--", "python", "hello.py"),
             files=(given.fileno(), said.fileno(), wrong.fileno()),
             cwd=tmp_path,
@@ -372,7 +372,7 @@ def test_run_says_why_it_waits_and_sigterm_cancels(
     (given, _), (read, err) = ends(), ends()
     holding = server.submit("sleep 600", resources={"gpus": 4}, grace=0.1)
     server.wait(holding, "PROCESSING")
-    command = server.begin(
+    command = server.begin_with(
         "run", "--gpus", "4", "--no-folder", "--", "true", files=(given, 1, err)
     )
     seen = b""
@@ -390,7 +390,7 @@ def test_a_run_survives_a_server_that_restarts_and_ends_with_its_client(
     server: Live, ends: Callable[[], tuple[int, int]]
 ) -> None:
     (given, typed), (read, out), (read_err, err) = ends(), ends(), ends()
-    command = server.begin(
+    command = server.begin_with(
         *("run", "--grace", "60s", "--no-folder", "--", "cat"), files=(given, out, err)
     )
     job = heard(read_err, 1000).split()[0].decode()
@@ -412,7 +412,7 @@ def test_a_run_whose_client_is_killed_is_cancelled(
 ) -> None:
     (given, _), (read, out), (read_err, err) = ends(), ends(), ends()
     argv = ("run", "--grace", "1s", "--no-folder", "--", "sh", "-c", "echo on; exec sleep 600")
-    command = server.begin(*argv, files=(given, out, err))
+    command = server.begin_with(*argv, files=(given, out, err))
     job = heard(read_err, 1000).split()[0].decode()
     assert heard(read, 100) == b"on\n"
     os.kill(command.pid, signal.SIGKILL)
