@@ -20,12 +20,13 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from presage.client import Attached, open_socket
 from presage.executors.node import frames
 from presage.model.errors import ApiError
 from tests.forking import Forked
-from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port, gone
 
 ADMIN = "admin-token-of-these-tests"
 ONE: dict[str, Any] = {"resources": {"gpus": 1}}
@@ -151,7 +152,7 @@ def test_ctrl_c_reaches_the_command_and_kill_of_the_client_ends_it(
         pid = int(heard(read, 100))
         os.kill(command.pid, number)
         assert command.wait(PATIENCE_S) == code
-        eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+        assert gone(pid)
 
 
 def test_a_shell_has_a_terminal_that_is_resized(server: Live, job: str) -> None:
@@ -235,13 +236,14 @@ def test_websockets_need_a_token_and_are_not_for_pages_of_others(server: Live, j
         (good, f"http://127.0.0.1:{server.port + 1}", 403),  # a page of a job, at the proxy
     ):
         with pytest.raises(InvalidStatus) as refused:
-            connect(url, additional_headers=headers, origin=origin)  # type: ignore[arg-type]
+            connect(url, additional_headers=headers, origin=Origin(origin) if origin else None)
         assert refused.value.response.status_code == status
 
 
 def test_orders_that_are_none_are_refused(server: Live, job: str) -> None:
     client = server.client()
-    for order in ({}, {"argv": []}, {"argv": ["true"], "user": "root"}, {"argv": "true"}):
+    orders: list[dict[str, Any]] = [{}, {"argv": []}, {"argv": ["true"], "user": "root"}]
+    for order in (*orders, {"argv": "true"}):
         with open_socket(client, f"/jobs/{job}/exec") as link, pytest.raises(ApiError):
             Attached(link, order)
     with open_socket(client, f"/jobs/{job}/exec") as link:
@@ -325,7 +327,7 @@ def test_a_notebook_runs_a_cell_through_the_proxy_and_nobody_else_gets_in(server
 def _cell(base: str, kernel: str, cookie: str) -> str:
     """What a cell prints, executed over the WebSocket as a browser's page would."""
     url = f"ws{base.removeprefix('http')}api/kernels/{kernel}/channels"
-    origin = base.partition("/jobs/")[0]
+    origin = Origin(base.partition("/jobs/")[0])
     head = {"msg_id": "1", "username": "", "session": "s", "msg_type": "execute_request"}
     code = "import os; print(6 * 7, os.environ.get('PRESAGE_TOKEN'))"
     body = {
@@ -336,8 +338,8 @@ def _cell(base: str, kernel: str, cookie: str) -> str:
         "channel": "shell",
     }
     with pytest.raises(InvalidStatus):
-        connect(url, additional_headers={"Cookie": cookie}, origin="https://evil.example")  # type: ignore[arg-type]
-    with connect(url, additional_headers={"Cookie": cookie}, origin=origin) as link:  # type: ignore[arg-type]
+        connect(url, additional_headers={"Cookie": cookie}, origin=Origin("https://evil.example"))
+    with connect(url, additional_headers={"Cookie": cookie}, origin=origin) as link:
         link.send(json.dumps(body))
         while True:
             said = json.loads(link.recv(PATIENCE_S))
