@@ -90,6 +90,7 @@ def job(server: Live) -> str:
         ["python", "-c", ECHO], env={"PORT": str(port)}, ports=[port], grace=1, **ONE
     )
     eventually(lambda: "listening" in server.logs(made))
+    server.wait(made, "PROCESSING")
     return made
 
 
