@@ -140,6 +140,8 @@ class Sweeps:
             await asyncio.to_thread(need_optuna, "sweep.prune")
         self._requests.check(asked.first, user, folder)
         jobs = await asyncio.to_thread(lambda: list(asked.jobs()))
+        for job in jobs:  # a parameter may stand anywhere: in a priority, in the name of a secret
+            self._requests.check(job, user)
         now = time.time()
         array = ArrayRow(
             id=array_id,
