@@ -37,6 +37,11 @@ class Layout:
         return self.data / "server.lock"
 
     @property
+    def proxy_key(self) -> Path:
+        """What signs the cookies of people who look at a port of a job."""
+        return self.data / "proxy.key"
+
+    @property
     def wake(self) -> Path:
         """A named pipe on which guardians call."""
         return self.data / "wake"

@@ -51,8 +51,8 @@ def test_metrics_go_to_mlflow_and_tensorboard(
     page = server.client().results(job)
     assert [file.path.startswith("runs/tb/events.out.tfevents.") for file in page.files] == [True]
     server.client().job(job).download(tmp_path / "got")
-    read = EventAccumulator(str(tmp_path / "got" / "runs" / "tb")).Reload()  # type: ignore[no-untyped-call]
-    scalars = {event.step: event.value for event in read.Scalars("loss")}  # type: ignore[no-untyped-call]
+    read = EventAccumulator(str(tmp_path / "got" / "runs" / "tb")).Reload()
+    scalars = {event.step: event.value for event in read.Scalars("loss")}
     assert scalars == pytest.approx(losses)
     plugins = read.summary_metadata
     assert "_hparams_/session_start_info" in plugins

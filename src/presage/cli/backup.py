@@ -53,7 +53,9 @@ def backup(
         print_json(asdict(made))
         return
     secrets = "the secrets of jobs are in it: keep it safe" if made.secrets else "without secrets"
-    typer.echo(f"{out}: {made.jobs:,} jobs, {made.files:,} files, {_size(made.bytes)}")
+    typer.echo(
+        f"{out}: {_count(made.jobs, 'job')}, {_count(made.files, 'file')}, {_size(made.bytes)}"
+    )
     say(secrets)
 
 
@@ -79,7 +81,9 @@ def restore(
         if json:
             print_json(asdict(found))
         else:
-            typer.echo(f"{file} is whole: {found.jobs:,} jobs, {found.files:,} files")
+            typer.echo(
+                f"{file} is whole: {_count(found.jobs, 'job')}, {_count(found.files, 'file')}"
+            )
         return
     if data is None:
         raise BackupError("say where to: --data DIR, a directory that is not there yet")
@@ -87,10 +91,16 @@ def restore(
     if json:
         print_json(asdict(made))
         return
-    typer.echo(f"{made.data}: {made.backup.jobs:,} jobs, {made.backup.files:,} files")
+    typer.echo(
+        f"{made.data}: {_count(made.backup.jobs, 'job')}, {_count(made.backup.files, 'file')}"
+    )
     more = " --db …" if db else ""
     say(f"start it with `presage serve --data {made.data}{more}`; the old server must not run")
 
 
 def _size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

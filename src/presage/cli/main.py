@@ -43,6 +43,11 @@ _PANELS = {
         "secrets": "secrets:secrets",
         "login": "login:login",
         "logout": "login:logout",
+        "run": "run:run",
+        "notebook": "run:notebook",
+        "exec": "live:execute",
+        "shell": "live:shell",
+        "forward": "live:forward",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -82,12 +87,13 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _SETTINGS: dict[str, dict[str, Any]] = {
     # What stands after the command's name is the command's own, options included.
     "profile": {"allow_interspersed_args": False},
+    "run": {"allow_interspersed_args": False},
 }
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "login", "logs", "results", "rm", "scale", "secrets", "top"),
-    *("usage", "users", "whatif"),
+    *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
+    *("top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

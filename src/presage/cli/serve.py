@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,6 +118,19 @@ def serve(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print what it would run with, and end.")
     ] = False,
+    proxy_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port at which browsers reach ports of jobs; 0: any that is free.",
+            show_default="--port + 1",
+        ),
+    ] = None,
+    proxy_url: Annotated[
+        str | None,
+        typer.Option(help="What browsers call that port, such as https://{job}.example.org."),
+    ] = None,
     rightsize: Annotated[
         bool | None,
         typer.Option(
@@ -217,11 +230,13 @@ def serve(
     place = _place(wanted)
     with (
         _listen(address.host, address.port) as listener,
+        _listen_beside(address.host, address.proxy_port, listener) as beside,
         _world(wish, place) as (there, ray),
     ):
-        settings = _settings(wanted, pipeline, own, place, there, ray, listener.getsockname()[1])
+        ports = listener.getsockname()[1], beside.getsockname()[1]
+        settings = _settings(wanted, pipeline, own, place, there, ray, *ports)
         about = f"{describe(there)}, policy {settings.policy_name}"
-        _run(settings, listener, about, quiet=logs.file is not None)
+        _run(settings, [listener, beside], about, quiet=logs.file is not None)
 
 
 def _settings(
@@ -232,6 +247,7 @@ def _settings(
     nodes: tuple[Node, ...],
     ray: RayLink | None,
     port: int,
+    proxy_port: int,
 ) -> Settings:
     from presage.server.settings import Settings
 
@@ -244,6 +260,8 @@ def _settings(
         own=own,
         host=address.host,
         port=port,
+        proxy_port=proxy_port,
+        proxy_url=(address.proxy_url or "").rstrip("/"),
         public_url=address.url or "",
         tls_cert=address.tls_cert,
         tls_key=address.tls_key,
@@ -352,7 +370,7 @@ def _connect(address: str, data: Path) -> RayLink:
     return link
 
 
-def _run(settings: Settings, listener: socket.socket, about: str, *, quiet: bool) -> None:
+def _run(settings: Settings, listeners: list[socket.socket], about: str, *, quiet: bool) -> None:
     """Answer until somebody stops it; `quiet`: the log is somewhere else."""
     import uvicorn
 
@@ -389,7 +407,7 @@ def _run(settings: Settings, listener: socket.socket, about: str, *, quiet: bool
     )
     config.load()
     _reload_on_hangup(config, settings)
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=listeners)
 
 
 def _reload_on_hangup(config: uvicorn.Config, settings: Settings) -> None:
@@ -411,6 +429,20 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}") from None
+
+
+def _listen_beside(host: str, port: int | None, listener: socket.socket) -> socket.socket:
+    """The address of the proxy: the one that was asked for, or the next one, or any."""
+    if port is not None:
+        return _listen(host, port)
+    following = listener.getsockname()[1] + 1
+    with suppress(UserError):
+        if following <= _LAST_PORT:
+            return _listen(host, following)
+    return _listen(host, 0)
+
+
+_LAST_PORT = 65_535
 
 
 def _this_machine() -> Node:

@@ -66,6 +66,11 @@ class Connection:
         """Let go of the connections."""
         self._http.close()
 
+    @property
+    def authorization(self) -> str | None:
+        """The header that says who asks."""
+        return self._http.headers.get("Authorization")
+
     def get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
         """What `GET /api/v1{path}` answers, as a value."""
         return value_of(kind, self.call("GET", path, params=query or {}))

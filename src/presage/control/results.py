@@ -11,7 +11,7 @@ import os
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -41,20 +41,21 @@ class ResultEntry:
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """A file that was found, open; whoever has it closes it."""
+    """A file that was found, open; it is closed when it was read, or nobody has it any more."""
 
-    fd: int
+    file: io.FileIO
     size: int
     changed_ns: int
 
-    def read(self, start: int, end: int) -> Iterator[bytes]:
+    def read(self, start: int, end: int) -> Generator[bytes, None, None]:
         """Its bytes from one place up to another, and then it is closed."""
         try:
-            while start < end and (chunk := os.pread(self.fd, min(_CHUNK, end - start), start)):
+            fd = self.file.fileno()
+            while start < end and (chunk := os.pread(fd, min(_CHUNK, end - start), start)):
                 start += len(chunk)
                 yield chunk
         finally:
-            os.close(self.fd)
+            self.file.close()
 
 
 class JobResults:
@@ -93,7 +94,7 @@ class JobResults:
         except (OSError, ValueError):
             raise NotFound(f"job {job} has no result {path[:200]}") from None
         known = os.fstat(fd)
-        return OpenResult(fd, known.st_size, known.st_mtime_ns)
+        return OpenResult(io.FileIO(fd), known.st_size, known.st_mtime_ns)
 
     def tar(self, job: str, wanted: Sequence[str] = ()) -> Iterator[bytes]:
         """All of it as a tar, piece by piece."""

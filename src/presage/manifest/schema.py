@@ -51,6 +51,7 @@ RESERVED = frozenset(
         "PRESAGE_CHECKPOINT_EVERY",
         "PRESAGE_DATA_DIR",
         "PRESAGE_JOB_ID",
+        "PRESAGE_PORT_TOKEN",
         "PRESAGE_PROGRESS",
         "PRESAGE_RANK",
         "PRESAGE_RESULT_DIR",
@@ -410,6 +411,9 @@ class Manifest(_ManifestPart):
     rightsize: bool = True
     labels: Annotated[dict[Name, VariableText], Field(max_length=64)] = {}
     webhooks: Annotated[list[Annotated[str, AfterValidator(_webhook)]], Field(max_length=16)] = []
+    ports: Annotated[list[Annotated[int, Field(ge=1, le=65_535)]], Field(max_length=16)] = []
+    console: Literal["pipe", "tty"] | None = None
+    heartbeat: Annotated[Seconds, Field(ge=1)] | None = None
 
     @property
     def all_roles(self) -> dict[str, RoleManifest]:
@@ -461,6 +465,9 @@ class Manifest(_ManifestPart):
             raise misplaced("is under env, too", "secrets", min(both))
         if self.time_limit == 0:
             raise misplaced("give more than 0", "time_limit")
+        spans = [worker_span(role.workers) for role in self.all_roles.values()]
+        if self.console and (spans != [(1, 1)] or self.launcher != "none"):
+            raise misplaced("goes with one worker, and no launcher", "console")
         return self
 
     @model_validator(mode="after")

@@ -33,9 +33,17 @@ def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
         oom=OomRetry(oom.times, oom.factor, memory_mib(oom.ceiling)) if oom else None,
         time_limit_s=manifest.time_limit,
         model=manifest.model.ref if manifest.model else None,
-        labels=dict(manifest.labels),
+        labels={**manifest.labels, **_marks(manifest)},
         entrypoint=argv(next(iter(roles.values())).command or ""),
     )
+
+
+def _marks(manifest: Manifest) -> dict[str, str]:
+    """Labels that no manifest can have: what looks after people at work goes by them."""
+    marks = {"presage/interactive": "yes"} if manifest.ports or manifest.console else {}
+    if manifest.heartbeat is not None:
+        marks["presage/heartbeat"] = f"{manifest.heartbeat:g}"
+    return marks
 
 
 def argv(command: str | list[str]) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from presage.policy.budget import Period
 
@@ -40,6 +41,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _duration(value: object) -> object:
+    """`90s`, `2h`, `1h30m` as seconds; a number is seconds."""
+    parts = _PART.findall(value) if isinstance(value, str) else []
+    if not parts or "".join(map("".join, parts)) != value:
+        return value
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
 class QueueConfig(_Strict):
     """What one queue may hold."""
 
@@ -48,6 +61,8 @@ class QueueConfig(_Strict):
     limit_gpus: Annotated[float, Field(ge=0)] | None = None
     weight: Positive = 1.0
     max_slowdown: Slowdown | None = None
+    idle_stop: Annotated[Positive, BeforeValidator(_duration)] | None = None
+    """Seconds after which an interactive job that nobody uses is stopped."""
     quota_cpus: Amount | None = None
     limit_cpus: Amount | None = None
     gpu_hours: Amount | None = None

@@ -92,7 +92,7 @@ def build(config: PolicyConfig | str) -> Pipeline:
         config = policy_config(config)
     queues = Queues(
         {
-            name: QueueRule(**queue.model_dump(exclude={"max_slowdown"}))
+            name: QueueRule(**queue.model_dump(exclude={"max_slowdown", "idle_stop"}))
             for name, queue in config.queues.items()
         }
     )

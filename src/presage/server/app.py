@@ -12,10 +12,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from presage import __version__, web
-from presage.server import problems
+from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    attach,
     charts,
     cluster,
     events,
@@ -95,6 +96,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         jobs,
         ahead,
         scale,
+        attach,
         logs,
         removal,
         results,
@@ -111,9 +113,11 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         app.router.routes += part.router.routes
 
     def most(path: str) -> int:
-        upload = path.startswith("/api/v1/folders/")
+        upload = path.startswith(("/api/v1/folders/", proxy.PREFIX))
         return settings.most_folder if upload else settings.most_body
 
+    if settings.proxy_port:
+        app.add_middleware(proxy.ProxyGate, service=service)
     app.add_middleware(Standby, elsewhere=app.state.elsewhere)
     app.add_middleware(Guard, most=most, open_to_all=service.accounts.open)
     dashboard = web.Dashboard(app) if web.installed() else None

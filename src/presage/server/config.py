@@ -37,6 +37,8 @@ class AddressSection(_Section):
     url: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    proxy_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    proxy_url: str | None = None
     lease_s: Annotated[float, Field(ge=0.5, le=300)] = 5.0
 
     @field_validator("url")
@@ -159,6 +161,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "url": ("server", "url"),
     "tls_cert": ("server", "tls_cert"),
     "tls_key": ("server", "tls_key"),
+    "proxy_port": ("server", "proxy_port"),
+    "proxy_url": ("server", "proxy_url"),
     "lease": ("server", "lease_s"),
     "data": ("storage", "data"),
     "db": ("storage", "db"),

@@ -30,10 +30,17 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
+        if scope["type"] == "websocket":
+            stranger = headers.get(b"origin") and not _own_origin(headers)
+            if stranger or (not _names_us(headers) and self._open_to_all()):
+                await send({"type": "websocket.close", "code": 1008})  # answered with 403
+                return
+            await self._app(scope, receive, send)
+            return
         most = self._most(scope["path"])
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > most:

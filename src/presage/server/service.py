@@ -14,6 +14,8 @@ from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator, predictor
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
+from presage.control.advisors.unattended import Unattended
+from presage.control.attendance import Attendance
 from presage.control.board import ENDED
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
@@ -105,7 +107,16 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = HistoryRecorder(store, knowledge, self.history)
-        advisors: list[Advisor] = [self.starts, self.learner, recorder, self.accountant]
+        self.attendance = Attendance()
+        idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
+        unattended = Unattended(self.attendance, idle)
+        advisors: list[Advisor] = [
+            self.starts,
+            self.learner,
+            recorder,
+            self.accountant,
+            unattended,
+        ]
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

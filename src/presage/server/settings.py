@@ -76,6 +76,10 @@ class Settings:
     """Limits, Unix users and containers."""
     oidc: OidcConfig = field(default_factory=OidcConfig)
     """The identity provider to sign in with, if it has an issuer."""
+    proxy_port: int = 0
+    """Where browsers reach ports of jobs, apart from the dashboard; 0 for nowhere."""
+    proxy_url: str = ""
+    """What browsers call that, if not by this server's name; {job} stands for the job's."""
     most_log: int = 256 << 20
     """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30

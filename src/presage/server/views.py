@@ -143,7 +143,7 @@ def status_view(
             }
             for item in history
         ],
-        "results": results,
+        **({"results": results} if results is not None else {}),
         **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 

@@ -18,7 +18,7 @@ __all__ = ["WorkMeter"]
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _Metered:
     """What one job has done, and how fast it is now."""
 
     since: float
@@ -39,8 +39,8 @@ class WorkMeter:
     def __init__(self, model: SpeedModel, nodes: Mapping[str, Node]) -> None:
         """`nodes` may grow meanwhile."""
         self._model, self._nodes = model, nodes
-        self._runs: dict[str, _Run] = {}
-        self._devices: dict[tuple[str, int], list[_Run]] = {}
+        self._runs: dict[str, _Metered] = {}
+        self._devices: dict[tuple[str, int], list[_Metered]] = {}
 
     def look(self, now: float, job: Job) -> None:
         """From now on a job holds the workers it has; call it whenever they may be others."""
@@ -48,7 +48,7 @@ class WorkMeter:
         if run is None:
             ask = job.spec.roles[0].resources
             busy = ask.gpu_milli / WHOLE_GPU if ask.shared else 1.0
-            run = self._runs[job.id] = _Run(now, busy=busy, shares=ask.shared)
+            run = self._runs[job.id] = _Metered(now, busy=busy, shares=ask.shared)
         complete = len(job.allocation) >= sum(role.min for role in job.spec.roles)
         workers = job.allocation if complete else ()
         if workers == run.workers:
@@ -75,13 +75,13 @@ class WorkMeter:
         self._count(now, run)
         return sum(s * self._model.scale(count, measured) for count, s in run.done_s.items())
 
-    def _count(self, now: float, run: _Run) -> None:
+    def _count(self, now: float, run: _Metered) -> None:
         if run.speed and now > run.since:
             count = len(run.workers)
             run.done_s[count] = run.done_s.get(count, 0.0) + (now - run.since) * run.speed
         run.since = now
 
-    def _speed(self, run: _Run) -> float:
+    def _speed(self, run: _Metered) -> float:
         if not run.workers:
             return 0.0
         speed = slowest_device(self._nodes, run.workers)
@@ -89,14 +89,14 @@ class WorkMeter:
             return speed
         return speed * min(self._share(run, worker) for worker in run.workers)
 
-    def _share(self, run: _Run, worker: Worker) -> float:
+    def _share(self, run: _Metered, worker: Worker) -> float:
         beside = [self._devices[worker.node, d] for d in worker.devices]
         others = [other.busy for runs in beside for other in runs if other is not run]
         return self._model.share(run.busy, others)
 
-    def _join(self, run: _Run) -> list[_Run]:
+    def _join(self, run: _Metered) -> list[_Metered]:
         """Add a run to its devices; those who are there already."""
-        there: list[_Run] = []
+        there: list[_Metered] = []
         for worker in run.workers:
             for d in worker.devices:
                 runs = self._devices.setdefault((worker.node, d), [])
@@ -104,8 +104,8 @@ class WorkMeter:
                 runs.append(run)
         return there
 
-    def _leave(self, run: _Run) -> list[_Run]:
-        there: list[_Run] = []
+    def _leave(self, run: _Metered) -> list[_Metered]:
+        there: list[_Metered] = []
         for worker in run.workers:
             for d in worker.devices:
                 runs = self._devices[worker.node, d]

@@ -546,14 +546,16 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
     most = config.max_jobs_per_gpu
     assert most is None or all(count <= most for count in sharers.values()), "too many on a GPU"
     for queue, rule_ in config.queues.items():
-        ceiling = QueueRule(**rule_.model_dump(exclude={"max_slowdown"})).ceiling_milli
+        ceiling = QueueRule(
+            **rule_.model_dump(exclude={"max_slowdown", "idle_stop"})
+        ).ceiling_milli
         used = state.usage.get(queue, 0)
         _check_cpus(queue, rule_, state)
         assert ceiling is None or used <= ceiling, f"queue {queue} holds {used} of {ceiling}"
 
 
 def _check_cpus(queue: str, config: QueueConfig, state: State) -> None:
-    ceiling = QueueRule(**config.model_dump(exclude={"max_slowdown"})).cpu_ceiling
+    ceiling = QueueRule(**config.model_dump(exclude={"max_slowdown", "idle_stop"})).cpu_ceiling
     held = sum(
         ask_of(job, worker.role).cpu_milli
         for job in state.active.values()

@@ -20,9 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from presage.executors.node import frames
+from presage.executors.node import frames, wire
 from presage.executors.node import messages as msg
-from presage.executors.node import wire
 from presage.executors.node.frames import FrameError, Frames, frame
 from presage.executors.node.limits import become_subreaper, die_with_parent
 from presage.executors.node.relay import ConsoleRelay, start_command, tunnel
@@ -120,7 +119,7 @@ class Door:
                 signal.signal(number, signal.SIG_DFL)
             kept = {0, 1, 2, link.fileno(), self._adopt_write}
             kept |= {worker.console.outer for worker in self._workers() if worker.console}
-            _close_all_but(kept)
+            _close_all_but(kept - {-1})
             die_with_parent(guardian)
             become_subreaper()
             try:
@@ -147,7 +146,7 @@ class Door:
         rank, worker = _worker(workers, order.worker)
         if not order.console:  # else the worker would not see when its input ends
             for other in workers:
-                if other.console:
+                if other.console and other.console.takes_input:
                     os.close(other.console.outer)
         if order.port:
             if order.port not in plan.ports:
@@ -156,7 +155,7 @@ class Door:
         elif order.console:
             if worker.console is None:
                 raise Refusal(f"{worker.name} has no console; give console: in its manifest")
-            link.sendall(frame(frames.STARTED, {}))
+            link.sendall(frame(frames.STARTED, {"typed": worker.console.typed}))
             ConsoleRelay(link, heard, worker, order, self._end_input).run()
         elif order.argv:
             relay = start_command(link, heard, worker, plan, secrets, order)

@@ -8,6 +8,7 @@ Standard library only.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import struct
 import termios
@@ -36,6 +37,7 @@ class Console:
             inner, self.outer = os.pipe()
             self.inner = (inner, self._log, self._log)
         os.set_blocking(self.outer, False)
+        self._typed = mmap.mmap(-1, 8)  # shared with attendants, who are forked later
         self._open = True
         self.over = False
         """Whether nobody has the worker's end of a terminal any more."""
@@ -49,6 +51,16 @@ class Console:
         if self._open and not self.tty:
             self._open = False
             os.close(self.outer)
+            self.outer = -1
+
+    @property
+    def typed(self) -> int:
+        """Bytes that clients typed and that were passed on, all of them together."""
+        return int.from_bytes(self._typed[:], "big")
+
+    def count(self, taken: int) -> None:
+        """So many more were passed on; called in an attendant."""
+        self._typed[:] = (self.typed + taken).to_bytes(8, "big")
 
     @property
     def takes_input(self) -> bool:
@@ -71,7 +83,6 @@ class Console:
             with suppress(OSError):  # a full disk, as for any worker that prints
                 os.write(self._log, chunk)
         return True
-
 
     def drain(self) -> None:
         """Copy the rest: the worker has ended."""

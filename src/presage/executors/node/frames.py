@@ -123,7 +123,7 @@ def connect(directory: Path, name: str) -> socket.socket:
     return link
 
 
-class _short:  # noqa: N801 (used like a function)
+class _short:
     """A directory under a path that fits into the address of a socket (108 bytes)."""
 
     def __init__(self, directory: Path) -> None:

@@ -181,7 +181,8 @@ class Guardian:
         one of its job stores all."""
         verdict = self.verdict
         stopped = verdict is not None and verdict.outcome == "stopped"
-        if not self.plan.results or (stopped and verdict.reason.code != "requested"):
+        makes_way = stopped and verdict is not None and verdict.reason.code != "requested"
+        if not self.plan.results or makes_way:
             return ""
         self.report.event("StageChanged", stage="storing")
         trouble = self._in_child(store_results, self.plan.grace_s if stopped else None)

@@ -29,8 +29,8 @@ __all__ = ["CommandRelay", "ConsoleRelay", "start_command", "tunnel"]
 _HUP_S = 2.0
 """What a command has to end after its client went away."""
 _SENDABLE = frozenset(
-    (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-    + (signal.SIGKILL, signal.SIGCONT, signal.SIGTSTP)
+    getattr(signal, f"SIG{name}")
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "KILL", "CONT", "TSTP")
 )
 _IN, _OUT = select.POLLIN | select.POLLHUP | select.POLLERR, select.POLLOUT
 
@@ -145,9 +145,13 @@ class _Relay:
             self._drop_input()
             return
         del self._input[:taken]
+        self._passed(taken)
         self._send(frame(frames.TAKEN, taken.to_bytes(4, "big")))
         if self._input_ends and not self._input:
             self._end_input()
+
+    def _passed(self, taken: int) -> None:
+        """Input was passed on."""
 
     def _drop_input(self) -> None:
         dropped, self._input = len(self._input), bytearray()
@@ -298,6 +302,7 @@ class ConsoleRelay(_Relay):
         assert console is not None
         super().__init__(link, heard, console.outer)
         self._worker, self._tell_end, self._tty = worker, ended, console.tty
+        self._console = console
         self._log = os.open(worker.plan.log, os.O_RDONLY | os.O_CLOEXEC)
         self._changes = watch(worker.plan.log)
         self._offset = order.offset
@@ -328,6 +333,9 @@ class ConsoleRelay(_Relay):
         if not self._unsent:
             self._send(self._more())
         super()._turn(timeout_ms)
+
+    def _passed(self, taken: int) -> None:
+        self._console.count(taken)
 
     def _over(self) -> bool:
         return False

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
+from starlette.requests import HTTPConnection
 
 from presage.server.service import Service
 from presage.store.records import User
@@ -23,7 +24,7 @@ async def _parts(request: Request) -> Service:
     return service
 
 
-async def user_of(request: Request) -> User:
+async def user_of(request: HTTPConnection) -> User:
     """Who asks; raises Unauthorized."""
     accounts = request.app.state.service.accounts
     header = request.headers.get("authorization")

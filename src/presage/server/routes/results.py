@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query
@@ -24,7 +24,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/api/v1", tags=["results"])
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_BYTES = {"content": {"application/octet-stream": {}}}
+_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
 Wanted = Annotated[list[str] | None, Query(max_length=1000)]
 
 
@@ -88,7 +88,7 @@ async def results_zip(job_id: str, service: Parts, me: Me, path: Wanted = None) 
 @router.get(
     "/jobs/{job_id}/results/{path:path}",
     response_class=Response,
-    responses={200: _BYTES, 206: {**_BYTES, "description": "A part of it"}},
+    responses={200: _BYTES},
 )
 async def one_result(
     job_id: str,
@@ -98,7 +98,7 @@ async def one_result(
     range: Annotated[str | None, Header(max_length=200)] = None,
     if_range: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """One file, or with `Range: bytes=FROM-` a part of it. `ETag` names its content; with
+    """One file, or with `Range: bytes=FROM-` a part of it (206). `ETag` names its content; with
     `If-Range`, a part is sent only of that."""
     row = await asyncio.to_thread(service.seen, clean(job_id), me)
     file = await asyncio.to_thread(service.results.open, row.id, path)
@@ -111,7 +111,7 @@ async def one_result(
     }
     part = _part(range, file.size) if if_range in (None, tag) else None
     if part == ():
-        file.read(0, 0).close()
+        file.file.close()
         headers["Content-Range"] = f"bytes */{file.size}"
         return Response(status_code=416, headers=headers)
     start, end = part or (0, file.size)

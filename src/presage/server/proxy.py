@@ -1,0 +1,404 @@
+"""Ports of jobs in a browser: an HTTP and WebSocket proxy on a port, and so an origin, of its own.
+
+What a job serves is not to be trusted: a page of it must reach neither the dashboard nor another
+job. So it is served apart from the dashboard, with a cookie that is good for one port of one job;
+neither tokens of the API nor cookies of ours go to the job, and what a job sets stays on its own
+path. There is no way from here to anything but the declared ports of a job that runs, through its
+own guardian, who also tells the token that the job's server expects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from presage.model.errors import BadRequest, NotFound, PresageError, Unauthorized
+from presage.server.attach import Attachment, attach, running
+from presage.server.auth import ANYBODY
+from presage.server.problems import problem, status_of
+from presage.server.service import Service
+from presage.server.tickets import COOKIE_S, TICKET_S, Signer
+from presage.store.records import JobRow, User
+
+__all__ = ["PREFIX", "ProxyGate", "sign_in_url"]
+
+PREFIX = "/jobs/"
+_PATH = re.compile(r"/jobs/([a-z0-9][a-z0-9._-]{0,100})/(ports|absolute)/([1-9][0-9]{0,4})(/.*)")
+_TICKET, _COOKIE = "presage_ticket", "presage_port"
+_OURS = "presage_"
+"""Cookies whose names begin so are never a job's."""
+_HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+"""Headers of one connection (RFC 9110, 7.6.1); those that `connection` names are added."""
+_NOT_ON = frozenset(("authorization", "cookie", "host", "origin", "referer", "forwarded"))
+_NOT_BACK = frozenset(
+    {
+        *("alt-svc", "clear-site-data", "date", "location", "server"),
+        *("service-worker-allowed", "set-cookie", "strict-transport-security"),
+    }
+)
+"""What a job must not say for the whole origin, or is said anew."""
+_LARGEST_MESSAGE = 32 << 20
+_NO_CACHE = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A port of a job, and what is asked of it."""
+
+    job: str
+    port: int
+    prefix: str
+    """The part of the path that is ours."""
+    path: str
+    """What the job's server is asked for, as it was written."""
+
+
+def sign_in_url(
+    service: Service, user: User, row: JobRow, port: int, *, absolute: bool
+) -> tuple[str, float]:
+    """An address for a browser, and until when it works. `absolute`: the job's server is asked
+    for the whole path, since it was told where it is."""
+    settings, until = service.settings, time.time() + TICKET_S
+    own = urlsplit(settings.url)
+    host = f"[{own.hostname}]" if ":" in (own.hostname or "") else own.hostname
+    base = settings.proxy_url or f"{own.scheme}://{host}:{settings.proxy_port}"
+    ticket = _signer(service).sign("ticket", user.name, row.id, port, until)
+    kind = "absolute" if absolute else "ports"
+    query = urlencode({_TICKET: ticket})
+    return f"{base.replace('{job}', row.id)}/jobs/{row.id}/{kind}/{port}/?{query}", until
+
+
+class ProxyGate:
+    """Answers what comes in at the proxy's port; everything else passes."""
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        server = scope.get("server") or ("", 0)
+        if scope["type"] == "lifespan" or server[1] != self._service.settings.proxy_port:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await self._websocket(WebSocket(scope, receive, send))
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            target = _target(scope)
+            if ticket := request.query_params.get(_TICKET):
+                answer: ASGIApp = self._exchange(request, target, ticket)
+            else:
+                row, user = await self._allowed(request, target)
+                answer = await self._pass_on(request, target, row, user)
+        except PresageError as error:
+            answer = problem(status_of(type(error)) or 500, error.code, str(error))
+        await answer(scope, receive, send)
+
+    # -- who ------------------------------------------------------------------------------------
+
+    def _exchange(self, request: Request, target: _Target, ticket: str) -> ASGIApp:
+        """A cookie for a ticket, and the address without it."""
+        signer = _signer(self._service)
+        user = signer.user("ticket", ticket, target.job, target.port)
+        if user is None:
+            text = "this address has expired; get another one: presage forward ID PORT --url"
+            raise Unauthorized(text)
+        cookie = signer.sign("cookie", user, target.job, target.port, time.time() + COOKIE_S)
+        rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != _TICKET]
+        query = f"?{urlencode(rest)}" if rest else ""
+        answer = RedirectResponse(f"{request.url.path}{query}", 303, _NO_CACHE)
+        answer.headers["Referrer-Policy"] = "no-referrer"
+        for kind in ("ports", "absolute"):
+            answer.set_cookie(
+                _COOKIE,
+                cookie,
+                max_age=int(COOKIE_S),
+                path=f"/jobs/{target.job}/{kind}/{target.port}/",
+                httponly=True,
+                samesite="lax",
+                secure=request.url.scheme == "https"
+                or self._service.settings.proxy_url.startswith("https:"),
+            )
+        return answer
+
+    async def _allowed(self, connection: HTTPConnection, target: _Target) -> tuple[JobRow, User]:
+        """The job, if whoever has the cookie may still reach it."""
+        cookie = connection.cookies.get(_COOKIE, "")
+        name = _signer(self._service).user("cookie", cookie, target.job, target.port)
+        if name is None:
+            raise Unauthorized("get an address with: presage forward ID PORT --url")
+        return await asyncio.to_thread(self._job, target, name)
+
+    def _job(self, target: _Target, name: str) -> tuple[JobRow, User]:
+        accounts = self._service.accounts
+        users = [ANYBODY] if accounts.open() else accounts.all()
+        user = next((one for one in users if one.name == name), None)
+        if user is None:
+            raise Unauthorized("there is no such user any more")
+        row = running(self._service, target.job, user)
+        if target.port not in ((row.manifest or {}).get("ports") or ()):
+            raise NotFound(f"job {row.id} has no port {target.port}")
+        return row, user
+
+    async def _reach(self, target: _Target, row: JobRow, user: User) -> Attachment:
+        order = {"port": target.port}
+        return await attach(self._service, row, user.name, "", "0", order)
+
+    # -- HTTP -----------------------------------------------------------------------------------
+
+    async def _pass_on(
+        self, request: Request, target: _Target, row: JobRow, user: User
+    ) -> ASGIApp:
+        import httpcore
+
+        run = await self._reach(target, row, user)
+        headers = _onwards(request, target, run)
+        sends = {"content-length", "transfer-encoding"} & set(request.headers.keys())
+        if "transfer-encoding" in request.headers:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        query = f"?{request.url.query}" if request.url.query else ""
+        url = httpcore.URL(
+            scheme=b"http",
+            host=b"127.0.0.1",
+            port=target.port,
+            target=f"{target.path}{query}".encode("latin-1"),
+        )
+        stream = await _TunnelStream.open(run)
+        connection = httpcore.AsyncHTTP11Connection(
+            origin=url.origin,
+            stream=stream,  # type: ignore[arg-type]  # has all that is used
+            keepalive_expiry=None,
+        )
+        asked = httpcore.Request(
+            request.method, url, headers=headers, content=request.stream() if sends else None
+        )
+        try:
+            answer = await connection.handle_async_request(asked)
+        except Exception as error:
+            await stream.aclose()
+            if not isinstance(error, httpcore.NetworkError | httpcore.ProtocolError):
+                raise
+            return problem(502, "bad_gateway", f"what listens there does not speak HTTP: {error}")
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                async for chunk in answer.stream:  # type: ignore[union-attr]  # async here
+                    yield chunk
+            finally:
+                await stream.aclose()
+
+        response = StreamingResponse(body(), answer.status)
+        response.raw_headers = _back(answer.headers, target)
+        return response
+
+    # -- WebSocket ------------------------------------------------------------------------------
+
+    async def _websocket(self, ws: WebSocket) -> None:
+        try:
+            target = _target(ws.scope)
+            if ws.headers.get("origin") is None:
+                raise BadRequest("a WebSocket here comes from a page of the job")
+            row, user = await self._allowed(ws, target)
+            run = await self._reach(target, row, user)
+        except PresageError as error:
+            answer = problem(status_of(type(error)) or 500, error.code, str(error))
+            await ws.send_denial_response(answer)
+            return
+        try:
+            await self._relay(ws, target, run)
+        finally:
+            run.link.close()
+
+    async def _relay(self, ws: WebSocket, target: _Target, run: Attachment) -> None:
+        from websockets.asyncio.client import unix_connect
+        from websockets.exceptions import WebSocketException
+
+        query = f"?{ws.url.query}" if ws.url.query else ""
+        headers = [(k.decode(), v.decode()) for k, v in _onwards(ws, target, run)]
+        kept = [h for h in headers if not h[0].lower().startswith("sec-websocket")]
+        try:
+            inner = await unix_connect(
+                uri=f"ws://127.0.0.1:{target.port}{target.path}{query}",
+                sock=run.link,
+                additional_headers=[h for h in kept if h[0].lower() not in ("host", "user-agent")],
+                subprotocols=ws.scope.get("subprotocols") or None,
+                compression=None,
+                max_size=_LARGEST_MESSAGE,
+                ping_interval=None,
+                proxy=None,
+            )
+        except (OSError, WebSocketException, TimeoutError):
+            await ws.send_denial_response(
+                problem(502, "bad_gateway", "what listens there refused the WebSocket")
+            )
+            return
+        await ws.accept(subprotocol=inner.subprotocol)
+        job, attendance = target.job, self._service.attendance
+
+        async def onwards() -> None:
+            while (message := await ws.receive())["type"] == "websocket.receive":
+                attendance.used(job)
+                data = message.get("text")
+                await inner.send(data if data is not None else message["bytes"])
+
+        async def back() -> None:
+            async for data in inner:
+                await (ws.send_text(data) if isinstance(data, str) else ws.send_bytes(data))
+
+        tasks = [asyncio.ensure_future(onwards()), asyncio.ensure_future(back())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+            with (
+                suppress(asyncio.CancelledError, OSError, RuntimeError, WebSocketException),
+                suppress(WebSocketDisconnect),
+            ):
+                await task
+        await inner.close()
+        with suppress(OSError, RuntimeError, WebSocketDisconnect):
+            await ws.close(inner.close_code if _sendable(inner.close_code) else 1000)
+
+
+class _TunnelStream:
+    """A connection to a port of a job, as `httpcore` wants it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, run: Attachment) -> _TunnelStream:
+        """The stream of an attachment."""
+        return cls(*await asyncio.open_unix_connection(sock=run.link))
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Some bytes; none at the end."""
+        with suppress(OSError):
+            return await self._reader.read(max_bytes)
+        return b""
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send bytes."""
+        from httpcore import WriteError
+
+        try:
+            self._writer.write(buffer)
+            await self._writer.drain()
+        except OSError as error:
+            raise WriteError(str(error)) from None
+
+    async def aclose(self) -> None:
+        """Let go; the run hears of it."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def get_extra_info(self, info: str) -> None:
+        """Nothing is known of it."""
+
+
+def _signer(service: Service) -> Signer:
+    return Signer(service.layout.proxy_key)
+
+
+def _target(scope: Scope) -> _Target:
+    """What is asked for; raises what is wrong with it."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path = raw.decode("latin-1").partition("?")[0]
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise NotFound("there is nothing here; ports of jobs are at /jobs/ID/ports/PORT/")
+    job, kind, port, rest = match.groups()
+    if ".." in re.split(r"[/\\]", unquote(unquote(rest))):
+        raise BadRequest("a path has no '..'")
+    prefix = f"/jobs/{job}/{kind}/{port}"
+    return _Target(job, int(port), prefix, path if kind == "absolute" else rest)
+
+
+def _onwards(
+    connection: HTTPConnection, target: _Target, run: Attachment
+) -> list[tuple[bytes, bytes]]:
+    """The headers that the job's server gets."""
+    named = _hop_by_hop(connection.headers.getlist("connection"))
+    kept = [
+        (name, value)
+        for name, value in connection.headers.raw
+        if (text := name.decode("latin-1").lower()) not in named
+        and text not in _NOT_ON
+        and not text.startswith("x-forwarded-")
+    ]
+    cookies = [f"{k}={v}" for k, v in connection.cookies.items() if not k.startswith(_OURS)]
+    if cookies:
+        kept.append((b"Cookie", "; ".join(cookies).encode("latin-1", "replace")))
+    kept += [
+        (b"Host", f"127.0.0.1:{target.port}".encode()),
+        (b"Authorization", f"token {run.started.get('token', '')}".encode()),
+        (b"X-Forwarded-Prefix", target.prefix.encode()),
+        (b"X-Forwarded-Proto", connection.url.scheme.encode()),
+    ]
+    return kept
+
+
+def _back(headers: Sequence[tuple[bytes, bytes]], target: _Target) -> list[tuple[bytes, bytes]]:
+    """The headers that the browser gets."""
+    given = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+    named = _hop_by_hop(value for name, value in given if name == "connection")
+    kept = [(name, value) for name, value in given if name not in named | _NOT_BACK]
+    for name, value in given:
+        if name == "location":
+            kept.append((name, _location(value, target)))
+        elif name == "set-cookie":
+            kept += [("set-cookie", cookie) for cookie in _cookies(value, target)]
+    kept.append(("referrer-policy", "same-origin"))
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
+
+
+def _hop_by_hop(connection: Iterable[str]) -> set[str]:
+    words = (word.strip().lower() for value in connection for word in value.split(","))
+    return {*_HOP, *words} - {"content-length"}
+
+
+def _location(value: str, target: _Target) -> str:
+    """Where a job's server sends the browser, below our prefix."""
+    own = f"http://127.0.0.1:{target.port}"
+    path = value.removeprefix(own) if value.startswith((f"{own}/", f"{own}?")) else value
+    inside = path == target.prefix or path.startswith(f"{target.prefix}/")
+    if path.startswith("/") and not path.startswith("//") and not inside:
+        return f"{target.prefix}{path}"
+    return path
+
+
+def _cookies(value: str, target: _Target) -> list[str]:
+    """Cookies of a job's server, for its own path alone."""
+    jar: SimpleCookie = SimpleCookie()
+    with suppress(CookieError):
+        jar.load(value)
+    found = []
+    for name, morsel in jar.items():
+        if name.startswith(_OURS):
+            continue
+        morsel["domain"], morsel["path"] = "", f"{target.prefix}/"
+        found.append(morsel.OutputString())
+    return found
+
+
+def _sendable(code: int | None) -> bool:
+    return code is not None and (code in (1000, 1001) or 3000 <= code < 5000)
