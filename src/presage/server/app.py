@@ -16,6 +16,7 @@ from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    arrays,
     attach,
     charts,
     cluster,
@@ -27,6 +28,8 @@ from presage.server.routes import (
     removal,
     results,
     scale,
+    secrets,
+    sign_in,
     usage,
     users,
 )
@@ -92,6 +95,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     app.router.routes += jobs.submissions.routes
     for part in (
         jobs,
+        arrays,
         ahead,
         scale,
         attach,
@@ -102,6 +106,8 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        secrets,
+        sign_in,
         usage,
         folders,
         health,
