@@ -211,8 +211,8 @@ def test_a_command_ends_with_its_run_and_leaves_no_process(runs: Runs) -> None:
     pid = int(client.until(b"\n").split()[0])
     runs.watch.stop("j")
     assert frames.EXIT not in client.all()
-    assert not alive(pid)
     runs.watch.end("j")
+    assert not alive(pid)
     runs.watch.until(lambda: not runs.kit.leftovers("j"), "all is gone")
 
 
