@@ -47,6 +47,9 @@ _PANELS = {
         "exec": "live:execute",
         "shell": "live:shell",
         "forward": "live:forward",
+        "secrets": "secrets:secrets",
+        "login": "login:login",
+        "logout": "login:logout",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -91,9 +94,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "sweep", "top", "usage"),
-    "users",
-    "whatif",
+    *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
+    *("sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

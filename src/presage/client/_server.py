@@ -34,6 +34,9 @@ from presage.model.answers import (
     ResultFile,
     ResultsPage,
     ScaleAccepted,
+    SecretInfo,
+    SignInOffer,
+    SignInStart,
     Status,
     StatusChange,
     Submitted,
@@ -386,3 +389,40 @@ class Client(ArrayCalls):
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""
         return value_of(UserInfo, self.call("DELETE", f"/users/{path_of(name)}"))
+
+    def me(self) -> UserInfo:
+        """Who one is to the server."""
+        return self.get(UserInfo, "/me")
+
+    def sign_in_offer(self) -> SignInOffer:
+        """How one signs in."""
+        return self.get(SignInOffer, "/sign-in")
+
+    def begin_sign_in(self, redirect_uri: str) -> SignInStart:
+        """Begin a sign-in with the server's identity provider."""
+        body = self.call("POST", "/sign-in", json={"redirect_uri": redirect_uri})
+        return value_of(SignInStart, body)
+
+    def finish_sign_in(self, ticket: str, state: str, code: str) -> NewUser:
+        """End it: the answer has the token."""
+        asked = {"ticket": ticket, "state": state, "code": code}
+        return value_of(NewUser, self.call("POST", "/sign-in/finish", json=asked))
+
+    def sign_out(self) -> None:
+        """Revoke the token that this client uses."""
+        self.call("POST", "/sign-out")
+
+    def secrets(self) -> list[SecretInfo]:
+        """The secrets that one's jobs may use, by name."""
+        return values_of(SecretInfo, self.call("GET", "/secrets")["secrets"])
+
+    def set_secret(self, name: str, content: bytes, team: str | None = None) -> SecretInfo:
+        """Keep a secret of one's own, or of a team."""
+        query = {"team": team} if team is not None else {}
+        body = self.call("PUT", f"/secrets/{path_of(name)}", content=content, params=query)
+        return value_of(SecretInfo, body)
+
+    def remove_secret(self, name: str, team: str | None = None) -> SecretInfo:
+        """Take a secret away."""
+        query = {"team": team} if team is not None else {}
+        return value_of(SecretInfo, self.call("DELETE", f"/secrets/{path_of(name)}", params=query))

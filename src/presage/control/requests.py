@@ -43,11 +43,12 @@ class Requests:
         estimator: NeedsEstimator,
         layout: Layout,
         queues: Collection[str],
+        check: Callable[[Manifest, User], None] = lambda manifest, user: None,
         may_see: Callable[[User, JobRow | ArrayRow], bool] = lambda user, row: True,
     ) -> None:
         self._may_see = may_see
         self._live, self._store, self._estimator = live, store, estimator
-        self._layout, self._queues = layout, queues
+        self._layout, self._queues, self._check = layout, queues, check
         self.turnstile = asyncio.Semaphore(1)
         """Submissions pass one by one (backpressure), so that a crowd of them lets others through
         between."""
@@ -55,15 +56,15 @@ class Requests:
         self._chance = Random()
         """For the names of jobs; they are no secret, and asking the system each time costs."""
 
-    def check_queue(self, queue: str) -> None:
-        """Refuse a queue that is not there."""
-        known = self._queues
+    def check(self, manifest: Manifest, user: User) -> None:
+        """Refuse a queue that is not there, and what a user may not ask for."""
+        known, queue = self._queues, manifest.queue
         if known and queue not in known and queue != "default":
             raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
+        self._check(manifest, user)
 
-    def check(self, manifest: Manifest, folder: str | None) -> None:
-        """Refuse a queue or a folder that is not there."""
-        self.check_queue(manifest.queue)
+    def check_folder(self, manifest: Manifest, folder: str | None) -> None:
+        """Refuse a folder that is not there; one that is used stays."""
         if folder is not None and manifest.git is not None:
             raise UserError("a job has a work folder or a git source, not both; leave one out")
         if folder is not None and not self._layout.folder(folder).is_file():
@@ -126,7 +127,8 @@ class Requests:
     async def _accept(
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
-        self.check(manifest, folder)
+        self.check(manifest, user)
+        self.check_folder(manifest, folder)
         if manifest.after is not None:
             after = await self.resolved(manifest.after, user)
             manifest = manifest.model_copy(update={"after": after})

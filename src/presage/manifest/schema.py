@@ -96,6 +96,13 @@ def _no_nul(value: str) -> str:
     return value
 
 
+def _image(value: str) -> str:
+    """An engine would take what starts with a dash for an option of its own."""
+    if not re.match(r"[A-Za-z0-9]", value):
+        raise ValueError(f"{shown(value)} is not an image: write one such as python:3.11-slim")
+    return value
+
+
 def _variable_text(value: object) -> object:
     """Numbers are taken as they are printed; YAML reads a bare yes, on or true as something else,
     so that has to be in quotes."""
@@ -410,7 +417,7 @@ class Manifest(_ManifestPart):
     """A job as its owner describes it."""
 
     name: Name
-    image: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    image: Annotated[Text, Field(max_length=1024), AfterValidator(_image)] | None = None
     environment: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     command: Command | None = None
     launcher: Literal["none", "torchrun"] = "none"

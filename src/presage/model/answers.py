@@ -44,6 +44,9 @@ __all__ = [
     "ResultsPage",
     "ResultsSummary",
     "ScaleAccepted",
+    "SecretInfo",
+    "SignInOffer",
+    "SignInStart",
     "Status",
     "StatusChange",
     "Submitted",
@@ -451,6 +454,9 @@ class NodeStatus:
     free_memory_mib: int | None
     jobs: tuple[str, ...]
     labels: Mapping[str, str]
+    memory_limits: str = ""
+    """What holds workers to their memory: `cgroup`, `systemd`, or `watched`, which is looked at
+    some times a second and so can be passed for a moment; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,6 +538,31 @@ class NewUser:
     role: str
     team: str
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignInOffer:
+    """How one signs in to a server: with an identity provider, or else with a token."""
+
+    oidc: bool
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignInStart:
+    """A sign-in that was begun: the page to open, and the ticket that ends it."""
+
+    url: str
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """A secret, without its content: whose it is; everybody's when it is nobody's."""
+
+    name: str
+    user: str
+    team: str
 
 
 @dataclass(frozen=True, slots=True)

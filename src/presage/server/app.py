@@ -28,6 +28,8 @@ from presage.server.routes import (
     removal,
     results,
     scale,
+    secrets,
+    sign_in,
     usage,
     users,
 )
@@ -104,6 +106,8 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         cluster,
         charts,
         users,
+        secrets,
+        sign_in,
         usage,
         folders,
         health,

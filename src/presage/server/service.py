@@ -34,18 +34,23 @@ from presage.control.seat import Seat
 from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
+from presage.executors.node.limits import delegated_group, how_memory_is_held
+from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.server.access import SubmissionRules
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
 from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
+from presage.server.unix_users import UnixUsers
 from presage.store import open_store
 from presage.store.records import ArrayRow, JobChange, JobRow, User
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
+    from presage.server.oidc import SignIns
 
 __all__ = ["Service"]
 
@@ -54,12 +59,22 @@ class Service:
     """A server's parts. Everything here may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
+        run_as = settings.access.run_as
+        self.unix_users = UnixUsers(run_as, settings.layout) if run_as else None
         settings.prepare()
+        if self.unix_users is not None:
+            self.unix_users.check_machine()
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
         take_over_files(layout, store.knowledge)
-        self.accounts = Accounts(store.users)
+        oidc = settings.oidc
+        self.sign_ins: SignIns | None = None
+        if oidc.issuer:
+            from presage.server.oidc import SignIns
+
+            self.sign_ins = SignIns(oidc)
+        self.accounts = Accounts(store.users, closed=bool(oidc.issuer))
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
@@ -116,8 +131,18 @@ class Service:
             )
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
-        self.requests = Requests(live, store, self.estimator, layout, settings.queues, may_see)
+        self.secret_files = SecretFiles(layout)
+        rules = SubmissionRules(
+            settings.access,
+            self.secret_files,
+            self.unix_users.check if self.unix_users else lambda owner: None,
+        )
+        self.requests = Requests(
+            live, store, self.estimator, layout, settings.queues, rules.check, may_see
+        )
         self.sweeps = Sweeps(self.requests, store)
+        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
@@ -217,5 +242,6 @@ class Service:
         contents = []
         for name in names:
             with suppress(OSError):
-                contents.append(self.layout.secret(name).read_bytes().rstrip(b"\n"))
+                if path := self.secret_files.find(name, row.owner, row.team):
+                    contents.append(path.read_bytes().rstrip(b"\n"))
         return sorted(filter(None, contents), key=len, reverse=True)

@@ -9,7 +9,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from presage.control.board import ENDED
-from presage.model.answers import ArraySummary, JobSummary, NodeStatus, QueueStatus, UserInfo
+from presage.model.answers import (
+    ArraySummary,
+    JobSummary,
+    NodeStatus,
+    QueueStatus,
+    SecretInfo,
+    UserInfo,
+)
 from presage.model.words import interval, memory, share
 from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
@@ -22,6 +29,7 @@ __all__ = [
     "NodeList",
     "Problem",
     "QueueList",
+    "SecretList",
     "UserList",
     "array_view",
     "estimates_view",
@@ -84,6 +92,12 @@ class UserList(ApiView):
     users: list[UserInfo]
 
 
+class SecretList(ApiView):
+    """Secrets, without their content."""
+
+    secrets: list[SecretInfo]
+
+
 class AuditView(ApiView):
     """Who did what."""
 
@@ -124,8 +138,8 @@ def summary_view(
         "exit_code": row.exit_code,
         "progress": dict(row.progress) if row.progress is not None else None,
         "eta_s": eta_s if row.status == "QUEUED" else None,
-        "array": row.array,
-        "params": dict(row.params) if row.params is not None else None,
+        **({"array": row.array} if row.array is not None else {}),
+        **({"params": dict(row.params)} if row.params is not None else {}),
     }
 
 

@@ -140,7 +140,7 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     require(me, UserRole.USER)
     kind = request.headers.get("content-type", "application/yaml")
     manifest = parse_submission(await request.body(), kind).first
-    service.requests.check_queue(manifest.queue)
+    service.requests.check(manifest, me)
     name = f"{manifest.name}-{secrets.token_hex(5)}"
     manifest, _ = await service.requests.foresee(manifest, to_spec(manifest, name, me.name), None)
     if manifest.after is not None:
