@@ -69,7 +69,8 @@ class Connection:
     @property
     def authorization(self) -> str | None:
         """The header that says who asks."""
-        return self._http.headers.get("Authorization")
+        header: str | None = self._http.headers.get("Authorization")
+        return header
 
     def get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
         """What `GET /api/v1{path}` answers, as a value."""

@@ -56,21 +56,19 @@ class Requests:
         self._chance = Random()
         """For the names of jobs; they are no secret, and asking the system each time costs."""
 
-    def check(self, manifest: Manifest, user: User) -> None:
-        """Refuse a queue that is not there, and what a user may not ask for."""
+    def check(self, manifest: Manifest, user: User, folder: str | None = None) -> None:
+        """Refuse a queue or a folder that is not there, and what a user may not ask for."""
         known, queue = self._queues, manifest.queue
         if known and queue not in known and queue != "default":
             raise UserError(f"there is no queue '{queue}'; there are {', '.join(known)}")
         self._check(manifest, user)
-
-    def check_folder(self, manifest: Manifest, folder: str | None) -> None:
-        """Refuse a folder that is not there; one that is used stays."""
-        if folder is not None and manifest.git is not None:
+        if folder is None:
+            return
+        if manifest.git is not None:
             raise UserError("a job has a work folder or a git source, not both; leave one out")
-        if folder is not None and not self._layout.folder(folder).is_file():
+        if not self._layout.folder(folder).is_file():
             raise UserError(f"folder {folder} was not uploaded: PUT /api/v1/folders/{folder}")
-        if folder is not None:
-            touch_folder(self._layout.folder(folder))
+        touch_folder(self._layout.folder(folder))
 
     def new_id(self, name: str, user: User, key: str | None) -> str:
         """The id of a new job or array; the same for the same idempotency key."""
@@ -127,8 +125,7 @@ class Requests:
     async def _accept(
         self, job_id: str, manifest: Manifest, user: User, folder: str | None
     ) -> JobRow:
-        self.check(manifest, user)
-        self.check_folder(manifest, folder)
+        self.check(manifest, user, folder)
         if manifest.after is not None:
             after = await self.resolved(manifest.after, user)
             manifest = manifest.model_copy(update={"after": after})

@@ -138,8 +138,10 @@ class Sweeps:
         assert sweep is not None
         if sweep.prune is not None:
             await asyncio.to_thread(need_optuna, "sweep.prune")
-        self._requests.check_folder(asked.first, folder)
-        jobs = await asyncio.to_thread(self._checked, asked, user)
+        self._requests.check(asked.first, user, folder)
+        jobs = await asyncio.to_thread(lambda: list(asked.jobs()))
+        for job in jobs:  # a parameter may stand anywhere: in a priority, in the name of a secret
+            self._requests.check(job, user)
         now = time.time()
         array = ArrayRow(
             id=array_id,
@@ -160,13 +162,6 @@ class Sweeps:
         facts, rows = [one.fact for one in made], [one.row for one in made]
         await self._requests.decide(facts, rows, audit, array)
         return array
-
-    def _checked(self, asked: Submission, user: User) -> list[Manifest]:
-        """The manifests of all jobs, each of which this user may submit."""
-        jobs = list(asked.jobs())
-        for manifest in jobs:  # a point can change the queue, the image, the data …
-            self._requests.check(manifest, user)
-        return jobs
 
     async def _members(
         self, array: ArrayRow, jobs: Sequence[Manifest], user: User

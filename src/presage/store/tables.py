@@ -47,8 +47,8 @@ __all__ = [
     "users",
 ]
 
-NEWEST = "0007"
-"""The revision that these tables are; it follows 0008."""
+NEWEST = "0008"
+"""The revision that these tables are."""
 
 
 class Words(TypeDecorator[str]):
