@@ -138,8 +138,8 @@ def summary_view(
         "exit_code": row.exit_code,
         "progress": dict(row.progress) if row.progress is not None else None,
         "eta_s": eta_s if row.status == "QUEUED" else None,
-        "array": row.array,
-        "params": dict(row.params) if row.params is not None else None,
+        **({"array": row.array} if row.array is not None else {}),
+        **({"params": dict(row.params)} if row.params is not None else {}),
     }
 
 
