@@ -91,7 +91,7 @@ class Service:
         self.learner = Learner(StoredEnds(store), champions, self.estimator)
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
-        recorder = HistoryRecorder(store, knowledge, self.history)
+        recorder = self.recorder = HistoryRecorder(store, knowledge, self.history)
         self.attendance = Attendance()
         idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
         unattended = Unattended(self.attendance, idle)
