@@ -24,9 +24,12 @@ __all__ = [
     "FILE_LIMITS",
     "YamlLimits",
     "check",
+    "load_json",
+    "load_yaml",
     "misplaced",
     "parse_json",
     "parse_yaml",
+    "read_bytes",
     "read_yaml",
 ]
 
@@ -55,20 +58,32 @@ def read_yaml(
     path: Path, model: type[M], error: type[UserError], limits: YamlLimits = FILE_LIMITS
 ) -> M:
     """The file as a model; anything wrong with it raises `error`."""
+    return parse_yaml(read_bytes(path, error, limits), model, error, str(path), limits)
+
+
+def read_bytes(path: Path, error: type[UserError], limits: YamlLimits) -> bytes:
+    """What is in a file that is not too large; anything wrong with it raises `error`."""
     try:
         if path.stat().st_size > limits.bytes:
             raise error(f"{path} is larger than {limits.bytes >> 20} MiB")
-        text = path.read_bytes()
+        return path.read_bytes()
     except (OSError, ValueError) as broken:
         says = getattr(broken, "strerror", None) or str(broken)
         raise error(_one_line(f"{path} cannot be read: {says}")) from None
-    return parse_yaml(text, model, error, str(path), limits)
 
 
 def parse_yaml(
     text: bytes | str, model: type[M], error: type[UserError], source: str, limits: YamlLimits
 ) -> M:
     """The YAML text as a model; messages call it `source`."""
+    data, root = load_yaml(text, error, source, limits)
+    return check(data, model, error, source, root)
+
+
+def load_yaml(
+    text: bytes | str, error: type[UserError], source: str, limits: YamlLimits
+) -> tuple[Any, yaml.Node | None]:
+    """The YAML text as plain data, and as the nodes that know its lines."""
     text = _decoded(text, error, source, limits)
     try:
         _refuse_bombs(text, error, source, limits)
@@ -85,13 +100,18 @@ def parse_yaml(
     except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as broken:
         # PyYAML lets these out for a scalar that is not what its tag or its looks say: !!int x
         raise error(_one_line(f"{source}: broken YAML: bad value: {broken}")) from None
-    return check(data, model, error, source, root)
+    return data, root
 
 
 def parse_json(
     text: bytes | str, model: type[M], error: type[UserError], source: str, limits: YamlLimits
 ) -> M:
     """The JSON text as a model; messages call it `source`."""
+    return check(load_json(text, error, source, limits), model, error, source)
+
+
+def load_json(text: bytes | str, error: type[UserError], source: str, limits: YamlLimits) -> Any:
+    """The JSON text as plain data."""
     text = _decoded(text, error, source, limits)
 
     def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,14 +123,13 @@ def parse_json(
         return mapping
 
     try:
-        data = json.loads(text, object_pairs_hook=no_repeats)
+        return json.loads(text, object_pairs_hook=no_repeats)
     except json.JSONDecodeError as broken:
         raise error(f"{source} line {broken.lineno}: broken JSON: {broken.msg}") from None
     except RecursionError:
         raise error(f"{source} cannot be read: it is nested too deeply") from None
     except ValueError as broken:  # a number with thousands of digits
         raise error(_one_line(f"{source}: broken JSON: {broken}")) from None
-    return check(data, model, error, source)
 
 
 def check(

@@ -38,6 +38,7 @@ __all__ = [
     "allocation",
     "checkpoint",
     "on_resize",
+    "params",
     "progress",
     "request_workers",
     "restore",
@@ -89,9 +90,8 @@ class Allocation(NamedTuple):
 def allocation() -> Allocation:
     """What this process was given, from its environment."""
     env = os.environ
-    torchrun = "TORCHELASTIC_RUN_ID" in env  # it may start several processes in one worker
     ranks, sizes = ["PRESAGE_RANK", "RANK"], ["PRESAGE_WORKERS", "WORLD_SIZE"]
-    if torchrun:
+    if "TORCHELASTIC_RUN_ID" in env:  # it may start several processes in one worker
         ranks.reverse()
         sizes.reverse()
     devices = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -106,6 +106,13 @@ def allocation() -> Allocation:
         data_dir=Path(env.get("PRESAGE_DATA_DIR", "data")),
         result_dir=Path(env.get("PRESAGE_RESULT_DIR", "results")),
     )
+
+
+def params(**defaults: Any) -> dict[str, Any]:
+    """Its parameters, such as its point of a sweep; what it was not given, as named here."""
+    import json
+
+    return {**defaults, **json.loads(os.environ.get("PRESAGE_PARAMS") or "{}")}
 
 
 class Scaled(NamedTuple):
@@ -124,10 +131,9 @@ def scaled(batch: int, lr: float, *, tuned_for: int = 1, rule: str = "linear") -
     its square root, for optimizers such as Adam; `fixed`: all workers together keep their batch,
     shared out among them, and the rate stays, so that the training goes on as if nothing happened.
     """
-    given = allocation()
     if batch < 1 or tuned_for < 1:
         raise ValueError("scaled() needs a batch and tuned_for of at least 1")
-    growth = given.workers / tuned_for
+    growth = (given := allocation()).workers / tuned_for
     if rule == "linear":
         return Scaled(batch, lr * growth)
     if rule == "sqrt":
@@ -216,8 +222,7 @@ def progress(
     metrics: Mapping[str, Any] | None = None,
 ) -> None:
     """Say how far the training is: `steps` is how many there will be, `done` the share of the work
-    (0 to 1; `step` / `steps` unless given). Written at most once a second, the last in any
-    case."""
+    (0 to 1; `step` / `steps` unless given). Written at most once a second, the last always."""
     _report.tell(_Told(epoch, step, steps, done, metrics, time.time()))
 
 
@@ -282,7 +287,7 @@ class _Checkpoints:
         except BaseException:
             rmtree(unfinished, ignore_errors=True)
             raise
-        _flush_directory(self._directory)
+        _sync(self._directory, os.O_DIRECTORY)
         for old_number, old in before[: len(before) + 1 - KEPT]:
             leaving = self._directory / f".saving-old-{old_number:08}"  # never half of one
             old.rename(leaving)
@@ -572,18 +577,13 @@ def _flush(directory: Path) -> None:
     """Bring everything in a directory to disk."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            if (Path(folder) / name).is_symlink():
-                continue
-            descriptor = os.open(Path(folder) / name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        _flush_directory(Path(folder))
+            if not (Path(folder) / name).is_symlink():
+                _sync(Path(folder) / name)
+        _sync(Path(folder), os.O_DIRECTORY)
 
 
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
     finally:

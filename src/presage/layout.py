@@ -62,12 +62,21 @@ class Layout:
 
     @property
     def secrets(self) -> Path:
-        """What jobs must know and nobody else."""
+        """Contents of secrets: those of operators, which every job may use, and below, by owner,
+        those of users and teams."""
         return self.data / "secrets"
 
     def secret(self, name: str) -> Path:
-        """The content of a secret."""
+        """The content of a secret that every job may use."""
         return self.secrets / name
+
+    def secrets_of_user(self, user: str) -> Path:
+        """A user's own secrets. The dot keeps it apart from names of secrets."""
+        return self.secrets / ".users" / user
+
+    def secrets_of_team(self, team: str) -> Path:
+        """The secrets of a team."""
+        return self.secrets / ".teams" / team
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -165,8 +174,21 @@ class Layout:
             return name != self.ray_owner.name
         return name in (self.lock.name, self.wake.name, self.runs.name)
 
-    def prepare(self) -> None:
-        """Make the directories that must be there, for their owner alone."""
+    @property
+    def uids(self) -> Path:
+        """Which Unix user of a range each owner of jobs was given."""
+        return self.data / "uids.json"
+
+    def prepare(self, *, ways_through: bool = False) -> None:
+        """Make the directories that must be there, for their owner alone; with `ways_through`,
+        others may pass (not look) on their way to what is theirs in a job or a run."""
         self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (self.folders, self.jobs, self.runs, self.secrets):
             path.mkdir(exist_ok=True, mode=0o700)
+        if not ways_through:
+            return
+        for path in self.data.iterdir():
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o700)
+        for path in (self.data, self.jobs, self.runs):
+            path.chmod(0o711)

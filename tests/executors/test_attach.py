@@ -187,7 +187,7 @@ def test_a_client_that_does_not_read_makes_nothing_grow(runs: Runs) -> None:
     # It stands still: what was not taken is still to be written.
     eventually(lambda: (stat := read_stat(pid)) is not None and stat.state == "S")
     guardian = runs.kit.guardian_pid("j")
-    sizes = [(read_stat(one).rss if read_stat(one) else 0) for one in [guardian, parent_of(pid)]]
+    sizes = [stat.rss for one in (guardian, parent_of(pid)) if (stat := read_stat(one))]
     answer = client.all()
     assert (first + answer[frames.STDOUT]).count(0) == 4194304
     assert code(answer) == 0

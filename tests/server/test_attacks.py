@@ -412,4 +412,6 @@ def test_files_are_for_their_owner_alone(guarded: Server) -> None:
 def test_the_document_names_every_attack() -> None:
     rows = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text(encoding="utf-8")))
     tests = {name for name in globals() if name.startswith("test_")}
+    between = Path(__file__).with_name("test_attacks_between_users.py").read_text(encoding="utf-8")
+    tests |= set(re.findall(r"^def (test_\w+)", between, re.MULTILINE))
     assert rows == tests - {"test_the_document_names_every_attack"}

@@ -234,7 +234,7 @@ def test_users_come_and_go(serve: Callable[..., Server]) -> None:
     added = server.presage("users", "add", "ada", "--role", "user", "--team", "red", "--json")
     assert added.code == 0, added.err
     token = added.json["token"]
-    assert server.presage("ps", "--json", token=token).json == {"jobs": []}
+    assert server.presage("ps", "--json", token=token).json == {"jobs": [], "arrays": []}
     denied = server.presage("users", token=token)
     assert (denied.code, "role admin" in denied.err) == (2, True)
     assert "ada" in server.presage("users").out

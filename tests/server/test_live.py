@@ -20,12 +20,13 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from presage.client import Attached, open_socket
 from presage.executors.node import frames
 from presage.model.errors import ApiError
 from tests.forking import Forked
-from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port, gone
 
 ADMIN = "admin-token-of-these-tests"
 ONE: dict[str, Any] = {"resources": {"gpus": 1}}
@@ -55,7 +56,7 @@ class Live(Server):
             self.tokens[name] = answer.json()["token"]
         return self.tokens[name]
 
-    def begin(
+    def begin_with(
         self, *argv: str, files: tuple[int, int, int], cwd: Path | None = None, **env: str
     ) -> Forked:
         """Start a command with these streams."""
@@ -89,6 +90,7 @@ def job(server: Live) -> str:
         ["python", "-c", ECHO], env={"PORT": str(port)}, ports=[port], grace=1, **ONE
     )
     eventually(lambda: "listening" in server.logs(made))
+    server.wait(made, "PROCESSING")
     return made
 
 
@@ -137,7 +139,7 @@ def test_exec_reads_from_a_pipe_and_is_binary_safe(server: Live, job: str, tmp_p
     (tmp_path / "in").write_bytes(data)
     with (tmp_path / "in").open("rb") as given, (tmp_path / "out").open("wb") as out:
         files = (given.fileno(), out.fileno(), out.fileno())
-        assert server.begin("exec", job, "--", "cat", files=files).wait(PATIENCE_S) == 0
+        assert server.begin_with("exec", job, "--", "cat", files=files).wait(PATIENCE_S) == 0
     assert (tmp_path / "out").read_bytes() == data
 
 
@@ -147,17 +149,17 @@ def test_ctrl_c_reaches_the_command_and_kill_of_the_client_ends_it(
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         (given, _), (read, out) = ends(), ends()
         script = "echo $$; exec sleep 600"
-        command = server.begin("exec", job, "--", "sh", "-c", script, files=(given, out, 2))
+        command = server.begin_with("exec", job, "--", "sh", "-c", script, files=(given, out, 2))
         pid = int(heard(read, 100))
         os.kill(command.pid, number)
         assert command.wait(PATIENCE_S) == code
-        eventually(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+        assert gone(pid)
 
 
 def test_a_shell_has_a_terminal_that_is_resized(server: Live, job: str) -> None:
     outer, inner = pty.openpty()
     fcntl.ioctl(outer, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-    command = server.begin("shell", job, files=(inner, inner, inner), TERM="vt100")
+    command = server.begin_with("shell", job, files=(inner, inner, inner), TERM="vt100")
     seen = b""
 
     def until(text: bytes) -> None:
@@ -235,13 +237,14 @@ def test_websockets_need_a_token_and_are_not_for_pages_of_others(server: Live, j
         (good, f"http://127.0.0.1:{server.port + 1}", 403),  # a page of a job, at the proxy
     ):
         with pytest.raises(InvalidStatus) as refused:
-            connect(url, additional_headers=headers, origin=origin)  # type: ignore[arg-type]
+            connect(url, additional_headers=headers, origin=Origin(origin) if origin else None)
         assert refused.value.response.status_code == status
 
 
 def test_orders_that_are_none_are_refused(server: Live, job: str) -> None:
     client = server.client()
-    for order in ({}, {"argv": []}, {"argv": ["true"], "user": "root"}, {"argv": "true"}):
+    orders: list[dict[str, Any]] = [{}, {"argv": []}, {"argv": ["true"], "user": "root"}]
+    for order in (*orders, {"argv": "true"}):
         with open_socket(client, f"/jobs/{job}/exec") as link, pytest.raises(ApiError):
             Attached(link, order)
     with open_socket(client, f"/jobs/{job}/exec") as link:
@@ -261,7 +264,7 @@ def test_a_port_is_forwarded_to_a_local_one(
     (given, _), (read, out) = ends(), ends()
     port = port_of(server, job)
     argv = ("forward", job, f"{port}:0")
-    command = server.begin(*argv, files=(given, out, out))
+    command = server.begin_with(*argv, files=(given, out, out))
     said = heard(read, 1000).decode()
     local = int(said.partition(":")[2].split()[0])
     for _ in range(2):
@@ -325,7 +328,7 @@ def test_a_notebook_runs_a_cell_through_the_proxy_and_nobody_else_gets_in(server
 def _cell(base: str, kernel: str, cookie: str) -> str:
     """What a cell prints, executed over the WebSocket as a browser's page would."""
     url = f"ws{base.removeprefix('http')}api/kernels/{kernel}/channels"
-    origin = base.partition("/jobs/")[0]
+    origin = Origin(base.partition("/jobs/")[0])
     head = {"msg_id": "1", "username": "", "session": "s", "msg_type": "execute_request"}
     code = "import os; print(6 * 7, os.environ.get('PRESAGE_TOKEN'))"
     body = {
@@ -336,8 +339,8 @@ def _cell(base: str, kernel: str, cookie: str) -> str:
         "channel": "shell",
     }
     with pytest.raises(InvalidStatus):
-        connect(url, additional_headers={"Cookie": cookie}, origin="https://evil.example")  # type: ignore[arg-type]
-    with connect(url, additional_headers={"Cookie": cookie}, origin=origin) as link:  # type: ignore[arg-type]
+        connect(url, additional_headers={"Cookie": cookie}, origin=Origin("https://evil.example"))
+    with connect(url, additional_headers={"Cookie": cookie}, origin=origin) as link:
         link.send(json.dumps(body))
         while True:
             said = json.loads(link.recv(PATIENCE_S))
@@ -353,7 +356,7 @@ def test_run_is_the_command_itself(server: Live, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("abc")
     out, err = tmp_path / "out", tmp_path / "err"
     with (tmp_path / "in").open() as given, out.open("w") as said, err.open("w") as wrong:
-        command = server.begin(
+        command = server.begin_with(
             *("run", "--name", "hi", "--gpus", "1", "--", "python", "hello.py"),
             files=(given.fileno(), said.fileno(), wrong.fileno()),
             cwd=tmp_path,
@@ -372,7 +375,7 @@ def test_run_says_why_it_waits_and_sigterm_cancels(
     (given, _), (read, err) = ends(), ends()
     holding = server.submit("sleep 600", resources={"gpus": 4}, grace=0.1)
     server.wait(holding, "PROCESSING")
-    command = server.begin(
+    command = server.begin_with(
         "run", "--gpus", "4", "--no-folder", "--", "true", files=(given, 1, err)
     )
     seen = b""
@@ -390,7 +393,7 @@ def test_a_run_survives_a_server_that_restarts_and_ends_with_its_client(
     server: Live, ends: Callable[[], tuple[int, int]]
 ) -> None:
     (given, typed), (read, out), (read_err, err) = ends(), ends(), ends()
-    command = server.begin(
+    command = server.begin_with(
         *("run", "--grace", "60s", "--no-folder", "--", "cat"), files=(given, out, err)
     )
     job = heard(read_err, 1000).split()[0].decode()
@@ -412,7 +415,7 @@ def test_a_run_whose_client_is_killed_is_cancelled(
 ) -> None:
     (given, _), (read, out), (read_err, err) = ends(), ends(), ends()
     argv = ("run", "--grace", "1s", "--no-folder", "--", "sh", "-c", "echo on; exec sleep 600")
-    command = server.begin(*argv, files=(given, out, err))
+    command = server.begin_with(*argv, files=(given, out, err))
     job = heard(read_err, 1000).split()[0].decode()
     assert heard(read, 100) == b"on\n"
     os.kill(command.pid, signal.SIGKILL)

@@ -41,6 +41,11 @@ def nodes(json: Json = False) -> None:
         say("no nodes")
         return
     show_table(NODE_COLUMNS, [node_row(node) for node in listed])
+    if any(node.memory_limits == "watched" for node in listed):
+        say(
+            "memory limits are watched, not held by the kernel: a job can pass its limit for a "
+            "moment"
+        )
 
 
 def node_row(node: NodeStatus) -> list[Cell]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from presage.cli import sweep
 from presage.cli._asking import Yes, ask_before_loss
 from presage.cli._input import JobId
 from presage.cli._job_words import (
@@ -24,8 +26,8 @@ from presage.cli._output import print_json, say
 from presage.cli._tables import show_facts, show_table
 from presage.cli.manifest import Include, sends_json, surveyed
 from presage.cli.results import results_line
-from presage.client import Client, FolderSurvey, to_json
-from presage.manifest import advice, read_manifest
+from presage.client import Client, FolderSurvey, JobHandle, to_json
+from presage.manifest import Submission, advice, read_submission
 from presage.model.errors import PresageError, UserError
 from presage.model.words import short_duration
 
@@ -40,19 +42,29 @@ def submit(
         bool, typer.Option("--dry-run", help="Say where and when it would start; submit nothing.")
     ] = False,
     include: Include = None,
+    set: sweep.Changes = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Start after this job or array ended well; repeatable."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Submit MANIFEST, with a copy of the folder it is in."""
-    checked = read_manifest(manifest)
+    """Submit MANIFEST, with a copy of the folder it is in; with a sweep, an array of jobs."""
+    asked = read_submission(manifest, sweep.changes_of(manifest, set, after))
+    checked = asked.first
     sends = surveyed(checked, manifest, include)
     if sends is not None and sends.warning:
         say(sends.warning)
     if dry_run:
-        _dry_run(manifest, advice(checked, manifest.absolute().parent), sends, json)
+        _dry_run(asked, manifest, advice(checked, manifest.absolute().parent), sends, json)
         return
     eta = None
     with Client() as client:
-        job = client.submit(manifest, include=include or ())
+        sent = client.submit_read(asked, manifest, include=include or ())
+        if sent.jobs is not None:
+            sweep.print_submitted(sent, json)
+            return
+        job = JobHandle(client, sent)
         status = job.status
         with suppress(PresageError):  # the job is on disk; when it starts is only worth a look
             eta = job.refresh(wait_eta_s=_ETA_S).info.eta_s
@@ -69,9 +81,11 @@ _ETA_S = 2.0
 """How long a submission waits to be told when the job starts."""
 
 
-def _dry_run(manifest: Path, notes: list[str], sends: FolderSurvey | None, json: bool) -> None:
+def _dry_run(
+    asked: Submission, manifest: Path, notes: list[str], sends: FolderSurvey | None, json: bool
+) -> None:
     with Client() as client:
-        preview = client.dry_run(manifest.read_bytes())
+        preview = client.dry_run(dumps(asked.data))  # JSON is YAML, too
     if json:
         body = {"manifest": str(manifest), "valid": True, **to_json(preview), "notes": notes}
         print_json({**body, "sends": sends_json(sends)})
@@ -86,6 +100,9 @@ def _dry_run(manifest: Path, notes: list[str], sends: FolderSurvey | None, json:
 
 
 def ps(
+    id: Annotated[
+        str | None, typer.Argument(metavar="ARRAY", help="Show the jobs of this array.")
+    ] = None,
     all: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that are over.")] = False,
     status: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this status; may be repeated.")
@@ -100,15 +117,26 @@ def ps(
     if not wanted and not (all or json):
         wanted = ["QUEUED", "DOWNLOADING", "PROCESSING", "STORING", "HALTED"]
     with Client() as client:
-        handles = client.jobs(status=wanted, queue=queue, owner=owner, limit=limit)
+        if id is not None:
+            sweep.show_members(client, id, json)
+            return
+        handles = client.jobs(status=wanted, queue=queue, owner=owner, array="", limit=limit)
         jobs = with_reasons(client, [job.summary for job in handles])
+        arrays = list(client.arrays(queue=queue, owner=owner, limit=limit))
+    if wanted:
+        arrays = [one for one in arrays if any(one.counts.get(name) for name in wanted)]
     if json:
-        print_json({"jobs": [to_json(job) for job in jobs]})
+        print_json(
+            {"jobs": [to_json(job) for job in jobs], "arrays": [to_json(one) for one in arrays]}
+        )
         return
-    if not jobs:
+    if not jobs and not arrays:
         say("no jobs" if all or status else "no jobs that are not over; --all shows the others")
         return
-    show_table(JOB_COLUMNS, [job_row(job) for job in jobs])
+    rows = [(one.submitted_at, job_row(one)) for one in jobs]
+    rows += [(one.submitted_at, sweep.array_row(one)) for one in arrays]
+    newest = sorted(rows, key=lambda row: -row[0])[:limit]
+    show_table(JOB_COLUMNS, [row for _, row in newest])
 
 
 def status(id: JobId, json: Json = False) -> None:
@@ -160,6 +188,9 @@ def wait(
     The exit code is 0 when it is COMPLETED, 4 when it is HALTED, 1 otherwise.
     """
     with Client() as client:
+        if client.is_array(id):
+            sweep.wait_for_array(client, id, timeout, json)
+            return
         job = client.job(id).wait(timeout).info
     if json:
         print_json(to_json(job))
@@ -185,6 +216,9 @@ def explain(id: JobId, json: Json = False) -> None:
     What it waits for, who is ahead, when it starts, and what would help.
     """
     with Client() as client:
+        if client.is_array(id):
+            sweep.explain_array(client, id, json)
+            return
         about = client.explain(id)
     if json:
         print_json(to_json(about))
@@ -200,6 +234,9 @@ def explain(id: JobId, json: Json = False) -> None:
         who = f": {', '.join(named)}{more}" if named else ""
         jobs = "1 job is" if about.ahead == 1 else f"{about.ahead} jobs are"
         typer.echo(f"ahead in its queue {jobs} waiting{who}")
+    for one in about.after:
+        ends = f", expected to end {starts_in(one.ends_s)[7:]}" if one.ends_s else ""
+        typer.echo(f"after {one.id} ({one.on}): {one.status}{ends}")
     typer.echo(f"it {starts_in(about.eta_s)}")
     for option in about.helps or ():
         typer.echo(f"{option.change} it {starts_in(option.eta_s, age=False)}")
@@ -234,6 +271,9 @@ def _tell(job: str, what: str, json: bool, yes: bool) -> None:
     if not job:
         raise UserError("name a job; `presage ps` lists them")
     with Client() as client:
+        if client.is_array(job):
+            sweep.tell_array(client, job, what, json, yes)
+            return
         ask_before_loss(client, [job], f"{what} it", yes)
         told = client.tell(job, what)
     if json:

@@ -10,6 +10,7 @@ import typer
 
 from presage.cli._input import JobId
 from presage.cli._output import say
+from presage.cli.sweep import print_logs
 from presage.client import Client
 from presage.model.answers import JobStatus, LogPiece
 
@@ -44,6 +45,9 @@ def logs(
     Of several, each line begins with the name of its worker.
     """
     with Client() as client:
+        if client.is_array(id):
+            print_logs(client, id, follow, worker)
+            return
         job = client.job(id)
         _say_if_it_waits(job.info, follow)
         printer = _Printer(timestamps, follow)

@@ -40,11 +40,16 @@ _PANELS = {
         "halt": "jobs:halt",
         "resume": "jobs:resume",
         "scale": "scale:scale",
+        "best": "sweep:best",
+        "resubmit": "sweep:resubmit",
         "run": "run:run",
         "notebook": "run:notebook",
         "exec": "live:execute",
         "shell": "live:shell",
         "forward": "live:forward",
+        "secrets": "secrets:secrets",
+        "login": "login:login",
+        "logout": "login:logout",
     },
     "Run a cluster": {
         "serve": "serve:serve",
@@ -89,8 +94,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 _ASK_A_SERVER = (
-    *("cluster", "jobs", "live", "logs", "results", "rm", "run", "scale", "top", "usage", "users"),
-    "whatif",
+    *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
+    *("sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli._output import print_json, say
-from presage.manifest import Manifest, advice, example, read_manifest
+from presage.manifest import Manifest, advice, example, read_submission
 from presage.model.errors import ManifestError, UserError
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def sends_json(sends: FolderSurvey | None) -> dict[str, Any] | None:
 def lint(manifest: Given, include: Include = None, json: AsJson = False) -> None:
     """Check a manifest: every mistake with its line, or what the job asks for."""
     try:
-        parsed = read_manifest(manifest)
+        asked = read_submission(manifest)
+        parsed = asked.first
+        list(asked.jobs())  # every point must give a job
     except ManifestError as error:
         mistakes = list(error.mistakes) or [str(error)]
         if json:
@@ -106,10 +108,16 @@ def lint(manifest: Given, include: Include = None, json: AsJson = False) -> None
     notes = advice(parsed, manifest.absolute().parent)
     sends = surveyed(parsed, manifest, include)
     if json:
-        facts = {"valid": True, "error": None, "name": parsed.name, "notes": notes}
-        print_json({"manifest": str(manifest), **facts, "sends": sends_json(sends)})
+        facts: dict[str, object] = {"valid": True, "error": None, "name": parsed.name}
+        if asked.sweep is not None:
+            facts["jobs"] = asked.size
+        print_json(
+            {"manifest": str(manifest), **facts, "notes": notes, "sends": sends_json(sends)}
+        )
         return
-    typer.echo(f"{manifest} is valid: {parsed.name}, {_described(parsed)}, queue {parsed.queue}")
+    many = f", {asked.size} jobs" if asked.sweep is not None else ""
+    what = f"{parsed.name}{many}, {_described(parsed)}, queue {parsed.queue}"
+    typer.echo(f"{manifest} is valid: {what}")
     if sends is not None:
         say(f"it sends {sends.text}")
         if sends.warning:

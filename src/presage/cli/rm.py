@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from presage.cli._output import print_json, say
+from presage.cli.sweep import every_member
 from presage.client import Client, to_json
 from presage.manifest.quantities import duration_s
 from presage.model.answers import Removal
@@ -36,7 +37,8 @@ def rm(
         raise UserError("name jobs, or give --older-than 30d; one of them")
     seconds = _seconds(older_than) if older_than is not None else None
     with Client() as client:
-        found = client.remove(ids or (), older_than_s=seconds, dry_run=True)
+        ids = every_member(client, ids or ())
+        found = client.remove(ids, older_than_s=seconds, dry_run=True)
         if not dry_run and found.removed:
             _ask(found, yes)
             found = client.remove([job.id for job in found.removed])

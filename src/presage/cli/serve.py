@@ -106,6 +106,15 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="The configuration in YAML; options go before it.")
     ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(help="Identity provider to sign in with: its issuer.")
+    ] = None,
+    oidc_client_id: Annotated[
+        str | None, typer.Option(help="What the provider calls this server.")
+    ] = None,
+    oidc_secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret that the provider gave it.")
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print what it would run with, and end.")
     ] = False,
@@ -209,6 +218,8 @@ def serve(
 
     wish = wanted.executor
     _check_executor(wish)
+    if wanted.access.isolated and wish.kind != "local":
+        raise UserError("access.run_as and access.containers_only go with --executor local")
     address, logs = wanted.server, wanted.logging
     if address.tls_cert is not None and address.tls_key is not None:
         from presage.server.tls import check_certificate
@@ -264,6 +275,8 @@ def _settings(
         most_folder=round(limits.folder_mib * _MIB),
         most_results=round(limits.results_gib * 1024 * _MIB),
         most_log=round(wanted.logging.job_max_mib * _MIB),
+        access=wanted.access,
+        oidc=wanted.oidc,
         **wanted.retention.settings(),
         track_mlflow=wanted.tracking.mlflow or "",
         track_tensorboard=wanted.tracking.tensorboard,
@@ -324,7 +337,8 @@ def _import_server() -> None:
 
 
 def _set_up_process() -> None:
-    """A Python that answers quickly."""
+    """A Python that answers quickly, and whose files are nobody else's."""
+    os.umask(0o077)
     # Threads wait for each other at most this long: reads stay quick while others submit.
     sys.setswitchinterval(0.001)
     gc.freeze()  # what is imported stays: do not look through it again and again
@@ -373,6 +387,8 @@ def _run(settings: Settings, listeners: list[socket.socket], about: str, *, quie
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
+    if os.geteuid() == 0 and settings.ray is None and not settings.access.isolated:
+        say("warning: jobs run as root, whoever submits them: see access.run_as of --config")
     if find_spec("nicegui") is not None:
         say(f"dashboard: {settings.url}/ui/")
     config = uvicorn.Config(

@@ -33,7 +33,7 @@ Db = Annotated[
 users = typer.Typer(help="Who may use the server.", invoke_without_command=True)
 
 
-class _Desk(Protocol):
+class _UserDesk(Protocol):
     """Where users are changed: a server, or its database."""
 
     def users(self) -> list[UserInfo]: ...
@@ -136,7 +136,7 @@ def _show(made: NewUser, json: bool) -> None:
 
 
 @contextmanager
-def _desk(data: Path | None, db: str | None) -> Iterator[_Desk]:
+def _desk(data: Path | None, db: str | None) -> Iterator[_UserDesk]:
     """The server of PRESAGE_URL, or a database that is named."""
     if data is None and db is None:
         with Client() as client:

@@ -17,6 +17,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from presage.client._answers import to_json
+from presage.client._arrays import ArrayHandle
 from presage.client._folder import FolderSurvey, pack_folder, survey_folder
 from presage.client._http import DEFAULT_URL
 from presage.client._server import Client, JobHandle
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_URL",
+    "ArrayHandle",
     "Attached",
     "Client",
     "FolderSurvey",

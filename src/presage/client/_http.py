@@ -14,6 +14,7 @@ import httpx
 
 from presage._retry import PatientClient
 from presage.client._answers import value_of
+from presage.client._tokens import stored_token
 from presage.client._trust import distrust, trusted
 from presage.model.errors import ApiError, Unreachable, UserError
 
@@ -34,7 +35,7 @@ class Connection:
         self, url: str | None = None, token: str | None = None, *, patience_s: float | None = None
     ) -> None:
         self.url = (url or os.environ.get("PRESAGE_URL") or DEFAULT_URL).rstrip("/")
-        token = token or os.environ.get("PRESAGE_TOKEN")
+        token = token or os.environ.get("PRESAGE_TOKEN") or stored_token(self.url)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if patience_s is None:
             patience_s = _patience()
@@ -68,7 +69,8 @@ class Connection:
     @property
     def authorization(self) -> str | None:
         """The header that says who asks."""
-        return self._http.headers.get("Authorization")
+        header: str | None = self._http.headers.get("Authorization")
+        return header
 
     def get(self, kind: type[T], path: str, query: Mapping[str, Any] | None = None) -> T:
         """What `GET /api/v1{path}` answers, as a value."""

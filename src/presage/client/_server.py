@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from presage.client._answers import value_of, values_of
+from presage.client._arrays import ArrayCalls
 from presage.client._folder import pack_folder
-from presage.client._http import Connection, path_of
+from presage.client._http import path_of
 from presage.client._logs import log_pieces
 from presage.client._results import Told, download
 from presage.model.answers import (
@@ -33,6 +34,9 @@ from presage.model.answers import (
     ResultFile,
     ResultsPage,
     ScaleAccepted,
+    SecretInfo,
+    SignInOffer,
+    SignInStart,
     Status,
     StatusChange,
     Submitted,
@@ -41,7 +45,7 @@ from presage.model.answers import (
     WaitingJob,
     WhatIf,
 )
-from presage.model.errors import ApiError
+from presage.model.errors import ApiError, UserError
 from presage.model.job import Reason
 
 __all__ = ["Client", "JobHandle"]
@@ -168,7 +172,7 @@ class JobHandle:
         return html_table("", heads, [(seen.id, cells)])
 
 
-class Client(Connection):
+class Client(ArrayCalls):
     """One server, by its address: what can be asked of it."""
 
     # -- jobs -----------------------------------------------------------------------------------
@@ -177,19 +181,20 @@ class Client(Connection):
         self,
         manifest: str | PathLike[str],
         *,
+        changes: Sequence[str] = (),
         folder: bool = True,
         include: Sequence[str] = (),
     ) -> JobHandle:
         """Submit a manifest file, and with it a copy of the folder it is in, unless it names a
-        git source. `include` has patterns of files that are sent although they are ignored or
-        look like secrets."""
-        from presage.manifest import read_manifest
+        git source; `changes` are such as `resources.gpus=2`. `include` has patterns of files that
+        are sent although they are ignored or look like secrets."""
+        from presage.manifest import read_submission
 
         path = Path(manifest)
-        read = read_manifest(path)  # a mistake raises with its line, before anything is sent
-        sent = folder and read.git is None
-        name = self.upload(path.absolute().parent, include) if sent else None
-        return self.submit_text(path.read_bytes(), folder=name)
+        asked = read_submission(path, changes)  # a mistake raises before anything is sent
+        if asked.sweep is not None:
+            raise UserError(f"{manifest} has a sweep; Client.submit_array takes it")
+        return JobHandle(self, self.submit_read(asked, path, folder=folder, include=include))
 
     def submit_text(
         self,
@@ -222,11 +227,14 @@ class Client(Connection):
         status: Sequence[str] = (),
         queue: str | None = None,
         owner: str | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> Iterator[JobHandle]:
-        """Jobs, newest first, page by page."""
+        """Jobs, newest first, page by page; `array` for those of one, "" for those of none."""
         asked = {"status": list(status), "queue": queue, "owner": owner}
         wanted = {key: value for key, value in asked.items() if value}
+        if array is not None:
+            wanted["array"] = array
         shown, after = 0, None
         while True:
             size = 1000 if limit is None else min(1000, limit - shown)
@@ -381,3 +389,40 @@ class Client(Connection):
     def remove_user(self, name: str) -> UserInfo:
         """Take somebody's access away."""
         return value_of(UserInfo, self.call("DELETE", f"/users/{path_of(name)}"))
+
+    def me(self) -> UserInfo:
+        """Who one is to the server."""
+        return self.get(UserInfo, "/me")
+
+    def sign_in_offer(self) -> SignInOffer:
+        """How one signs in."""
+        return self.get(SignInOffer, "/sign-in")
+
+    def begin_sign_in(self, redirect_uri: str) -> SignInStart:
+        """Begin a sign-in with the server's identity provider."""
+        body = self.call("POST", "/sign-in", json={"redirect_uri": redirect_uri})
+        return value_of(SignInStart, body)
+
+    def finish_sign_in(self, ticket: str, state: str, code: str) -> NewUser:
+        """End it: the answer has the token."""
+        asked = {"ticket": ticket, "state": state, "code": code}
+        return value_of(NewUser, self.call("POST", "/sign-in/finish", json=asked))
+
+    def sign_out(self) -> None:
+        """Revoke the token that this client uses."""
+        self.call("POST", "/sign-out")
+
+    def secrets(self) -> list[SecretInfo]:
+        """The secrets that one's jobs may use, by name."""
+        return values_of(SecretInfo, self.call("GET", "/secrets")["secrets"])
+
+    def set_secret(self, name: str, content: bytes, team: str | None = None) -> SecretInfo:
+        """Keep a secret of one's own, or of a team."""
+        query = {"team": team} if team is not None else {}
+        body = self.call("PUT", f"/secrets/{path_of(name)}", content=content, params=query)
+        return value_of(SecretInfo, body)
+
+    def remove_secret(self, name: str, team: str | None = None) -> SecretInfo:
+        """Take a secret away."""
+        query = {"team": team} if team is not None else {}
+        return value_of(SecretInfo, self.call("DELETE", f"/secrets/{path_of(name)}", params=query))

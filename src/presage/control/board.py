@@ -16,7 +16,7 @@ from presage.model.cluster import Node
 from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.store.records import JobChange
 
-__all__ = ["ENDED", "STATUSES", "changes_of", "nodes_of", "status_of"]
+__all__ = ["ENDED", "METRIC", "STATUSES", "changes_of", "nodes_of", "status_of"]
 
 STATUSES = (
     "QUEUED",
@@ -32,6 +32,7 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 
 _STATUS = {
     JobState.PENDING: "QUEUED",
+    JobState.BLOCKED: "QUEUED",
     JobState.STARTING: "DOWNLOADING",
     JobState.RUNNING: "PROCESSING",
     JobState.HALTED: "HALTED",
@@ -39,6 +40,8 @@ _STATUS = {
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "CANCELLED",
 }
+METRIC = "presage/metric"
+"""The label of a job that says by which of its metrics it is compared."""
 STORING = "storing"
 """The stage in which a run's workers have ended well and its results are being stored."""
 _FINE = Reason(ReasonCode.OK, "")
@@ -121,11 +124,13 @@ class _Said:
             works = job is not None and job.state is JobState.RUNNING and job.stage != STORING
             if job is not None and works and job.attempt == phase.attempt:
                 changes.append(JobChange(job=job.id, at=now, stage=f"phase {job.phase}"))
+        over = {job.id: job for job in state.ended} if self._progress else {}
         for progress in self._progress.values():
-            job = state.active.get(progress.job)
+            job = state.active.get(progress.job) or over.get(progress.job)
             if job is not None and job.attempt == progress.attempt:
                 body = {"done": progress.done, **progress.detail}
-                changes.append(JobChange(job=job.id, at=now, progress=body))
+                metric = progress.detail.get(job.spec.labels.get(METRIC, ""))
+                changes.append(JobChange(job=job.id, at=now, progress=body, metric=metric))
         for name in self.resized:
             if (job := state.active.get(name)) is not None:
                 workers, nodes = len(job.allocation), _nodes(job)

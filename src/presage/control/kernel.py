@@ -20,6 +20,7 @@ from socket import socket
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
+from presage.control.dependencies import settle_dependencies
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
@@ -36,7 +37,7 @@ from presage.model.errors import (
     StoreUnavailable,
 )
 from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
-from presage.store.records import AuditEntry, JobChange, JobRow, Notification
+from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
 __all__ = ["Answers", "Live", "LiveExecutor"]
@@ -91,10 +92,12 @@ how many they are, and the state they led to."""
 
 @dataclass(slots=True)
 class _Pending:
-    fact: ev.Fact
-    row: JobRow | None
+    facts: Sequence[ev.Fact]
+    """All of them or none."""
+    rows: Sequence[JobRow]
     audit: AuditEntry | None
     ticket: Ticket
+    array: ArrayRow | None = None
 
 
 class Live:
@@ -160,7 +163,18 @@ class Live:
         self, ticket: Ticket, fact: ev.Fact, row: JobRow | None, audit: AuditEntry | None
     ) -> None:
         """Hand over a request; it is answered when it is on disk."""
-        request = _Pending(fact, row, audit, ticket)
+        self.submit_all(ticket, (fact,), () if row is None else (row,), audit)
+
+    def submit_all(
+        self,
+        ticket: Ticket,
+        facts: Sequence[ev.Fact],
+        rows: Sequence[JobRow] = (),
+        audit: AuditEntry | None = None,
+        array: ArrayRow | None = None,
+    ) -> None:
+        """Hand over a request of several facts: on disk together, or none of them."""
+        request = _Pending(facts, rows, audit, ticket, array)
         with self._lock:
             if not self.leading.is_set():
                 raise NotLeading("this server does not decide at the moment; try again")
@@ -353,7 +367,7 @@ class Live:
         journal.batch = batch
         try:
             now = self._now(engine.state)
-            facts = [request.fact for request in batch]
+            facts = [fact for request in batch for fact in request.facts]
             if self._returning:
                 facts += self._returned(engine.state)
             decisions = step(engine, executor, journal, now, facts, lease=self._lease)
@@ -375,8 +389,9 @@ class Live:
         for request in taken:
             if request.ticket.done():
                 continue
-            if isinstance(request.fact, ev.JobSubmitted):
-                job_id = request.fact.spec.id
+            first = request.facts[0]
+            if isinstance(first, ev.JobSubmitted):  # then all are
+                job_id = first.spec.id
                 if job_id in submitted:
                     error = NotLeading(f"job {job_id} is just being submitted; ask again")
                     answers.append((request.ticket, error))
@@ -384,11 +399,16 @@ class Live:
                 if job_id in state.jobs:
                     answers.append((request.ticket, None))
                     continue
-                never = engine.refusal(request.fact)
+                never = _never_fits(engine, request)
                 if never is not None:
-                    answers.append((request.ticket, NeverFits(_name(request), never.text)))
+                    answers.append((request.ticket, never))
                     continue
                 submitted.add(job_id)
+                refused = settle_dependencies(request.facts, state, self.store)
+                if isinstance(refused, PresageError):
+                    answers.append((request.ticket, refused))
+                    continue
+                request.facts = refused
             batch.append(request)
         if answers:
             self._answer(answers)
@@ -459,7 +479,8 @@ class _Journal:
     ) -> None:
         """Write a turn; when this returns, it is on disk and its requests are answered."""
         live, batch = self._live, self.batch
-        rows = [request.row for request in batch if request.row is not None]
+        rows = [row for request in batch for row in request.rows]
+        arrays = [request.array for request in batch if request.array is not None]
         audit = [request.audit for request in batch if request.audit is not None]
         for row in rows:
             live._remember_webhooks(row)
@@ -479,6 +500,7 @@ class _Journal:
                         changes=changes,
                         outbox=messages,
                         audit=audit,
+                        arrays=arrays,
                     )
                 break
             except StoreUnavailable:
@@ -528,8 +550,21 @@ def _unconfirmed(state: State) -> Iterable[ev.Decision]:
                 yield ev.Limit(job.id, job.attempt, job.limits, reason)
 
 
-def _name(request: _Pending) -> str:
-    return request.row.name if request.row is not None else "it"
+def _never_fits(engine: Engine, request: _Pending) -> NeverFits | None:
+    """Why one of the jobs of a submission could never run; those that ask for the same are looked
+    at once."""
+    seen = set()
+    for number, fact in enumerate(request.facts):
+        spec = fact.spec if isinstance(fact, ev.JobSubmitted) else None
+        if spec is None or (spec.roles, spec.queue, spec.placement) in seen:
+            continue
+        seen.add((spec.roles, spec.queue, spec.placement))
+        never = engine.refusal(fact)
+        if never is not None:
+            name = request.rows[number].name if request.rows else "it"
+            point = f" (point {number + 1} of its sweep)" if len(request.facts) > 1 else ""
+            return NeverFits(f"{name}{point}", never.text)
+    return None
 
 
 def _refusal(error: BaseException) -> Exception:

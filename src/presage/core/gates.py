@@ -23,7 +23,7 @@ from presage.model.job import (
     ReasonCode,
 )
 
-__all__ = ["ArrayGate", "Gates", "still_after"]
+__all__ = ["ArrayGate", "Gates", "still_after", "verdict"]
 
 _BLOCKED, _HALTED, _SUCCEEDED = JobState.BLOCKED, JobState.HALTED, JobState.SUCCEEDED
 _NAMED = 3
@@ -164,10 +164,10 @@ class Gates:
         else:
             states = [one.state for one in ended if one.spec.id == name]
             if not states:
-                return _never(dependency, "is not known"), False
+                return _never(dependency, "is over or not known"), False
             well, over = states[-1] is _SUCCEEDED, True
-        verdict = _verdict(on, well, over)
-        return (_broken(dependency, name, well) if verdict is False else None), bool(verdict)
+        answer = verdict(on, well, over)
+        return (_broken(dependency, name, well) if answer is False else None), bool(answer)
 
     def enters(self, job: Job) -> bool:
         """Whether a job goes straight to the queue; else it is in `blocked` from now on."""
@@ -231,10 +231,10 @@ class Gates:
             left = []
             never = None
             for dependency in follower.spec.after:
-                verdict = _verdict(dependency.on, well, over) if dependency.job == name else None
-                if verdict is False:
+                said = verdict(dependency.on, well, over) if dependency.job == name else None
+                if said is False:
                     never = never or _broken(dependency, job_id, well)
-                elif verdict is None:
+                elif said is None:
                     left.append(dependency)
             if never is not None:
                 self._forget(follower)
@@ -303,7 +303,7 @@ def still_after(spec: JobSpec, left: Iterable[Dependency]) -> JobSpec:
     return changed
 
 
-def _verdict(on: DependsOn, well: bool, over: bool) -> bool | None:
+def verdict(on: DependsOn, well: bool, over: bool) -> bool | None:
     """Whether a dependency is met, now that a job of it ended well or not and perhaps all of it is
     over; None if that is still open. An array ends well if all its members do."""
     if on is DependsOn.ANY:

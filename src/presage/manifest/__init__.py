@@ -15,40 +15,53 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from presage.edge import YamlLimits, parse_json, parse_yaml, read_yaml
+from presage.edge import read_yaml
 from presage.manifest.advice import advice
 from presage.manifest.auto import Needs, resolved, says_auto
 from presage.manifest.schema import Manifest, ModelReference, RoleManifest, WorkerResources
 from presage.manifest.spec import argv, to_spec
+from presage.manifest.submission import (
+    LIMITS,
+    Submission,
+    manifest_schema,
+    parse_submission,
+    read_submission,
+    submission_of,
+    with_changes,
+)
 from presage.model.errors import ManifestError
 
 __all__ = [
     "EXAMPLE",
     "LIMITS",
+    "SCHEMA",
     "Manifest",
     "ModelReference",
     "Needs",
     "RoleManifest",
+    "Submission",
     "WorkerResources",
     "advice",
     "argv",
     "example",
     "parse_manifest",
+    "parse_submission",
     "read_manifest",
+    "read_submission",
     "resolved",
     "says_auto",
+    "submission_of",
     "to_spec",
+    "with_changes",
 ]
-
-LIMITS = YamlLimits(bytes=1 << 20, nodes=20_000, depth=32)
-"""Of one manifest."""
 
 EXAMPLE = Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
 """A manifest with every key and what it means."""
 _EXAMPLE_COMMAND = "command: python train.py --epochs 3\n"
 _EXAMPLE_GPUS = "  # gpus: 1 "
 
-_YAML = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain", ""}
+SCHEMA = manifest_schema()
+"""What may be submitted, as JSON Schema."""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -65,9 +78,7 @@ def example(command: str, *, gpus: int) -> str:
 
 def parse_manifest(text: bytes | str, content_type: str = "application/yaml") -> Manifest:
     """The manifest in a text of this media type: JSON or YAML."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == "application/json" or kind.endswith("+json"):
-        return parse_json(text, Manifest, ManifestError, "manifest", LIMITS)
-    if kind not in _YAML and not kind.endswith("+yaml"):
-        raise ManifestError("send the manifest as application/json or application/yaml")
-    return parse_yaml(text, Manifest, ManifestError, "manifest", LIMITS)
+    asked = parse_submission(text, content_type)
+    if asked.sweep is not None:
+        raise ManifestError("a sweep is many jobs; this takes a manifest of one")
+    return asked.first

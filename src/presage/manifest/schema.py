@@ -7,6 +7,7 @@ Unknown keys are refused and everything is bounded. Amounts are kept in one form
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -39,7 +40,16 @@ from presage.model.setup import (
     TrainingPrecision,
 )
 
-__all__ = ["Manifest", "RoleManifest", "WorkerResources"]
+__all__ = [
+    "After",
+    "Manifest",
+    "Objective",
+    "Parameter",
+    "RoleManifest",
+    "Setting",
+    "WorkerResources",
+    "parameter",
+]
 
 LONGEST_TEXT = 64 << 10
 
@@ -51,6 +61,7 @@ RESERVED = frozenset(
         "PRESAGE_CHECKPOINT_EVERY",
         "PRESAGE_DATA_DIR",
         "PRESAGE_JOB_ID",
+        "PRESAGE_PARAMS",
         "PRESAGE_PORT_TOKEN",
         "PRESAGE_PROGRESS",
         "PRESAGE_RANK",
@@ -74,7 +85,7 @@ def _name(value: str) -> str:
 def _variable(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", value):
         raise ValueError(f"{shown(value)} cannot be the name of an environment variable")
-    if value in RESERVED:
+    if value in RESERVED or value.startswith("PRESAGE_PARAM_"):
         raise ValueError(f"{value} is set by Presage; choose another name")
     return value
 
@@ -82,6 +93,13 @@ def _variable(value: str) -> str:
 def _no_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("a program cannot be given a NUL character")
+    return value
+
+
+def _image(value: str) -> str:
+    """An engine would take what starts with a dash for an option of its own."""
+    if not re.match(r"[A-Za-z0-9]", value):
+        raise ValueError(f"{shown(value)} is not an image: write one such as python:3.11-slim")
     return value
 
 
@@ -335,6 +353,59 @@ class ModelReference(_ManifestPart):
         return json.dumps(first | rest, separators=(",", ":"), ensure_ascii=False)
 
 
+def parameter(value: str) -> str:
+    """The name of a parameter: one that can stand in `${name}` and in a variable."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", value):
+        raise ValueError(f"{shown(value)} is not a name: use letters, digits and '_'")
+    return value
+
+
+def _setting(value: object) -> object:
+    good = isinstance(value, bool | int | str) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+    if not good:
+        raise ValueError(f"write a number, a text, true or false, not {shown(value)}")
+    return value
+
+
+Parameter = Annotated[str, AfterValidator(parameter)]
+Setting = Annotated[
+    bool | int | float | Annotated[Text, Field(max_length=1000)],
+    BeforeValidator(_setting),
+    WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
+"""What a parameter may be set to."""
+
+
+class Objective(_ManifestPart):
+    """What makes one member of a sweep better than another: a metric that jobs report."""
+
+    metric: Annotated[Text, Field(min_length=1, max_length=200)]
+    mode: Literal["min", "max"] = "min"
+
+
+JobReference = Annotated[Text, Field(min_length=1, max_length=200)]
+_References = Annotated[
+    list[JobReference],
+    Field(max_length=1000),
+    BeforeValidator(_types),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]}),
+]
+
+
+class After(_ManifestPart):
+    """Jobs and arrays that must end before a job starts, and how."""
+
+    ok: _References = []
+    any: _References = []
+    failed: _References = []
+
+
+def _after(value: object) -> object:
+    return {"ok": value} if isinstance(value, str | list) else value
+
+
 class ElasticStep(_ManifestPart):
     """From this epoch on, so many workers."""
 
@@ -346,7 +417,7 @@ class Manifest(_ManifestPart):
     """A job as its owner describes it."""
 
     name: Name
-    image: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    image: Annotated[Text, Field(max_length=1024), AfterValidator(_image)] | None = None
     environment: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     command: Command | None = None
     launcher: Literal["none", "torchrun"] = "none"
@@ -402,6 +473,16 @@ class Manifest(_ManifestPart):
         | None
     ) = None
     rightsize: bool = True
+    params: Annotated[dict[Parameter, Setting], Field(max_length=100)] = {}
+    objective: Objective | None = None
+    after: (
+        Annotated[
+            After,
+            BeforeValidator(_after),
+            WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "object"}]}),
+        ]
+        | None
+    ) = None
     labels: Annotated[dict[Name, VariableText], Field(max_length=64)] = {}
     webhooks: Annotated[list[Annotated[str, AfterValidator(_webhook)]], Field(max_length=16)] = []
     ports: Annotated[list[Annotated[int, Field(ge=1, le=65_535)]], Field(max_length=16)] = []

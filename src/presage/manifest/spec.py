@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from presage.manifest.quantities import memory_mib, worker_span
-from presage.manifest.schema import Manifest, RoleManifest, WorkerResources
+from presage.manifest.schema import After, Manifest, RoleManifest, WorkerResources
 from presage.model.cluster import WHOLE_GPU, Resources
-from presage.model.job import JobSpec, OomRetry, Placement, Role
+from presage.model.job import Dependency, DependsOn, JobSpec, OomRetry, Placement, Role
 
 __all__ = ["argv", "to_spec"]
 
@@ -35,7 +35,14 @@ def to_spec(manifest: Manifest, job_id: str, owner: str) -> JobSpec:
         model=manifest.model.ref if manifest.model else None,
         labels={**manifest.labels, **_marks(manifest)},
         entrypoint=argv(next(iter(roles.values())).command or ""),
+        after=_after(manifest.after) if manifest.after else (),
     )
+
+
+def _after(after: After) -> tuple[Dependency, ...]:
+    asked = {DependsOn.OK: after.ok, DependsOn.ANY: after.any, DependsOn.FAILED: after.failed}
+    every = (Dependency(job, on) for on, jobs in asked.items() for job in jobs)
+    return tuple(dict.fromkeys(every))
 
 
 def _marks(manifest: Manifest) -> dict[str, str]:

@@ -6,7 +6,7 @@ Times are seconds since 1970. A field with a default may be left out of an answe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -15,8 +15,14 @@ from presage.model.job import Reason
 
 __all__ = [
     "Accepted",
+    "ArrayBest",
+    "ArrayExplanation",
+    "ArraySummary",
+    "ArrayTold",
     "AtRisk",
     "Audit",
+    "AwaitedJob",
+    "BestMember",
     "DryRun",
     "Eta",
     "Explanation",
@@ -32,12 +38,16 @@ __all__ = [
     "NodeStatus",
     "Overview",
     "QueueStatus",
+    "ReasonCount",
     "Removal",
     "RemovedJob",
     "ResultFile",
     "ResultsPage",
     "ResultsSummary",
     "ScaleAccepted",
+    "SecretInfo",
+    "SignInOffer",
+    "SignInStart",
     "Status",
     "StatusChange",
     "Submitted",
@@ -105,6 +115,8 @@ class Submitted(Accepted):
     eta_s: Eta | None
     """When it starts; null when that is not known yet, which is usual in this moment: ask for the
     job."""
+    jobs: int | None = None
+    """How many jobs it is; null when it is no array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,10 @@ class JobSummary:
     """What the job last reported: `done` from 0 to 1, `at`, and numbers of its own."""
     eta_s: Eta | None
     """When it starts; null when it does not wait or nothing is known."""
+    array: str | None = field(default=None, kw_only=True)
+    """The array it is a member of."""
+    params: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """Its parameters: of a member, its point of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +310,19 @@ class Help:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitedJob:
+    """A job or an array that another one waits for."""
+
+    id: str
+    on: str
+    """How it must end: `ok`, `any` or `failed`."""
+    status: str
+    """Of a job, its status; of an array, how many of its jobs are left."""
+    ends_s: Eta | None
+    """When it is expected to end; null when that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a job is where it is."""
 
@@ -310,6 +339,95 @@ class Explanation:
     worked out in time."""
     estimates: Foreseen | None
     """What was foreseen when it was submitted; null when nothing was."""
+    after: tuple[AwaitedJob, ...] = ()
+    """Jobs and arrays that it still waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySummary:
+    """Jobs that were submitted as one."""
+
+    id: str
+    name: str
+    owner: str
+    queue: str
+    submitted_at: float
+    ended_at: float | None
+    """When the last of them ended; null while one is not over."""
+    size: int
+    """How many jobs it has."""
+    at_once: int | None
+    """How many of them may go at once; null for any number."""
+    counts: Mapping[str, int]
+    """Jobs by status."""
+    workers: int
+    """How many they have now, together."""
+    done: float
+    """The share of them that is over, 0 to 1."""
+    metric: str | None
+    """By which of their metrics they are compared."""
+    mode: str
+    """`min` or `max`."""
+    best: float | None
+    """The best that was last reported of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestMember:
+    """A member of an array, and what it reported."""
+
+    id: str
+    status: Status
+    value: float
+    """Of the metric, as last reported."""
+    params: Mapping[str, Any]
+    progress: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBest:
+    """The best members of an array."""
+
+    id: str
+    metric: str
+    mode: str
+    best: tuple[BestMember, ...]
+    """The best first; none that failed."""
+    reported: tuple[str, ...]
+    """Metrics that members reported, where none reported this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """A reason, and how many jobs have it."""
+
+    reason: Reason
+    jobs: int
+    example: str
+    """One of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExplanation:
+    """Why the jobs of an array are where they are."""
+
+    id: str
+    counts: Mapping[str, int]
+    reasons: tuple[ReasonCount, ...]
+    """Of those that wait or ended otherwise than well, the most frequent first."""
+    next_eta_s: Eta | None
+    """When the next of them starts; null when none waits or nothing is known."""
+    last_eta_s: Eta | None
+    """When the last of them starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTold:
+    """A request about all jobs of an array is on disk."""
+
+    id: str
+    jobs: int
+    """How many it concerns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +457,9 @@ class NodeStatus:
     free_memory_mib: int | None
     jobs: tuple[str, ...]
     labels: Mapping[str, str]
+    memory_limits: str = ""
+    """What holds workers to their memory: `cgroup`, `systemd`, or `watched`, which is looked at
+    some times a second and so can be passed for a moment; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +566,31 @@ class NewUser:
     role: str
     team: str
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignInOffer:
+    """How one signs in to a server: with an identity provider, or else with a token."""
+
+    oidc: bool
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignInStart:
+    """A sign-in that was begun: the page to open, and the ticket that ends it."""
+
+    url: str
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """A secret, without its content: whose it is; everybody's when it is nobody's."""
+
+    name: str
+    user: str
+    team: str
 
 
 @dataclass(frozen=True, slots=True)

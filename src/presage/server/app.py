@@ -16,6 +16,7 @@ from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
     ahead,
+    arrays,
     attach,
     charts,
     cluster,
@@ -30,6 +31,8 @@ from presage.server.routes import (
     removal,
     results,
     scale,
+    secrets,
+    sign_in,
     usage,
     users,
 )
@@ -95,6 +98,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     app.router.routes += jobs.submissions.routes
     for part in (
         jobs,
+        arrays,
         ahead,
         scale,
         attach,
@@ -108,6 +112,8 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         comparing,
         charts,
         users,
+        secrets,
+        sign_in,
         usage,
         folders,
         health,

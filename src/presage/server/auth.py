@@ -17,7 +17,7 @@ from threading import Lock
 
 from presage.model.errors import Conflict, Denied, NotFound, Unauthorized, UserError
 from presage.store.access import UserChanges, Users
-from presage.store.records import AuditEntry, JobRow, Token, User
+from presage.store.records import ArrayRow, AuditEntry, JobRow, Token, User
 
 __all__ = [
     "ANYBODY",
@@ -272,14 +272,14 @@ def require(user: User, role: UserRole) -> None:
         )
 
 
-def may_see(user: User, row: JobRow) -> bool:
-    """Whether a user may know of a job."""
+def may_see(user: User, row: JobRow | ArrayRow) -> bool:
+    """Whether a user may know of a job or an array."""
     if user.role != UserRole.USER:
         return True
     return row.owner == user.name or (bool(user.team) and row.team == user.team)
 
 
-def may_change(user: User, row: JobRow) -> bool:
+def may_change(user: User, row: JobRow | ArrayRow) -> bool:
     """Whether a user may stop, halt or resume a job."""
     if at_least(user, UserRole.OPERATOR):
         return True

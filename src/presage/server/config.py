@@ -18,6 +18,7 @@ from presage.edge import check, misplaced, read_yaml
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
+from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
 
@@ -147,6 +148,8 @@ class ServerFile(ConfigFile):
     executor: ExecutorSection = ExecutorSection()
     logging: LoggingSection = LoggingSection()
     limits: LimitsSection = LimitsSection()
+    access: AccessConfig = AccessConfig()
+    oidc: OidcConfig = OidcConfig()
     retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
     policy: str = "fifo"
@@ -169,6 +172,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "ray_shared": ("executor", "ray_shared"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
+    "oidc_issuer": ("oidc", "issuer"),
+    "oidc_client_id": ("oidc", "client_id"),
+    "oidc_secret_file": ("oidc", "secret_file"),
     "keep_logs": ("retention", "logs"),
     "keep_results": ("retention", "results"),
     "keep_telemetry": ("retention", "telemetry"),
@@ -186,6 +192,7 @@ _PATHS = (
     ("storage", "data"),
     ("executor", "ray_shared"),
     ("logging", "file"),
+    ("oidc", "secret_file"),
     ("tracking", "tensorboard"),
 )
 

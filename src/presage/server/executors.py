@@ -36,7 +36,15 @@ def make_executor(service: Service) -> LiveExecutor:
             settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
         )
     else:
-        executor = LocalExecutor(settings.data, settings.nodes, log_cap=settings.most_log)
+        access = settings.access
+        executor = LocalExecutor(
+            settings.data,
+            settings.nodes,
+            log_cap=settings.most_log,
+            run_as=service.unix_users.of if service.unix_users else lambda owner: None,
+            isolated=access.isolated,
+            mounts=access.data_roots,
+        )
     executor.prepare = prepare
     executor.follow_up = ElasticPlans(store.jobs.get).requests
     return executor
@@ -51,6 +59,7 @@ def write_job_file(layout: Layout, row: JobRow, spec: JobSpec, most_results: int
         manifest={**(row.manifest or {}), "share": spec.shareable},
         folder=row.folder,
         owner=row.owner,
+        team=row.team or None,
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
         most_results=most_results,
     )

@@ -275,7 +275,7 @@ class ProxyGate:
                 await task
         await inner.close()
         with suppress(OSError, RuntimeError, WebSocketDisconnect):
-            await ws.close(inner.close_code if _sendable(inner.close_code) else 1000)
+            await ws.close(_close_code(inner.close_code))
 
 
 class _TunnelStream:
@@ -400,5 +400,6 @@ def _cookies(value: str, target: _Target) -> list[str]:
     return found
 
 
-def _sendable(code: int | None) -> bool:
-    return code is not None and (code in (1000, 1001) or 3000 <= code < 5000)
+def _close_code(code: int | None) -> int:
+    """What may be said at the end of a WebSocket; 1000, if it ended another way."""
+    return code if code is not None and (code == 1001 or 3000 <= code < 5000) else 1000

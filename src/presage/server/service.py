@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator, predictor
+from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
 from presage.control.attendance import Attendance
 from presage.control.board import ENDED
+from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
@@ -29,20 +31,26 @@ from presage.control.requests import Requests
 from presage.control.results import JobResults
 from presage.control.retention import Retention
 from presage.control.seat import Seat
+from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
+from presage.executors.node.limits import delegated_group, how_memory_is_held
+from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
-from presage.model.errors import Conflict, Denied
+from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.server.access import SubmissionRules
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
 from presage.server.executors import make_executor
 from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
+from presage.server.unix_users import UnixUsers
 from presage.store import open_store
-from presage.store.records import JobChange, JobRow, User
+from presage.store.records import ArrayRow, JobChange, JobRow, User
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
+    from presage.server.oidc import SignIns
 
 __all__ = ["Service"]
 
@@ -51,12 +59,22 @@ class Service:
     """A server's parts. Everything here may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
+        run_as = settings.access.run_as
+        self.unix_users = UnixUsers(run_as, settings.layout) if run_as else None
         settings.prepare()
+        if self.unix_users is not None:
+            self.unix_users.check_machine()
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
         take_over_files(layout, store.knowledge)
-        self.accounts = Accounts(store.users)
+        oidc = settings.oidc
+        self.sign_ins: SignIns | None = None
+        if oidc.issuer:
+            from presage.server.oidc import SignIns
+
+            self.sign_ins = SignIns(oidc)
+        self.accounts = Accounts(store.users, closed=bool(oidc.issuer))
         if settings.first_token and self.accounts.open():
             self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
         self.recent, self.news = Recent(), News()
@@ -92,6 +110,7 @@ class Service:
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
         recorder = self.recorder = HistoryRecorder(store, knowledge, self.history)
+        pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
         self.attendance = Attendance()
         idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
         unattended = Unattended(self.attendance, idle)
@@ -99,6 +118,7 @@ class Service:
             self.starts,
             self.learner,
             recorder,
+            pruning,
             self.accountant,
             unattended,
         ]
@@ -111,7 +131,18 @@ class Service:
             )
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
-        self.requests = Requests(live, store, self.estimator, layout, settings.queues)
+        self.secret_files = SecretFiles(layout)
+        rules = SubmissionRules(
+            settings.access,
+            self.secret_files,
+            self.unix_users.check if self.unix_users else lambda owner: None,
+        )
+        self.requests = Requests(
+            live, store, self.estimator, layout, settings.queues, rules.check, may_see
+        )
+        self.sweeps = Sweeps(self.requests, store)
+        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
         """One replay of the journal at a time."""
@@ -190,6 +221,19 @@ class Service:
             raise Conflict(f"job {row.id} is over: {row.status}")
         return row
 
+    def array(self, array_id: str, user: User, *, change: bool = False) -> ArrayRow:
+        """An array that a user may know of, or may change; by its id, its beginning or name."""
+        row = self.store.arrays.get(array_id)
+        if row is None:
+            with suppress(UserError):
+                other = found(array_id, self.store, partial(may_see, user))
+                row = other if isinstance(other, ArrayRow) else None
+        if row is None or not may_see(user, row):
+            raise NotFound(f"there is no array {array_id[:80]}")
+        if change and not may_change(user, row):
+            raise Denied(f"array {row.id} is {row.owner}'s; {user.name} may look at it only")
+        return row
+
     # -- files ----------------------------------------------------------------------------------
 
     def secrets(self, row: JobRow) -> list[bytes]:
@@ -198,5 +242,6 @@ class Service:
         contents = []
         for name in names:
             with suppress(OSError):
-                contents.append(self.layout.secret(name).read_bytes().rstrip(b"\n"))
+                if path := self.secret_files.find(name, row.owner, row.team):
+                    contents.append(path.read_bytes().rstrip(b"\n"))
         return sorted(filter(None, contents), key=len, reverse=True)

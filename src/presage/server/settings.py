@@ -18,6 +18,7 @@ from presage.model.errors import UserError
 from presage.policy import registry
 from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.own import Guarded, OwnPolicy
+from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 
@@ -75,6 +76,10 @@ class Settings:
     """Where browsers reach ports of jobs, apart from the dashboard; 0 for nowhere."""
     proxy_url: str = ""
     """What browsers call that, if not by this server's name; {job} stands for the job's."""
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Limits, Unix users and containers."""
+    oidc: OidcConfig = field(default_factory=OidcConfig)
+    """The identity provider to sign in with, if it has an issuer."""
     most_log: int = 256 << 20
     """Bytes of a worker's log; the beginning of a longer one is cut off."""
     most_results: int = 50 << 30
@@ -139,7 +144,7 @@ class Settings:
     def prepare(self) -> None:
         """Make the data directory, for its owner alone; refuse one that cannot be written to."""
         try:
-            self.layout.prepare()
+            self.layout.prepare(ways_through=self.access.run_as is not None)
         except OSError as error:
             raise UserError(
                 f"--data {self.data} cannot be used: {error.strerror or error}"

@@ -8,18 +8,30 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from presage.model.answers import JobSummary, NodeStatus, QueueStatus, UserInfo
+from presage.control.board import ENDED
+from presage.model.answers import (
+    ArraySummary,
+    JobSummary,
+    NodeStatus,
+    QueueStatus,
+    SecretInfo,
+    UserInfo,
+)
 from presage.model.words import interval, memory, share
-from presage.store.records import AuditEntry, JobRow, Transition, User
+from presage.store.arrays import ArrayCounts
+from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
 
 __all__ = [
     "ApiView",
+    "ArrayList",
     "AuditList",
     "JobList",
     "NodeList",
     "Problem",
     "QueueList",
+    "SecretList",
     "UserList",
+    "array_view",
     "estimates_view",
     "status_view",
     "summary_view",
@@ -54,6 +66,14 @@ class JobList(ApiView):
     """Give it as `after` for the next page; null on the last one."""
 
 
+class ArrayList(ApiView):
+    """A page of arrays, newest first."""
+
+    arrays: list[ArraySummary]
+    next: int | None
+    """Give it as `after` for the next page; null on the last one."""
+
+
 class NodeList(ApiView):
     """The nodes of the cluster."""
 
@@ -70,6 +90,12 @@ class UserList(ApiView):
     """The users."""
 
     users: list[UserInfo]
+
+
+class SecretList(ApiView):
+    """Secrets, without their content."""
+
+    secrets: list[SecretInfo]
 
 
 class AuditView(ApiView):
@@ -112,6 +138,31 @@ def summary_view(
         "exit_code": row.exit_code,
         "progress": dict(row.progress) if row.progress is not None else None,
         "eta_s": eta_s if row.status == "QUEUED" else None,
+        "array": row.array,
+        "params": dict(row.params) if row.params is not None else None,
+    }
+
+
+def array_view(row: ArrayRow, counts: ArrayCounts) -> dict[str, Any]:
+    """An array in a list."""
+    over = sum(counts.statuses.get(status, 0) for status in ENDED)
+    left = sum(counts.statuses.values())
+    best = counts.highest if row.mode == "max" else counts.lowest
+    return {
+        "id": row.id,
+        "name": row.name,
+        "owner": row.owner,
+        "queue": row.queue,
+        "submitted_at": row.submitted_at,
+        "ended_at": counts.ended_at if over == left else None,
+        "size": row.size,
+        "at_once": row.at_once or None,
+        "counts": counts.statuses,
+        "workers": counts.workers,
+        "done": round(over / left, 4) if left else 1.0,
+        "metric": row.metric or None,
+        "mode": row.mode,
+        "best": best if row.metric else None,
     }
 
 

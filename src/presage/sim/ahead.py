@@ -11,7 +11,7 @@ What it leaves out: jobs that are yet to be submitted, failures, and nodes that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import floor, inf
 from typing import Protocol
 
@@ -78,6 +78,8 @@ class StartForecast:
     horizon_s: float
     starts: dict[str, Start]
     """By job. A job that would be rejected is not there."""
+    ends: dict[str, Start] = field(default_factory=dict)
+    """When jobs and arrays end that others wait for; without nodes."""
 
 
 class TimeBox:
@@ -138,14 +140,16 @@ def run_ahead(
     happens within this share of the time looked ahead is taken to happen together, at its end.
     """
     now = max(state.now, 0.0 if now is None else now)
-    waiting = set(state.pending)
+    blocked = state.gates.blocked
+    waiting = {*state.pending, *blocked}
     wanted = (waiting if asked is None else waiting & set(asked)) | {spec.id for spec in submit}
-    jobs = [*state.active.values(), *state.pending.values()]
+    jobs = [*state.active.values(), *state.pending.values(), *blocked.values()]
     jobs += [Job(spec, 0, now, now) for spec in submit]
     left = runtimes.sample(jobs, now, samples, np.random.default_rng(seed))
     names = [job.id for job in jobs]
     nodes = [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
-    runs = []
+    awaited = _awaited(state)
+    runs, ends = [], []
     for column in left.T if wanted else ():
         if time_box is not None and not time_box.begin():
             break
@@ -153,12 +157,28 @@ def run_ahead(
         run = _Rollout(state.copy(), nodes, policy(), drawn)
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
+        ends.append(run.ends)
     starts = {}
     for name in names:
         sampled = [run.get(name, (inf, ())) for run in runs]
         if name in wanted and any(at is not None for at, _ in sampled):
             starts[name] = _start(sampled, now, horizon_s, calibration)
-    return StartForecast(now, len(runs), horizon_s, starts)
+    over = {
+        name: _start(
+            [(max(ended.get(one, inf) for one in those), ()) for ended in ends], now, horizon_s
+        )
+        for name, those in (awaited.items() if ends else ())
+    }
+    return StartForecast(now, len(runs), horizon_s, starts, over)
+
+
+def _awaited(state: State) -> dict[str, list[str]]:
+    """Jobs and arrays that others wait for, each with the jobs that it is."""
+    found = {}
+    for name in state.gates.awaited():
+        array = state.gates.arrays.get(name)
+        found[name] = sorted(array.members) if array is not None else [name]
+    return found
 
 
 class _Rollout:
@@ -173,6 +193,8 @@ class _Rollout:
         self.nodes = nodes
         self.found: dict[str, tuple[float | None, tuple[str, ...]]] = {}
         """When and where the jobs that were asked about start; None when one is rejected."""
+        self.ends: dict[str, float] = {}
+        """When jobs end, if any wait for others."""
 
     def go(
         self,
@@ -220,6 +242,8 @@ class _Rollout:
                 nodes = tuple(dict.fromkeys(worker.node for worker in workers))
                 self.found[decision.job] = now, nodes
         for job in state.ended:
+            if state.gates.busy or self.ends:
+                self.ends[job.id] = now
             if job.id in wanted:
                 wanted.discard(job.id)
                 self.found[job.id] = None, ()
@@ -240,7 +264,8 @@ class _Rollout:
                 assert job.reason is not None
                 intent = job.intent or StopIntent.REQUEUE
                 world.stop(Stop(job.id, job.attempt, intent, job.reason))
-        for spec in [*(job.spec for job in state.pending.values()), *submit]:
+        waiting = [*state.pending.values(), *state.gates.blocked.values()]
+        for spec in [*(job.spec for job in waiting), *submit]:
             world.expect(_task(spec, self.left_s[spec.id]), now)
         return world
 
@@ -264,7 +289,7 @@ def _start(
     sampled: Sequence[tuple[float | None, tuple[str, ...]]],
     now: float,
     horizon_s: float,
-    calibration: Calibration | None,
+    calibration: Calibration | None = None,
 ) -> Start:
     beyond = now + horizon_s
     waits = [(inf if at is None or at >= beyond else at - now, nodes) for at, nodes in sampled]

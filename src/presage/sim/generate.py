@@ -104,7 +104,7 @@ def _chosen(kind: str, jobs: int, gpus: int, load: float | None) -> TraceKind:
 
 def _table(columns: dict[str, Ints | Floats], jobs: int) -> pl.DataFrame:
     rest: dict[str, Any] = {"job_id": pl.arange(0, jobs, eager=True), "queue": "default"}
-    rest |= dict.fromkeys(("gpu_types", "owner", "workload"), "")
+    rest |= dict.fromkeys(("gpu_types", "owner", "workload", "after"), "")
     zeros = ("cpu_milli", "memory_mib", "gpu_memory_mib", "priority")
     rest |= dict.fromkeys((*zeros, "ps_workers", "ps_cpu_milli", "ps_memory_mib"), 0)
     values = rest | columns

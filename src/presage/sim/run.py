@@ -12,6 +12,7 @@ from time import process_time
 from typing import Protocol
 
 from presage.core.engine import Engine
+from presage.core.gates import still_after
 from presage.core.loop import step
 from presage.core.ports import CountsHours, HasRemarks, Policy, Predictor, Store
 from presage.core.state import State
@@ -105,7 +106,8 @@ def simulate(
     collecting = gc.isenabled()
     gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
     try:
-        _run(engine, world, journal, iter(workload), oracle, recorder, progress, advise)
+        awaited = dict.fromkeys(workload.awaited, False)
+        _run(engine, world, journal, iter(workload), oracle, recorder, progress, advise, awaited)
     finally:
         if collecting:
             gc.enable()
@@ -130,8 +132,10 @@ def _run(
     recorder: Recorder,
     progress: Progress | None,
     advise: Observer | None,
+    awaited: dict[str, bool],
 ) -> None:
-    """Jump from event to event until nothing is left to happen."""
+    """Jump from event to event until nothing is left to happen. `awaited` has jobs that others
+    wait for, and whether they ended well: the engine forgets those that are over."""
     state, running, none = engine.state, world.tasks, (inf, None)
     steps = recorder.steps
     at, task = next(incoming, none)
@@ -150,6 +154,9 @@ def _run(
             now = min(now, max(advise.due_at(), world.now))
             requests += advise.look(now, state, world)
         while at <= now and task is not None:
+            if awaited and task.spec.after:
+                left = [one for one in task.spec.after if not awaited[one.job]]
+                task.spec = still_after(task.spec, left)
             world.expect(task, at)
             if advise is not None:
                 task.estimates = advise.foresee(task.spec, at)
@@ -162,6 +169,9 @@ def _run(
             for done in world.finished:
                 advise.ended(done, now)
         if state.ended or world.stopped:
+            for job in state.ended if awaited else ():
+                if job.spec.id in awaited:
+                    awaited[job.spec.id] = job.state is _SUCCEEDED
             _collect(world, state, oracle, recorder, now)
             if progress is not None and recorder.done >= report_at:
                 progress(recorder.done, len(recorder))

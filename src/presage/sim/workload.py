@@ -13,7 +13,7 @@ from typing import Any
 
 from presage.model.cluster import WHOLE_GPU, Node, Resources
 from presage.model.estimate import Estimates
-from presage.model.job import JobSpec, Role
+from presage.model.job import Dependency, JobSpec, Role
 from presage.sim.traces import Trace
 from presage.sim.usage import RecordedUse
 from presage.sim.world import Task
@@ -80,6 +80,13 @@ class Workload:
         self._varying = varying
         self._fixed = {name: jobs[name][0] for name in _SHAPE if name not in varying}
         self._frame = jobs.select(*_JOB, *varying)
+        waiting = jobs.filter(jobs["after"] != "").select("job_id", "after").rows()
+        self._after = {
+            job_id: tuple(map(Dependency, dict.fromkeys(after.split("|"))))
+            for job_id, after in waiting
+        }
+        self.awaited = {one.job for after in self._after.values() for one in after}
+        """Jobs that others wait for."""
         self._shapes: dict[tuple[Any, ...], _JobShape] = {}
         self._roles: dict[tuple[Role, ...], tuple[Role, ...]] = {}
         self.read_s = process_time() - started
@@ -112,6 +119,7 @@ class Workload:
             max_retries=shape.retries if use is None else _OOM_RETRIES,
             model=model,
             entrypoint=(work,) if work else (),
+            after=self._after.get(job_id, ()) if self._after else (),
         )
         task = Task(
             spec,

@@ -97,11 +97,12 @@ class Jobs:
         team: str | None = None,
         queue: str | None = None,
         statuses: Sequence[str] = (),
+        array: str | None = None,
         limit: int = 100,
         after: int | None = None,
     ) -> Sequence[JobRow]:
         """A page of jobs, newest first, without manifests; `after` is the `seq` of the last job
-        on the page before."""
+        on the page before. `array` is one, or "" for jobs that are in none."""
         query = select(*_LISTED).order_by(jobs.c.seq.desc()).limit(limit)
         query = query.where(jobs.c.removed_at.is_(None))
         for column, wanted in ((jobs.c.owner, owner), (jobs.c.team, team), (jobs.c.queue, queue)):
@@ -109,8 +110,35 @@ class Jobs:
                 query = query.where(column == wanted)
         if statuses:
             query = query.where(jobs.c.status.in_(statuses))
+        if array is not None:
+            query = query.where(jobs.c.array == array if array else jobs.c.array.is_(None))
         if after is not None:
             query = query.where(jobs.c.seq < after)
+        with self._database.read() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def like(self, reference: str, limit: int = 20) -> Sequence[JobRow]:
+        """Jobs of a name, or whose id begins with this, newest first, without manifests; members
+        of an array only by more than the array's id."""
+        begins = jobs.c.id.startswith(reference, autoescape=True)
+        alone = jobs.c.array.is_(None) | ~jobs.c.array.startswith(reference, autoescape=True)
+        query = select(*_LISTED).where(
+            jobs.c.removed_at.is_(None),
+            ((jobs.c.name == reference) & jobs.c.array.is_(None)) | (begins & alone),
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(jobs.c.seq.desc()).limit(limit))
+            return [_job(row) for row in rows]
+
+    def best(self, array: str, mode: str, limit: int) -> Sequence[JobRow]:
+        """Members of an array that reported its metric and did not fail, the best first."""
+        by = jobs.c.metric.desc() if mode == "max" else jobs.c.metric.asc()
+        query = select(*_LISTED).where(jobs.c.array == array, jobs.c.metric.is_not(None))
+        query = (
+            query.where(jobs.c.removed_at.is_(None), jobs.c.status != "FAILED")
+            .order_by(by, jobs.c.seq)
+            .limit(limit)
+        )
         with self._database.read() as connection:
             return [_job(row) for row in connection.execute(query)]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ArrayRow",
     "AuditEntry",
     "Delivery",
     "JobChange",
@@ -51,6 +52,12 @@ class JobRow:
     """SHA-256 of the work folder that was uploaded with it."""
     estimates: Mapping[str, Any] | None = None
     """What was foreseen of it when it was submitted."""
+    array: str | None = None
+    """The array it is a member of."""
+    params: Mapping[str, Any] | None = None
+    """Its values of the array's parameters."""
+    metric: float | None = None
+    """What it last reported of the array's metric."""
     removed_at: float | None = None
     """When its files were removed; it is no longer listed then."""
     seq: int = 0
@@ -75,6 +82,32 @@ class JobChange:
     ended_at: float | None = None
     exit_code: int | None = None
     progress: Mapping[str, Any] | None = None
+    metric: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRow:
+    """Jobs that were submitted as one."""
+
+    id: str
+    name: str
+    owner: str
+    team: str
+    queue: str
+    submitted_at: float
+    size: int
+    """How many jobs it has."""
+    at_once: int
+    """How many of them may go at once; 0 for any number."""
+    metric: str
+    """What makes one better than another; empty when nothing was said."""
+    mode: str
+    """`min` or `max`."""
+    manifest: Mapping[str, Any]
+    """What was submitted, with its sweep."""
+    folder: str | None
+    seq: int = 0
+    """The `seq` of its first job; the store gives it."""
 
 
 @dataclass(frozen=True, slots=True)

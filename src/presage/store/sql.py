@@ -26,14 +26,16 @@ from sqlalchemy import (
 from presage.model.errors import InternalError, StaleLease, StoreUnavailable
 from presage.model.event import Decision, Event, Fact, event_from_json, event_to_json
 from presage.store.access import AuditLog, Users, audit_row
+from presage.store.arrays import ArrayRows
 from presage.store.database import Database
 from presage.store.jobs import Jobs
 from presage.store.knowledge import SqlKnowledge
 from presage.store.lease import Lease
 from presage.store.memory import Step
 from presage.store.outbox import Outbox
-from presage.store.records import AuditEntry, JobChange, JobRow, Notification
+from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.tables import (
+    arrays,
     audit,
     head,
     jobs,
@@ -65,6 +67,7 @@ class SqlStore:
         """How many jobs there were ever, after the latest append: the `seq` of the newest."""
         self.lease = Lease(self._database)
         self.jobs = Jobs(self._database)
+        self.arrays = ArrayRows(self._database)
         self.outbox = Outbox(self._database)
         self.users = Users(self._database)
         self.audit = AuditLog(self._database)
@@ -82,8 +85,9 @@ class SqlStore:
         changes: Sequence[JobChange] = (),
         outbox: Sequence[Notification] = (),
         audit: Sequence[AuditEntry] = (),
+        arrays: Sequence[ArrayRow] = (),
     ) -> None:
-        """Add facts, the decisions that followed, new jobs, then changes of jobs: one commit.
+        """Add facts, the decisions that followed, new arrays and jobs, then changes: one commit.
 
         After `StoreUnavailable`, append the same again until it succeeds: what was committed
         although nobody could say so is recognised and not written twice.
@@ -94,7 +98,7 @@ class SqlStore:
             "facts": to_json([event_to_json(fact) for fact in facts]),
             "decisions": to_json([event_to_json(decision) for decision in decisions]),
         }
-        everything = (step, *map(tuple, (jobs, changes, outbox, audit)))
+        everything = (step, *map(tuple, (jobs, changes, outbox, audit, arrays)))
         events = len(facts) + len(decisions)
         try:
             with self._database.write() as connection:
@@ -105,6 +109,9 @@ class SqlStore:
                     if events:
                         connection.execute(_ADD_STEP, {"position": end.position - events, **step})
                     _project(connection, end.jobs - len(jobs), jobs, changes)
+                    if arrays:
+                        first = end.jobs - len(jobs) + 1
+                        connection.execute(_ADD_ARRAY, _array_rows(first, jobs, arrays))
                     if outbox:
                         connection.execute(_ADD_MESSAGE, [_message(now, item) for item in outbox])
                     if audit:
@@ -198,6 +205,7 @@ _ADVANCE = (
 )
 _ADD_STEP = insert(journal)
 _ADD_JOB = insert(jobs)
+_ADD_ARRAY = insert(arrays)
 _ADD_TRANSITION = insert(transitions)
 _ADD_MESSAGE = insert(outbox)
 _ADD_AUDIT = insert(audit)
@@ -262,6 +270,17 @@ def _project(
         )
     if moves:
         connection.execute(_ADD_TRANSITION, moves)
+
+
+def _array_rows(
+    first: int, rows: Sequence[JobRow], new: Sequence[ArrayRow]
+) -> list[dict[str, Any]]:
+    """New arrays, each with the `seq` of its first job."""
+    seqs: dict[str | None, int] = {}
+    for seq, row in enumerate(rows, first):
+        seqs.setdefault(row.array, seq)
+    names = [item.name for item in fields(ArrayRow) if item.name != "seq"]
+    return [{"seq": seqs[one.id], **{name: getattr(one, name) for name in names}} for one in new]
 
 
 def _move(job: str, at: float, row: JobRow | JobChange) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from sqlalchemy.types import TypeDecorator
 
 __all__ = [
     "NEWEST",
+    "arrays",
     "audit",
     "head",
     "jobs",
@@ -184,10 +185,14 @@ jobs = Table(
     Column("folder", Text),
     Column("estimates", Json),  # revision 3
     Column("removed_at", Double),  # revision 8
+    Column("array", Text),  # revision 7
+    Column("params", Json),
+    Column("metric", Double),
     Index("jobs_by_owner", "owner", "seq"),
     Index("jobs_by_team", "team", "seq"),
     Index("jobs_by_queue", "queue", "seq"),
     Index("jobs_by_status", "status", "seq"),
+    Index("jobs_by_array", "array", "seq"),
 )
 transitions = Table(
     "transitions",
@@ -280,4 +285,24 @@ usage_head = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     _required("position", BigInteger),
     _required("body", Json),
+)
+
+# -- revision 7: jobs that were submitted as one --------------------------------------------------
+
+arrays = Table(
+    "arrays",
+    metadata,
+    Column("seq", _Serial, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False, unique=True),
+    _required("name", Words),
+    _required("owner", Text),
+    _required("team", Text),
+    _required("queue", Text),
+    _required("submitted_at", Double),
+    _required("size", Integer),
+    _required("at_once", Integer),
+    _required("metric", Words),
+    _required("mode", Text),
+    _required("manifest", Json),
+    Column("folder", Text),
 )

@@ -127,14 +127,15 @@ class GuardedState(State):
         """But capacity: a policy lends it for a moment, and `check` counts it anew."""
         plain = (self.now, self.wake_at, self.submitted, self.rules, self.changes.dropped)
         dicts: list[dict[Any, Any]] = [self.reservations, self.usage, self.speeds.points]
-        indexes = (self.pending, self.active, self.incomplete, self.down, self.draining)
-        indexes += (self.gates.blocked,)
+        jobs = (self.pending, self.active, self.incomplete, self.gates.blocked)
         return [
             plain,
             *map(
                 list,
                 (
-                    *indexes,
+                    *jobs,
+                    self.down,
+                    self.draining,
                     self.gates.blocked,
                     self.scaling,
                     self.changes.jobs,

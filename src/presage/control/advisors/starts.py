@@ -182,6 +182,15 @@ class StartTimes:
             return None
         return eta_view(start, known.forecast.now, self._clock())
 
+    def end(self, name: str) -> dict[str, float | None] | None:
+        """Seconds from now until a job or an array ends that others wait for; None when that is
+        not known."""
+        known = self._known
+        over = None if known is None else known.forecast.ends.get(name)
+        if known is None or over is None:
+            return None
+        return eta_view(over, known.forecast.now, self._clock())
+
     def expects(self, job_id: str) -> bool:
         """Whether the latest forecast has a job; if not, a new one is made soon."""
         known = self._known
@@ -281,7 +290,7 @@ class StartTimes:
         known = self._known
         if known is None or self._clock() - known.forecast.now >= _COPY_REST * self._copy_s:
             return self._copy()
-        has_it = job_id is None or job_id in known.state.pending
+        has_it = job_id is None or job_id in known.state.jobs
         return known.state if has_it else self._copy()
 
     def _copy(self) -> State:
@@ -333,7 +342,7 @@ class StartTimes:
         state = self._copy()
         now = max(state.now, self._clock())
         forecast = StartForecast(now, 0, 0.0, {})
-        if state.pending:
+        if state.pending or state.gates.blocked:
             forecast = run_ahead(
                 state,
                 self._policy,

@@ -11,7 +11,7 @@ import select
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from socket import socket
@@ -21,7 +21,7 @@ from presage.executors.node.attach import DOOR
 from presage.executors.node.base import Key, RunsExecutor, TimedFacts
 from presage.executors.node.frames import connect
 from presage.executors.node.limits import delegated_group
-from presage.executors.node.messages import LimitOrder, RunPlan
+from presage.executors.node.messages import LimitOrder, RunPlan, UnixUser
 from presage.executors.node.plan import (
     LOG_CAP,
     identity,
@@ -54,8 +54,12 @@ class LocalExecutor(RunsExecutor):
         *,
         python: str | Path = sys.executable,
         log_cap: int = LOG_CAP,
+        run_as: Callable[[str], UnixUser | None] = lambda owner: None,
+        isolated: bool = False,
+        mounts: Sequence[str] = (),
     ) -> None:
         super().__init__(data)
+        self._run_as, self._isolated, self._mounts = run_as, isolated, mounts
         self._nodes = tuple(nodes)
         self._python = str(python)
         self._log_cap = log_cap
@@ -120,6 +124,7 @@ class LocalExecutor(RunsExecutor):
             if worker.role < len(spec.roles):
                 cores[worker] = pick_cores(spec.roles[worker.role].cpus, load)
                 load.update(cores[worker])
+        user = self._run_as(spec.owner)
         plan = make_plan(
             self._layout,
             spec,
@@ -128,6 +133,9 @@ class LocalExecutor(RunsExecutor):
             cgroup=self._cgroup,
             log_cap=self._log_cap,
             gpus=visible_here(),
+            user=user,
+            isolated=self._isolated,
+            mounts=self._mounts,
         )
         lock = make_run(self._layout.runs, plan.run, plan)
         if lock is None:
@@ -135,7 +143,7 @@ class LocalExecutor(RunsExecutor):
             return
         run = Run(*key, plan.run)
         try:
-            env = inherited_environment(spec, self._python, run.directory)
+            env = inherited_environment(spec, self._python, run.directory, user)
             pid = spawn_guardian(self._python, run, lock, env)
         except OSError:
             run.remove()

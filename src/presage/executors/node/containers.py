@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from presage.model.errors import RunSpecError
+
 if TYPE_CHECKING:
-    from presage.executors.node.messages import RunPlan
+    from presage.executors.node.messages import RunPlan, UnixUser
     from presage.executors.node.runspec import RoleSpec
 
 __all__ = [
@@ -50,14 +52,23 @@ def in_container(
     only the names of variables stand on the command line."""
     assert plan.engine is not None
     assert plan.image is not None
-    command = [plan.engine, "run", "--name", container, "--network", "host", "--ipc", "host"]
+    if plan.image.startswith("-"):
+        raise RunSpecError(f"{plan.image!r} cannot be the name of an image")
+    command = [plan.engine, "run", "--name", container, "--network", "host"]
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
     command += ["--interactive"] * bool(console) + ["--tty"] * (console == "tty")
-    command += _as_this_user(plan.engine)
-    own = (plan.work, plan.data_dir, plan.result_dir, plan.checkpoint_dir, plan.progress_dir)
-    local = [url for url in plan.data.values() if url.startswith(("/", "file:///"))]
-    for path in (*map(str, own), *(url.removeprefix("file://") for url in local)):
+    command += _as_this_user(plan.engine, plan.user)
+    if plan.isolated:
+        command += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
+        command += ["--shm-size", f"{role.memory_mib // 2 or 1024}m"]
+    else:
+        command += ["--ipc", "host"]
+    own = [plan.work, plan.data_dir, plan.result_dir, plan.progress_dir]
+    for path in (*own, _checkpoints(plan)):
         command += ["--volume", f"{path}:{path}"]
+    for name, url in plan.data.items():
+        if url.startswith(("/", "file:///")):
+            command += ["--volume", _local_data(plan, name, url.removeprefix("file://"))]
     command += ["--workdir", str(plan.work)]
     if role.memory_mib:
         limit = f"{role.memory_mib}m"
@@ -69,6 +80,39 @@ def in_container(
     for name in variables:
         command += ["--env", name]
     return (*command, plan.image, *argv)
+
+
+def _checkpoints(plan: RunPlan) -> Path:
+    """Where checkpoints are; beside the job's results unless the manifest says otherwise."""
+    if plan.checkpoint_dir.parent != plan.result_dir.parent:
+        _refuse_data_directory(plan, plan.checkpoint_dir, "checkpoint.dir")
+        if plan.isolated:
+            raise RunSpecError(
+                "checkpoint.dir: a container here sees no directory of the machine; write one "
+                "without a leading /"
+            )
+    return plan.checkpoint_dir
+
+
+def _local_data(plan: RunPlan, name: str, path: str) -> str:
+    """How data of this machine gets into a container: never the server's own directory; where
+    users are kept apart, only from where an operator allows, and to be read."""
+    real = Path(path).resolve()
+    _refuse_data_directory(plan, real, f"data '{name}'")
+    if not plan.isolated:
+        return f"{path}:{path}"
+    if not any(Path(root) in (real, *real.parents) for root in plan.mounts):
+        raise RunSpecError(
+            f"data '{name}': {path} is not below what containers may see here "
+            f"({', '.join(plan.mounts) or 'nothing'}; data_roots in the server's configuration)"
+        )
+    return f"{real}:{path}:ro"
+
+
+def _refuse_data_directory(plan: RunPlan, path: Path, what: str) -> None:
+    server, real = plan.wake.parent.resolve(), path.resolve()
+    if server in (real, *real.parents) or real in server.parents:
+        raise RunSpecError(f"{what}: {path} is or holds what the server keeps of all jobs")
 
 
 def beside(
@@ -88,13 +132,36 @@ def beside(
     return (*command, container, *argv)
 
 
-def _as_this_user(engine: str) -> list[str]:
-    """Files that a worker writes belong to whoever runs the server; and the program is not the
-    first process of its container, where a SIGTERM that it does not handle would be ignored."""
+def _as_this_user(engine: str, user: UnixUser | None) -> list[str]:
+    """Files that a worker writes belong to its Unix user, if it has one, else to whoever runs the
+    server; and the program is not the first process of its container, where a SIGTERM that it
+    does not handle would be ignored."""
+    if user is not None:
+        groups = [word for group in user.groups for word in ("--group-add", str(group))]
+        return ["--user", f"{user.uid}:{user.gid}", *groups, *_init(engine)]
     if Path(engine).name != "podman":
-        return ["--user", f"{os.getuid()}:{os.getgid()}", "--init"]
-    has_init = any(map(os.path.exists, _INIT))
-    return ["--userns", "keep-id"] * (os.getuid() != 0) + ["--init"] * has_init
+        return ["--user", f"{os.getuid()}:{os.getgid()}", *_init(engine)]
+    rootless = os.getuid() != 0
+    # Without ids of its own to give away, the container's root is whoever runs the server.
+    return ["--userns", "keep-id"] * (rootless and _has_more_ids()) + _init(engine)
+
+
+def _init(engine: str) -> list[str]:
+    return ["--init"] * (Path(engine).name != "podman" or any(map(os.path.exists, _INIT)))
+
+
+def _has_more_ids(files: Sequence[str] = ("/etc/subuid", "/etc/subgid")) -> bool:
+    """Whether podman may give the user of this process more ids in a container than one."""
+    import pwd
+
+    names = [str(os.getuid())]
+    with suppress(KeyError):
+        names.append(pwd.getpwuid(os.getuid()).pw_name)
+    try:
+        lines = [Path(file).read_text().splitlines() for file in files]
+    except OSError:
+        return False
+    return all(any(line.partition(":")[0] in names for line in part) for part in lines)
 
 
 def fetch_image(engine: str, image: str) -> str | None:

@@ -19,11 +19,12 @@ from typing import Any
 from presage.executors.node import messages as msg
 from presage.executors.node import wire, workdir
 from presage.executors.node.attach import INPUT_ENDED, Door
+from presage.executors.node.credentials import acting_as, share_homes
 from presage.executors.node.limits import become_subreaper, die_with_parent, oom_kills
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
 from presage.executors.node.resizing import Resizing, name_members
-from presage.executors.node.workdir import Step, prepare, run_in_child, store_results
+from presage.executors.node.workdir import Step, fetch, prepare, run_in_child, store_results
 from presage.executors.node.worker import (
     StartError,
     WorkerProcess,
@@ -143,6 +144,8 @@ class Guardian:
         plan = self.plan
         own = (plan.work, plan.data_dir, plan.progress_dir)
         try:
+            if plan.user is not None:
+                share_homes(plan)
             for path in (*own, plan.result_dir, plan.checkpoint_dir, plan.log_dir):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -151,7 +154,10 @@ class Guardian:
             return None
         if plan.engine or plan.git or not all(map(is_local, plan.data.values())):
             self.report.event("StageChanged", stage="downloading")
-        return self._in_child(prepare)
+        failure = self._in_child(prepare) or (self._in_child(fetch) if plan.engine else None)
+        if failure is None and plan.user is not None:
+            workdir.note_work(plan)  # the directory of the run is not that user's
+        return failure
 
     def _keep(self) -> str:
         """Make what the workers left in the work directory results, however they ended; says in
@@ -230,7 +236,8 @@ class Guardian:
         self.workers = self.make(self.plan.workers)
         self._oom_kills = oom_kills()
         if self.plan.agents:
-            copy_agent(self.plan.progress_dir)
+            with acting_as(self.plan.user):
+                copy_agent(self.plan.progress_dir)
             name_members(self.plan, 0, self.workers)
         try:
             self.begin(self.workers)
@@ -247,9 +254,10 @@ class Guardian:
 
     def make(self, plans: Sequence[msg.WorkerPlan]) -> list[WorkerProcess]:
         """Workers that are not started yet."""
-        workers = [WorkerProcess(plan, self.plan.cgroup) for plan in plans]
-        for worker in workers:
-            worker.continue_from(self.plan.checkpoint_dir)
+        workers = [WorkerProcess(plan, self.plan.cgroup, self.plan.user) for plan in plans]
+        with acting_as(self.plan.user):
+            for worker in workers:
+                worker.continue_from(self.plan.checkpoint_dir)
         return workers
 
     def begin(self, workers: list[WorkerProcess]) -> None:
@@ -527,8 +535,9 @@ class Guardian:
                 Path(path).parent.chmod(0o700)
                 remove(path)
 
-        for path in (self.plan.work, self.plan.data_dir):
-            shutil.rmtree(path, onerror=open_up)
+        with acting_as(self.plan.user):  # the empty directories go with that of the run
+            for path in (self.plan.work, self.plan.data_dir):
+                shutil.rmtree(path, onerror=open_up)
 
     def _wait(self, timeout_s: float) -> None:
         """Until a process ends, somebody writes to the control pipe, or the time has passed."""

@@ -1,8 +1,8 @@
 """What the kernel is told about a worker: its cores, its memory, and whom it dies with.
 
-Memory is limited by a cgroup (version 2) where one was delegated to the server. Elsewhere the
-guardian watches what the worker's processes hold, and RLIMIT_DATA stops the one that grows faster
-than it can look. Standard library only.
+Memory is limited by a cgroup (version 2) where one was delegated to the server, else by a scope of
+systemd where that runs. Elsewhere the guardian watches what the worker's processes hold, and
+RLIMIT_DATA stops the one that grows faster than it can look. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,17 +21,25 @@ __all__ = [
     "become_subreaper",
     "delegated_group",
     "die_with_parent",
+    "engines_limit",
+    "how_memory_is_held",
     "limit_data",
+    "no_new_privileges",
     "oom_kills",
     "pin",
+    "scope_of",
     "stand_first_in_line",
 ]
 
 DATA_SLACK = 4 << 30
 """RLIMIT_DATA counts what is reserved (thread stacks, arenas), not what is used: leave room."""
 
+_SCOPE_S = 5.0
+"""How long systemd may take to make a scope."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,6 +51,11 @@ def _prctl(option: int, argument: int) -> None:
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privileges() -> None:
+    """No program that is executed from now on gains rights, set-user-id ones included."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def die_with_parent(parent: int) -> None:
@@ -128,12 +142,80 @@ def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
                     os.sched_setaffinity(int(thread.name), cores)
 
 
+def engines_limit(mount: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether podman or docker can limit the memory of a container: root can, others where there
+    is version 2 of cgroups alone."""
+    return os.geteuid() == 0 or (mount / "cgroup.controllers").is_file()
+
+
+def how_memory_is_held(cgroup: Path | None) -> str:
+    """What limits the memory of workers here, in a word: `cgroup`, `systemd` or `watched`."""
+    if cgroup is not None:
+        return "cgroup"
+    return "watched" if _systemd() is None else "systemd"
+
+
+def _systemd(
+    run: Path = Path("/run/systemd"), mount: Path = Path("/sys/fs/cgroup")
+) -> list[str] | None:
+    """The command that asks systemd, if it is there and has version 2 of cgroups."""
+    import shutil
+
+    if not (mount / "cgroup.controllers").is_file() or not (run / "system").is_dir():
+        return None
+    program = shutil.which("busctl")
+    if program is None:
+        return None
+    if os.geteuid() == 0:
+        return [program, "--system"]
+    own = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    return [program, "--user"] if (own / "systemd").is_dir() else None
+
+
+def scope_of(
+    pid: int,
+    name: str,
+    memory: int,
+    *,
+    run: Path = Path("/run/systemd"),
+    mount: Path = Path("/sys/fs/cgroup"),
+    proc: Path = Path("/proc"),
+) -> MemoryGroup | None:
+    """Have systemd put a process that has not begun into a scope with a memory limit. None where
+    there is no systemd, or where it refuses: then the process is watched instead."""
+    import subprocess
+
+    ask = _systemd(run, mount)
+    if ask is None:
+        return None
+    service = ["org.freedesktop.systemd1", "/org/freedesktop/systemd1"]
+    call = ["org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))"]
+    limits = ["MemoryMax", "t", str(memory), "MemorySwapMax", "t", "0"]
+    properties = ["4", "PIDs", "au", "1", str(pid), "CollectMode", "s", "inactive-or-failed"]
+    words = [*service, *call, f"{name}.scope", "fail", *properties, *limits, "0"]
+    end = time.monotonic() + _SCOPE_S
+    try:
+        subprocess.run([*ask, "call", *words], capture_output=True, timeout=_SCOPE_S, check=True)
+        while time.monotonic() < end:  # the job of systemd is queued when it answers
+            own = next(iter((proc / str(pid) / "cgroup").read_text().split("0::")[1:]), "")
+            path = mount / own.strip().lstrip("/")
+            if path.name == f"{name}.scope" and (path / "memory.max").is_file():
+                return MemoryGroup(path, memory, made=True)
+            time.sleep(0.01)
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return None
+
+
 class MemoryGroup:
     """A cgroup of one worker with a memory limit. The kernel kills all of it when it passes."""
 
-    def __init__(self, path: Path, memory: int) -> None:
+    def __init__(self, path: Path, memory: int, *, made: bool = False) -> None:
         self.path = path
-        path.mkdir()
+        self._made = made
+        """Whether it was there, with the worker in it."""
+        if not made:
+            path.mkdir()
         (path / "memory.max").write_text(str(memory))
         for name, value in (("memory.oom.group", "1"), ("memory.swap.max", "0")):
             with suppress(OSError):  # older kernels, or no swap
@@ -141,6 +223,8 @@ class MemoryGroup:
 
     def join(self) -> None:
         """Move this process in; what it starts is born inside."""
+        if self._made:
+            return
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
     def hold_to(self, cpu_milli: int, memory: int) -> None:

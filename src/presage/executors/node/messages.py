@@ -4,10 +4,11 @@ No future annotations here: the codec (`wire`) reads them. Standard library only
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from presage.executors.node.wire import Message, MessageError, encode, loads
+from presage.executors.node.wire import Message, MessageError, encode, loads, read_bounded
 
 __all__ = [
     "AGREED",
@@ -41,6 +42,7 @@ __all__ = [
     "Saved",
     "SizeRequest",
     "StopOrder",
+    "UnixUser",
     "Verdict",
     "Word",
     "WorkBefore",
@@ -70,10 +72,22 @@ class JobFile(Message):
     folder: str | None = None
     """Digest of the uploaded work folder."""
     owner: str | None = None
+    team: str | None = None
     memory_mib: dict[str, int] | None = None
     """By role, if it was raised since."""
     most_results: int = 0
     """Bytes of results that a job may keep; 0 for any number."""
+
+
+class UnixUser(Message):
+    """As whom the processes of a run run."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str
+    """The empty string for none."""
+    groups: tuple[int, ...] = ()
 
 
 class WorkerPlan(Message):
@@ -150,6 +164,12 @@ class RunPlan(Message):
     """Bytes of results that the job may keep; 0 for any number."""
     warm: bool = False
     """Whether workers load PyTorch before they are told to begin."""
+    user: UnixUser | None = None
+    """As whom all but the guardian run; None: as whoever runs the server."""
+    mounts: tuple[str, ...] = ()
+    """Directories below which containers may see local data, to read it; of an isolated run."""
+    isolated: bool = False
+    """Whether containers must show nothing of the machine but the run's own files."""
     ports: tuple[int, ...] = ()
     """Those that clients may reach."""
 
@@ -414,14 +434,16 @@ class Word(Message):
 def say(place: Path, name: str, word: Word) -> None:
     """Leave word, whole or not at all."""
     new = place / f"{name}.new"
-    new.write_text(json.dumps(encode(word)))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    with os.fdopen(os.open(new, flags, 0o666), "w") as out:
+        out.write(json.dumps(encode(word)))
     new.replace(place / name)
 
 
 def hear(place: Path, name: str) -> Word | None:
     """The word that was left under a name; None if there is none that is understood."""
     try:
-        return loads(Word, (place / name).read_bytes())
+        return loads(Word, read_bounded(place / name))
     except (OSError, MessageError):
         return None
 

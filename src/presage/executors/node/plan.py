@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,10 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from presage.executors.node.containers import find_engine, in_container
-from presage.executors.node.messages import Identity, RunPlan, WorkerPlan
+from presage.executors.node.messages import Identity, RunPlan, UnixUser, WorkerPlan
 from presage.executors.node.runspec import RoleSpec, RunSpec
+from presage.executors.node.secrets import SecretFiles
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -37,12 +40,31 @@ _PRIVATE = re.compile(
     re.IGNORECASE,
 )
 """Variables of the server that are none of a job's business."""
+_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_PUBLIC = re.compile(
+    r"^(PATH|LANG|LANGUAGE|LC_\w+|TZ|TERM|LD_LIBRARY_PATH|(CUDA|NVIDIA|NCCL|OMP|MKL)_\w+"
+    r"|(HTTPS?|NO|ALL)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE)$",
+    re.IGNORECASE,
+)
+"""All that a run as another Unix user gets of it."""
 
 
-def inherited_environment(spec: RunSpec, python: str, run: Path) -> dict[str, str]:
-    """What workers get of the server's environment: all but what looks like a credential, with
-    the job's environment first on PATH, else the one that Presage runs in."""
-    kept = {name: value for name, value in os.environ.items() if not _PRIVATE.search(name)}
+def inherited_environment(
+    spec: RunSpec, python: str, run: Path, user: UnixUser | None = None
+) -> dict[str, str]:
+    """What workers get of the server's environment, with the job's environment first on PATH,
+    else the one that Presage runs in: all but what looks like a credential; as another user, no
+    more than what says how this machine is set up."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not _PRIVATE.search(name)
+        and not _PASSWORD.search(value)
+        and (user is None or _PUBLIC.match(name))
+    }
+    if user is not None:
+        home = user.home or str(run / "work")
+        kept |= {"HOME": home, "USER": user.name, "LOGNAME": user.name, "SHELL": "/bin/sh"}
     path = [str(Path(python).parent), kept.get("PATH", os.defpath)]
     if spec.environment:
         prefix = Path(spec.environment).expanduser()
@@ -63,10 +85,14 @@ def make_plan(
     log_cap: int = LOG_CAP,
     gpus: Sequence[str] = (),
     checkpoints: Path | None = None,
+    user: UnixUser | None = None,
+    isolated: bool = False,
+    mounts: Sequence[str] = (),
 ) -> RunPlan:
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
-    not beside the job."""
+    not beside the job; `user` is as whom it runs; where `isolated`, a container sees local data
+    below `mounts` alone."""
     _check_environment(spec)
     job, run = launch.job, layout.run(launch.job, launch.attempt)
     wanted = spec.checkpoint_dir or ""
@@ -95,7 +121,7 @@ def make_plan(
         telemetry=layout.telemetry(job, launch.attempt),
         gpus=tuple(gpus),
         nvml=binding_here() if any(worker.devices for worker in launch.workers) else None,
-        secrets={name: secret_path(layout, ref) for name, ref in spec.secrets.items()},
+        secrets={name: secret_path(layout, spec, ref) for name, ref in spec.secrets.items()},
         env=dict(spec.env),
         time_limit_s=spec.time_limit_s,
         grace_s=spec.grace_s,
@@ -107,6 +133,9 @@ def make_plan(
         cgroup=cgroup,
         workers=(),
         ports=spec.ports,
+        user=user,
+        mounts=tuple(mounts),
+        isolated=isolated,
     )
     return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
@@ -196,6 +225,7 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
         "PRESAGE_CHECKPOINT_DIR": str(plan.checkpoint_dir),
         "PRESAGE_DATA_DIR": str(plan.data_dir),
         "PRESAGE_RESULT_DIR": str(plan.result_dir),
+        **param_variables(spec.params),
     }
     if spec.checkpoint_every_s is not None:
         env["PRESAGE_CHECKPOINT_EVERY"] = f"{spec.checkpoint_every_s:g}"
@@ -208,6 +238,18 @@ def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int)
         # Without it, workers of a new size meet what those before left in the agents' store.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
+
+
+def param_variables(params: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of a job: all as JSON, and each as text."""
+    if not params:
+        return {}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in params.items()
+    }
+    each = {f"PRESAGE_PARAM_{name.upper()}": text for name, text in texts.items()}
+    return {"PRESAGE_PARAMS": json.dumps(params), **each}
 
 
 def _cuda_name(gpus: Sequence[str], device: int) -> str:
@@ -262,8 +304,8 @@ def _check_environment(spec: RunSpec) -> None:
             raise RunSpecError(f"environment {spec.environment} has no {program} in {programs}")
 
 
-def secret_path(layout: Layout, name: str) -> Path:
-    """Where the content of a secret is; raises RunSpecError for what cannot be the name of one."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise RunSpecError(f"{name!r} cannot be the name of a secret")
-    return layout.secret(name)
+def secret_path(layout: Layout, spec: RunSpec, name: str) -> Path:
+    """Where the content of a secret is, or would have to be; raises RunSpecError for what cannot
+    be the name of one."""
+    found = SecretFiles(layout).find(name, spec.owner, spec.team)
+    return found or layout.secret(name)

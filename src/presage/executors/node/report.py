@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
+from presage.executors.node.credentials import acting_as
 from presage.telemetry.processes import ProcessTree
 from presage.telemetry.rows import Row, append
 
@@ -113,7 +114,7 @@ class Reporter(RunLog):
 
     def __init__(self, plan: msg.RunPlan) -> None:
         super().__init__(plan.run, plan.wake, plan.job, plan.attempt)
-        self._telemetry = plan.telemetry
+        self._telemetry, self._user = plan.telemetry, plan.user
         self._began = time.time()
         self._sampled: dict[str, Row] = {}
         """The last row of each worker."""
@@ -133,7 +134,8 @@ class Reporter(RunLog):
                 continue
             if self._seen.get(file) != changed:
                 self._seen[file] = changed
-                report = read_progress(file)
+                with acting_as(self._user):
+                    report = read_progress(file)
                 if report is not None:
                     self.pass_on(report)
             return
@@ -141,7 +143,8 @@ class Reporter(RunLog):
     def request(self, file: Path) -> None:
         """Pass on how many workers the job itself asked for, if it did."""
         try:
-            asked = json.loads(file.read_bytes())["workers"]
+            with acting_as(self._user):
+                asked = json.loads(wire.read_bounded(file))["workers"]
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -162,8 +165,7 @@ class Reporter(RunLog):
 def read_progress(file: Path) -> msg.ProgressReport | None:
     """What a worker reported, checked, since any program may write there."""
     try:
-        with file.open("rb") as source:
-            body = json.loads(source.read(_LARGEST_PROGRESS + 1))
+        body = json.loads(wire.read_bounded(file, _LARGEST_PROGRESS + 1))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(body, dict):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
+from presage.executors.node.credentials import acting_as
 from presage.executors.node.processes import descendants
 from presage.executors.node.worker import WorkerProcess
 
@@ -37,7 +38,8 @@ def name_members(plan: msg.RunPlan, number: int, workers: list[WorkerProcess]) -
     """Tell torchrun agents who takes part from now on, and where they meet."""
     names = tuple(worker.name for worker in workers)
     store = f"store-{time.monotonic_ns()}"
-    wire.write(plan.progress_dir, msg.Members(number=number, members=names, store=store))
+    with acting_as(plan.user):
+        wire.write(plan.progress_dir, msg.Members(number=number, members=names, store=store))
 
 
 class Resizing:
@@ -175,12 +177,14 @@ class Resizing:
 
     def _listens(self) -> bool:
         """Whether the program calls `presage.job.step`, and so hears of a resize."""
-        return (self._place / msg.STEPPING).exists()
+        with acting_as(self._guardian.plan.user):
+            return (self._place / msg.STEPPING).exists()
 
     def _hold(self, needed: list[WorkerProcess]) -> Course:
         """Have every rank stop at one step, with a checkpoint; False if they do not."""
         ranks = range(len(self._guardian.workers))
-        msg.say(self._place, msg.HOLD, msg.Word(number=self.number, workers=len(self._plans)))
+        with acting_as(self._guardian.plan.user):
+            msg.say(self._place, msg.HOLD, msg.Word(number=self.number, workers=len(self._plans)))
 
         def held() -> bool:
             return all(self._said(f"held-{rank}") == self.number for rank in ranks)
@@ -212,7 +216,8 @@ class Resizing:
         return all(self._said(f"joined-{name}") == self.number for name in names)
 
     def _said(self, name: str) -> int | None:
-        word = msg.hear(self._place, name)
+        with acting_as(self._guardian.plan.user):
+            word = msg.hear(self._place, name)
         return None if word is None else word.number
 
     def _note(self, plans: Sequence[msg.WorkerPlan]) -> None:

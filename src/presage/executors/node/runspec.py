@@ -58,7 +58,12 @@ class RunSpec:
     """All that it takes to run a job."""
 
     roles: tuple[RoleSpec, ...]
+    owner: str = ""
+    team: str = ""
+    """Whose job it is, and so whose secrets it may use."""
     env: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Its point of a sweep."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of secrets by the environment variable that gets the content."""
     folder: str | None = None
@@ -135,7 +140,10 @@ def _spec(job: JobFile) -> RunSpec:
         results = {"url": results}
     return RunSpec(
         roles=_roles(manifest, job.memory_mib or {}),
+        owner=job.owner or "",
+        team=job.team or "",
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
+        params=dict(manifest.get("params") or {}),
         secrets=dict(manifest.get("secrets") or {}),
         folder=job.folder,
         git=(str(git["url"]), str(git.get("ref") or "HEAD")) if git else None,

@@ -13,8 +13,10 @@ library only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
@@ -32,6 +34,7 @@ __all__ = [
     "mark",
     "pack",
     "read",
+    "read_bounded",
     "unpack",
     "write",
 ]
@@ -117,7 +120,8 @@ def write(directory: Path, message: Message, *, durable: bool = False) -> None:
     """Replace the file of a message, whole or not at all; with `durable` it is on disk then."""
     file = directory / message.FILE
     new = file.with_suffix(".new")
-    with new.open("wb") as out:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    with os.fdopen(os.open(new, flags, 0o666), "wb") as out:
         out.write(dumps(message))
         if durable:
             out.flush()
@@ -138,13 +142,25 @@ def find(kind: type[M], directory: Path) -> M | None:
         return None
 
 
+def read_bounded(file: Path, most: int = 1 << 20) -> bytes:
+    """The beginning of a file that any program may have put there; raises OSError for what is no
+    plain file, instead of waiting for somebody who writes to a pipe."""
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", str(file))
+        return os.read(fd, most)
+    finally:
+        os.close(fd)
+
+
 def mark(file: str | Path) -> Mark | None:
     """What changes when a file is replaced or touched; None when there is none."""
     try:
-        stat = os.stat(file)  # noqa: PTH116 (called very often)
+        found = os.stat(file)  # noqa: PTH116 (called very often)
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino
+    return found.st_mtime_ns, found.st_ino
 
 
 def encode(value: Any) -> Any:

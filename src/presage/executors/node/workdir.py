@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from presage.executors.node.credentials import drop
 from presage.executors.node.messages import RunPlan
 from presage.sources import is_local, missing_for, missing_for_git
 
@@ -19,13 +20,16 @@ __all__ = [
     "MAY_PASS",
     "Step",
     "TransferError",
+    "fetch",
     "has_content",
+    "note_work",
     "prepare",
     "run_in_child",
     "store_results",
 ]
 
-Step = Callable[[RunPlan], None]
+Step = Callable[[RunPlan, BinaryIO | None], None]
+"""Something to do for a run; the second is its work folder as it was uploaded, open."""
 
 _ATTEMPTS = 3
 MAY_PASS = 2
@@ -46,18 +50,14 @@ def local_path(url: str, work: Path) -> Path:
     return work / Path(url.removeprefix("file://")).expanduser()
 
 
-def prepare(plan: RunPlan) -> None:
-    """Unpack the work folder, link or download data, fetch the image."""
-    if plan.folder:
-        from presage.executors.node.keeping import note_before
-
-        _unpack(plan.folder, plan.work)
-        note_before(plan)
+def prepare(plan: RunPlan, folder: BinaryIO | None) -> None:
+    """Unpack the work folder or check it out, link or download data."""
+    if folder is not None:
+        _unpack(folder, plan.work)
     elif plan.git:
-        from presage.executors.node.keeping import note_before
-
         _check_out(*plan.git, plan.work)
-        note_before(plan)
+    if plan.user is None:
+        note_work(plan)
     _link_checkpoints(plan)
     for name, url in plan.data.items():
         target = plan.data_dir / name
@@ -68,6 +68,18 @@ def prepare(plan: RunPlan) -> None:
             target.symlink_to(source.absolute())
         else:
             _retried(f"data '{name}' from {url}", _download, url, target)
+
+
+def note_work(plan: RunPlan) -> None:
+    """Write down what is in the work directory, if something was put there."""
+    if plan.folder or plan.git:
+        from presage.executors.node.keeping import note_before
+
+        note_before(plan)
+
+
+def fetch(plan: RunPlan, _: BinaryIO | None = None) -> None:
+    """Have the image on this machine."""
     if plan.engine and plan.image:
         from presage.executors.node.containers import fetch_image
 
@@ -76,7 +88,7 @@ def prepare(plan: RunPlan) -> None:
             raise TransferError(problem)
 
 
-def store_results(plan: RunPlan) -> None:
+def store_results(plan: RunPlan, _: BinaryIO | None = None) -> None:
     """Copy the results to where the manifest wants them, if it does."""
     url = plan.results
     if url is None:
@@ -113,11 +125,19 @@ def _copy_tree(source: Path, target: Path) -> None:
         draft.replace(place)
 
 
-def _unpack(folder: Path, work: Path) -> None:
+def _opened(folder: Path) -> BinaryIO:
+    """An uploaded work folder, opened while this is still the server's user."""
+    try:
+        return folder.open("rb")
+    except OSError as error:
+        raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
+
+
+def _unpack(folder: BinaryIO, work: Path) -> None:
     import tarfile
 
     try:
-        with tarfile.open(folder) as archive:
+        with tarfile.open(fileobj=folder) as archive:
             archive.extractall(work, filter="data")  # refuses paths that lead outside
     except (OSError, tarfile.TarError) as error:
         raise TransferError(f"the work folder cannot be unpacked: {_first_line(error)}") from None
@@ -200,13 +220,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_in_child(step: Step, plan: RunPlan, secrets: dict[str, str], errors: int) -> None:
-    """Be the process that prepares or stores: say on `errors` what went wrong, and end. Secrets
-    are in its environment, where the file systems of fsspec look for credentials."""
+    """Be the process that prepares or stores: say on `errors` what went wrong, and end. It is
+    the run's user, but to fetch an image. Secrets are in its environment, where the file systems
+    of fsspec look for credentials."""
     code = 0
     os.environ.update(plan.env)
     os.environ.update(secrets)
     try:
-        step(plan)
+        folder = _opened(plan.folder) if plan.folder and step is prepare else None
+        if step is not fetch:
+            drop(plan.user)
+        step(plan, folder)
     except TransferError as error:
         os.write(errors, str(error).encode()[:4000])
         code = MAY_PASS if error.may_pass else 1

@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from presage.executors.node.console import Console, own_terminal
+from presage.executors.node.credentials import drop
 from presage.executors.node.limits import (
     MemoryGroup,
     die_with_parent,
+    engines_limit,
     limit_data,
     pin,
+    scope_of,
     stand_first_in_line,
 )
 from presage.executors.node.log_times import LogTimes
-from presage.executors.node.messages import WorkerPlan
+from presage.executors.node.messages import UnixUser, WorkerPlan
 from presage.executors.node.processes import children, read_stat
 from presage.executors.node.workdir import has_content
 from presage.telemetry.processes import ProcessTree
@@ -56,12 +59,14 @@ class StartError(Exception):
 class WorkerProcess:
     """A process, the group and session it leads, and everything that descends from it."""
 
-    def __init__(self, plan: WorkerPlan, cgroup: Path | None) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: WorkerPlan, cgroup: Path | None, user: UnixUser | None = None
+    ) -> None:
+        self.plan, self.user = plan, user
         self.name = plan.name
         self.argv = plan.argv
-        self.memory = 0 if plan.container else plan.memory
-        """Bytes that we hold it to; the engine does that for a container."""
+        self.memory = 0 if plan.container and engines_limit() else plan.memory
+        """Bytes that we hold it to; the engine does that for a container, where it can."""
         self.container = plan.container
         self.inside = False
         """Whether its tree is that of the container rather than that of the engine."""
@@ -79,7 +84,7 @@ class WorkerProcess:
         self._gpus: GpuProbe | None = None
         self._gpus_sought = False
         self._times = LogTimes(plan.log)
-        if cgroup and self.memory:
+        if cgroup and self.memory and not plan.container:
             with suppress(OSError):  # then it is watched instead
                 self.group = MemoryGroup(cgroup / plan.cgroup, self.memory)
 
@@ -94,10 +99,12 @@ class WorkerProcess:
         """Turn this forked process into the worker once `go` is closed, or say why not."""
         try:
             if self.console:
+                self._own(self.console.inner[1])
                 self.enter(work, self.console.inner, tty=self.console.tty)
             else:
                 null = os.open(os.devnull, os.O_RDONLY)
                 log = os.open(self.plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self._own(log)
                 self.enter(work, (null, log, log))
         except OSError as error:
             _give_up(errors, f"{self.name} cannot be set up: {error}")
@@ -119,9 +126,15 @@ class WorkerProcess:
             text = f"{program!r} cannot be started: {error.strerror}"
         _give_up(errors, f"{self.name}: {text}")
 
+    def _own(self, fd: int) -> None:
+        """A log, or a terminal, is the user's own, so that a program can open it again."""
+        if self.user is not None:
+            os.fchown(fd, self.user.uid, self.user.gid)
+
     def enter(self, work: Path, streams: tuple[int, int, int], *, tty: bool = False) -> None:
         """Give this process what every process of the worker has: a session, cores, limits, the
-        folder; and these standard streams, of which a terminal becomes its own."""
+        folder, its Unix user; and these standard streams, of which a terminal becomes its own.
+        The program that runs a container stays who it is: it makes the worker that user."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -136,13 +149,17 @@ class WorkerProcess:
                 os.sched_setaffinity(0, self.plan.cpus)
         if self.group:
             self.group.join()
-        elif self.memory:
+        elif self.memory and not self.container:
             limit_data(self.memory)
         for target, source in enumerate(streams):
             os.dup2(source, target)
         if tty:
             own_terminal()
+            self._own(0)
         os.chdir(work)
+        if not self.container:
+            drop(self.user)
+            die_with_parent(parent)  # a process that changes its user forgets that
 
     def hold_to(self, cpu_milli: int, memory_mib: int) -> None:
         """Give it and all its processes less than it asked for, or more again. Memory is only
@@ -326,6 +343,7 @@ def start_all(
                 os.close(go_write)
                 worker.become(work, secrets, go_read, errors_write)
             worker.pid = pid
+            _enclose(worker)
         record()
     except OSError as error:
         for worker in workers:
@@ -342,6 +360,12 @@ def start_all(
         raise StartError(said)
     for worker in workers:
         worker.tree = ProcessTree(worker.pid)
+
+
+def _enclose(worker: WorkerProcess) -> None:
+    """Have systemd hold a worker's memory, where no group for that was delegated."""
+    if worker.memory and not worker.group and not worker.container:
+        worker.group = scope_of(worker.pid, worker.plan.cgroup, worker.memory)
 
 
 def missing_program(argv: Sequence[str], env: Mapping[str, str], work: Path) -> str | None:

@@ -483,7 +483,7 @@ class GangRun:
         secrets = {}
         for name, ref in spec.secrets.items():
             try:
-                secrets[name] = secret_path(self._layout, ref).read_text().rstrip("\n")
+                secrets[name] = secret_path(self._layout, spec, ref).read_text().rstrip("\n")
             except RunSpecError as error:
                 raise Refused(str(error)) from None
             except (OSError, ValueError):

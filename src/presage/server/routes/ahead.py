@@ -15,11 +15,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from presage.control.advisors.starts import eta_view
+from presage.control.board import status_of
+from presage.control.dependencies import settle_dependencies
 from presage.core.engine import Engine
 from presage.edge import parse_yaml
-from presage.manifest import LIMITS, parse_manifest, to_spec
+from presage.manifest import LIMITS, parse_submission, to_spec
 from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
+from presage.model.event import JobSubmitted
+from presage.model.job import JobSpec
 from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
@@ -100,23 +104,51 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
             "eta_s": service.starts.eta(row.id) if waits else None,
             "helps": helps,
             "estimates": estimates_view(row),
+            "after": await _awaited(service, row) if waits else [],
         }
     )
+
+
+async def _awaited(service: Service, row: JobRow) -> list[dict[str, Any]]:
+    """What a job still waits for, and when that is expected to end."""
+
+    def question(engine: Engine) -> list[dict[str, Any]]:
+        state = engine.state
+        job = state.gates.blocked.get(row.id)
+        found = []
+        for one in job.spec.after if job is not None else ():
+            other, array = state.jobs.get(one.job), state.gates.arrays.get(one.job)
+            left = len(array.members) if array is not None else 0
+            status = status_of(other) if other is not None else f"{left} jobs left"
+            ends = service.starts.end(one.job)
+            found.append({"id": one.job, "on": str(one.on), "status": status, "ends_s": ends})
+        return found
+
+    with suppress(PresageError):
+        known: list[dict[str, Any]] = await service.ask(question)
+        return known
+    return []
 
 
 @router.post("/jobs/dry-run", response_model=DryRun, openapi_extra=MANIFEST_BODY)
 async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
     """What would become of a manifest if it was submitted now: where and when it would start.
 
-    Nothing is kept. A job that no state of the cluster could hold is refused with the reason.
+    Nothing is kept. Of a sweep, this is its first job. A job that no state of the cluster could
+    hold is refused with the reason.
     """
     require(me, UserRole.USER)
     kind = request.headers.get("content-type", "application/yaml")
-    manifest = parse_manifest(await request.body(), kind)
-    service.requests.check_queue(manifest.queue)
+    manifest = parse_submission(await request.body(), kind).first
+    service.requests.check(manifest, me)
     name = f"{manifest.name}-{secrets.token_hex(5)}"
     manifest, _ = await service.requests.foresee(manifest, to_spec(manifest, name, me.name), None)
+    if manifest.after is not None:
+        after = await service.requests.resolved(manifest.after, me)
+        manifest = manifest.model_copy(update={"after": after})
     spec = to_spec(manifest, name, me.name)
+    if spec.after:
+        spec = await asyncio.to_thread(_waiting, service, spec)
     outlook = await _in_time(service.starts.try_out(spec), _DRY_RUN_S)
     if outlook.refused is not None:
         raise NeverFits(manifest.name, outlook.refused.text)
@@ -130,6 +162,17 @@ async def dry_run(request: Request, service: Parts, me: Me) -> JSONResponse:
             "eta_s": None if start is None else eta_view(start, outlook.made_at, time.time()),
         }
     )
+
+
+def _waiting(service: Service, spec: JobSpec) -> JobSpec:
+    """A job with what it would still have to wait for."""
+    facts = service.live.ask(
+        lambda engine: settle_dependencies([JobSubmitted(spec)], engine.state, service.store)
+    )
+    if isinstance(facts, PresageError):
+        raise facts
+    waiting: JobSpec = facts[0].spec
+    return waiting
 
 
 @router.get("/policies", response_model=PolicyList)

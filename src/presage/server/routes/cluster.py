@@ -31,7 +31,9 @@ async def nodes(service: Parts, me: Me) -> JSONResponse:
     """The nodes, what is free on them, and which jobs run there."""
     listed = await service.ask(nodes_of)
     hidden = me.role == UserRole.USER
-    return JSONResponse({"nodes": [_node(*item, hidden=hidden) for item in listed]})
+    return JSONResponse(
+        {"nodes": [_node(*item, hidden=hidden, held=service.memory_limits) for item in listed]}
+    )
 
 
 @router.post("/nodes/{name}/drain", status_code=202, response_model=NodeStatus)
@@ -42,7 +44,9 @@ async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
     if where == "down":
         raise Conflict(f"node {node.name} is down")
     await service.requests.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
-    return JSONResponse(_node(node, "draining", free, hidden=False), 202)
+    return JSONResponse(
+        _node(node, "draining", free, hidden=False, held=service.memory_limits), 202
+    )
 
 
 @router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeStatus)
@@ -53,7 +57,7 @@ async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     if where == "down":
         raise Conflict(f"node {node.name} is down")
     await service.requests.request(ev.NodeUp(node), me, "undrain", node=node.name)
-    return JSONResponse(_node(node, "up", free, hidden=False), 202)
+    return JSONResponse(_node(node, "up", free, hidden=False, held=service.memory_limits), 202)
 
 
 @router.get("/queues", response_model=QueueList)
@@ -120,7 +124,7 @@ async def find_node(service: Any, name: str) -> Any:
     return known[begun[0]]
 
 
-def _node(node: Any, where: str, free: Any, *, hidden: bool) -> dict[str, Any]:
+def _node(node: Any, where: str, free: Any, *, hidden: bool, held: str) -> dict[str, Any]:
     limited_cpu, limited_memory = node.cpu_milli < UNLIMITED, node.memory_mib < UNLIMITED
     return {
         "name": node.name,
@@ -134,4 +138,5 @@ def _node(node: Any, where: str, free: Any, *, hidden: bool) -> dict[str, Any]:
         "free_memory_mib": max(0, free["memory_mib"]) if limited_memory else None,
         "jobs": [] if hidden else free["jobs"],
         "labels": dict(node.labels),
+        "memory_limits": held,
     }

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from presage.control.board import STATUSES
-from presage.manifest import Manifest, parse_manifest
+from presage.manifest import SCHEMA, parse_submission
 from presage.model import event as ev
 from presage.model.answers import Accepted, JobStatus, Submitted
 from presage.model.errors import BadRequest, Conflict, PresageError, UserError
@@ -38,14 +38,14 @@ MANIFEST_BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": Manifest.model_json_schema()},
+            "application/json": {"schema": SCHEMA},
             "application/yaml": {"schema": {"type": "string"}},
         },
     }
 }
 
 
-class _Submission(APIRoute):
+class _SubmitRoute(APIRoute):
     """Submissions come by the hundreds a second: they are answered without the framework's work
     of finding out what a function wants, which costs more than the rest."""
 
@@ -68,13 +68,18 @@ class _Submission(APIRoute):
         body = await request.body()
         async with service.requests.turnstile:
             await asyncio.sleep(0)
-            manifest = parse_manifest(body, kind)
-        row = await service.requests.submit(manifest, me, folder, key)
-        answer = JSONResponse({"id": row.id, "status": row.status, "eta_s": None}, 201)
+            asked = parse_submission(body, kind)
+        if asked.sweep is not None:
+            array = await service.sweeps.submit(asked, me, folder, key)
+            made = {"id": array.id, "status": "QUEUED", "eta_s": None, "jobs": array.size}
+        else:
+            row = await service.requests.submit(asked.first, me, folder, key)
+            made = {"id": row.id, "status": row.status, "eta_s": None}
+        answer = JSONResponse(made, 201)
         await answer(scope, receive, send)
 
 
-submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_Submission)
+submissions = APIRouter(prefix="/api/v1", tags=["jobs"], route_class=_SubmitRoute)
 
 
 @submissions.post("/jobs", status_code=201, response_model=Submitted, openapi_extra=MANIFEST_BODY)
@@ -83,10 +88,11 @@ async def submit(
     folder: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> None:
-    """Submit a manifest, as JSON or YAML. When this answers, the job is on disk.
+    """Submit a manifest, as JSON or YAML. When this answers, the job is on disk. A manifest with a
+    `sweep` is an array of jobs, all of them on disk or none; the id is the array's.
 
     With an `Idempotency-Key`, sending the same again gives the same job.
-    """  # says what OpenAPI says; the work is done by _Submission
+    """  # says what OpenAPI says; the work is done by _SubmitRoute
 
 
 @router.get("/jobs", response_model=JobList)
@@ -96,16 +102,18 @@ async def list_jobs(
     status: Annotated[list[str] | None, Query()] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     queue: Annotated[str | None, Query(max_length=200)] = None,
+    array: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> JSONResponse:
-    """Jobs that you may see, newest first."""
+    """Jobs that you may see, newest first. `array` is the id of one, for its members alone; empty,
+    it leaves out all members of arrays."""
     wanted = [item.upper() for item in status or ()]
     if unknown := [item for item in wanted if item not in STATUSES]:
         raise UserError(
             f"status {unknown[0][:40]!r} is not known; there are {', '.join(STATUSES)}"
         )
-    _no_nul(owner, queue)
+    _no_nul(owner, queue, array)
     team = None
     if me.role == UserRole.USER and owner != me.name:
         if me.team:
@@ -119,11 +127,12 @@ async def list_jobs(
 
     def fits(row: JobRow) -> bool:
         return all(getattr(row, name) == value for name, value in only.items()) and (
-            not wanted or row.status in wanted
+            (not wanted or row.status in wanted) and (array is None or (row.array or "") == array)
         )
 
     def read() -> Sequence[JobRow]:
-        return service.store.jobs.list(**asked, statuses=wanted, limit=limit, after=after)
+        jobs = service.store.jobs
+        return jobs.list(**asked, statuses=wanted, array=array, limit=limit, after=after)
 
     rows = service.recent.page(service.live.lease, fits, limit, after)
     rows = await asyncio.to_thread(read) if rows is None else rows

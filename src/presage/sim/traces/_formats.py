@@ -72,7 +72,7 @@ def _native(rows: Rows) -> pl.DataFrame:
         "ps_memory_mib",
     ):
         given[name] = rows.optional(name)
-    for name in ("gpu_types", "queue", "owner", "workload"):
+    for name in ("gpu_types", "queue", "owner", "workload", "after"):
         given[name] = rows.optional_text(name)
     if rows.has("priority"):
         given["priority"] = rows.whole("priority", at_least=None)

@@ -42,6 +42,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "ps_cpu_milli": pl.Int64(),
     "ps_memory_mib": pl.Int64(),
     "workload": pl.String(),  # jobs of one name do the same work; '' is not known
+    "after": pl.String(),  # 'a|b': jobs that must end well before it starts; '' is none
 }
 """Every column of `Trace.jobs`, in order."""
 
@@ -57,6 +58,7 @@ _DEFAULTS: dict[str, object] = {
     "ps_cpu_milli": 0,
     "ps_memory_mib": 0,
     "workload": "",
+    "after": "",
 }
 
 
@@ -108,6 +110,7 @@ def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -
     jobs = jobs.select(list(COLUMNS)).with_columns(pl.col("submit_s") - first)
     if not jobs.get_column("submit_s").is_sorted():
         jobs = jobs.sort("submit_s", maintain_order=True)
+    _check_after(rows, jobs)
     return Trace(rows.name, format, jobs, integer_ids, tuple(rows.notes))
 
 
@@ -142,6 +145,21 @@ def _check_gpus(rows: Rows, jobs: pl.DataFrame) -> None:
     if bad.height:
         asked = gpu_count(bad.get_column("gpu_milli")[0])
         raise rows.wrong(bad, f"asks for {asked} GPUs; use a share below 1 or a whole number")
+
+
+def _check_after(rows: Rows, jobs: pl.DataFrame) -> None:
+    """Nobody waits for a job that is not there, or that is submitted later."""
+    waiting = jobs.with_row_index("place").filter(pl.col("after") != "")
+    if waiting.is_empty():
+        return
+    names = waiting.select("job_id", "place", pl.col("after").str.split("|")).explode("after")
+    places = jobs.with_row_index("there").select(pl.col("job_id").alias("after"), "there")
+    joined = names.join(places, on="after", how="left", maintain_order="left")
+    bad = joined.filter(pl.col("there").is_null() | (pl.col("there") >= pl.col("place")))
+    if bad.height:
+        job, other, place = bad.select("job_id", "after", "there").row(0)
+        why = "is no job of the trace" if place is None else "is not submitted before it"
+        raise TraceError(f"trace {rows.name}: job {job} waits for {other!r}, which {why}")
 
 
 def _check_elastic(rows: Rows, jobs: pl.DataFrame) -> pl.DataFrame:
