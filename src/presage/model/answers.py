@@ -36,6 +36,7 @@ __all__ = [
     "LogPiece",
     "NewUser",
     "NodeStatus",
+    "Overview",
     "QueueStatus",
     "ReasonCount",
     "Removal",
@@ -189,6 +190,8 @@ class JobStatus(JobSummary):
     """What its runs left so far; null when that is nothing."""
     removed_at: float | None = None
     """When what was kept of it was removed."""
+    folder: str | None = None
+    """SHA-256 of the work folder that was uploaded with it."""
     at_risk: AtRisk | None = None
     """What stopping it by hand would lose; null when it does not run."""
 
@@ -518,6 +521,31 @@ class UsageReport:
     total: UsageSums
     sums: tuple[UsageSums, ...]
     days: tuple[UsageSums, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The cluster at a glance. Figures are of everything, lists of jobs that you may see."""
+
+    at: float
+    nodes: Mapping[str, int]
+    """How many are `up`, `draining` and `down`."""
+    gpus: Mapping[str, float]
+    """`all`, `held`, `free`; of those held, how many are `measured`, and of these `idle`."""
+    cpus: Mapping[str, float | None]
+    """`all`, `held`, `free`, `used`; null where they are not counted or measured."""
+    jobs: Mapping[str, int]
+    """How many are `running` and `waiting`."""
+    running: tuple[Mapping[str, Any], ...]
+    """The largest first."""
+    idle: tuple[Mapping[str, Any], ...]
+    """Those with idle GPUs, the worst first."""
+    waiting: tuple[Mapping[str, Any], ...]
+    """Who waits longest first, with the reason and `eta_s`."""
+    today: Mapping[str, Any]
+    """Hours of this day (UTC) that were held, measured idle and lost."""
+    any_job: bool
+    """Whether there is a job that you may see, over or not."""
 
 
 @dataclass(frozen=True, slots=True)
