@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -24,7 +24,7 @@ from presage.model.event import Fact
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["FIELDS", "ClusterHistory", "HistoryRecorder"]
+__all__ = ["FIELDS", "ClusterHistory", "HistoryRecorder", "RunUse"]
 
 FIELDS = (
     "at",
@@ -55,6 +55,8 @@ _POINTS_OF_A_JOB = 2000
 """Progress is written down less often the longer a job runs."""
 _ALIVE = ("DOWNLOADING", "PROCESSING", "STORING")
 _STALE_S = 30.0
+_IDLE = 0.05
+"""A GPU that is less busy than this does nothing worth the name."""
 
 Rows = npt.NDArray[np.float64]
 
@@ -141,6 +143,17 @@ def _means(rows: Rows, span_s: float) -> Rows:
 # -- recording ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class RunUse:
+    """What a run used when it was last looked at, of what it holds."""
+
+    gpus_measured: int
+    """GPUs of which the driver says how busy they are."""
+    gpus_idle: int
+    """Those of them that do next to nothing."""
+    cpus_used: float
+
+
 class HistoryRecorder:
     """An advisor that tells nothing: it looks at the cluster and at what runs, and keeps it for
     charts."""
@@ -152,12 +165,18 @@ class HistoryRecorder:
         self._store, self._knowledge, self._history = store, knowledge, history
         self._seen: dict[str, tuple[object, float]] = {}
         self._turn = 0
+        self._before: Mapping[str, RunUse] = {}
+        self.uses: Mapping[str, RunUse] = {}
+        """Of runs at the latest look; a new mapping each time, so any thread may read it."""
 
     def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
         """Keep a sample of the cluster every other time, and the progress of jobs each time."""
         if self._turn % 2 == 0:
             cluster, asked = ask(_cluster)
-            self._history.add({"at": now, **cluster, **_used(telemetry, asked, now)})
+            used, uses = _used(telemetry, asked, now)
+            self._history.add({"at": now, **cluster, **used})
+            self.uses = {job: _steady(use, self._before.get(job)) for job, use in uses.items()}
+            self._before = uses
         self._look_at_jobs(now)
         self._turn += 1
         return ()
@@ -231,16 +250,36 @@ def _cluster(state: State) -> tuple[dict[str, float], list[_Asked]]:
     return figures, asked
 
 
-def _used(telemetry: Telemetry, asked: Iterable[_Asked], now: float) -> dict[str, float]:
-    """What workers used lately, by their telemetry."""
+def _used(
+    telemetry: Telemetry, asked: Iterable[_Asked], now: float
+) -> tuple[dict[str, float], dict[str, RunUse]]:
+    """What workers used lately, by their telemetry: in all, and by job."""
     cpus = memory = 0.0
     busy: dict[tuple[str, int], float] = {}
+    uses: dict[str, RunUse] = {}
     for run in asked:
-        for row in telemetry.latest(run.job, run.attempt, len(run.places), now - _STALE_S):
-            cpus += (row.cpu_cores or 0.0) if run.cpus else 0.0
+        own: dict[tuple[str, int], float] = {}
+        cores, rows = 0.0, telemetry.latest(run.job, run.attempt, len(run.places), now - _STALE_S)
+        for row in rows:
+            cores += row.cpu_cores or 0.0
             memory += (row.rss_mib or 0.0) if run.memory_mib else 0.0
             node, devices = run.places.get(row.worker, ("", ()))
-            share = (row.gpu_util_pct or 0.0) / 100
+            if row.gpu_util_pct is None:
+                continue
             for device in devices:  # who shares one reads the same
-                busy[node, device] = max(share, busy.get((node, device), 0.0))
-    return {"cpus_used": cpus, "memory_used_mib": memory, "gpus_busy": sum(busy.values())}
+                share = row.gpu_util_pct / 100
+                own[node, device] = max(share, own.get((node, device), 0.0))
+        for place, share in own.items():
+            busy[place] = max(share, busy.get(place, 0.0))
+        cpus += cores if run.cpus else 0.0
+        if rows:
+            idle = sum(share < _IDLE for share in own.values())
+            uses[run.job] = RunUse(len(own), idle, round(cores, 3))
+    figures = {"cpus_used": cpus, "memory_used_mib": memory, "gpus_busy": sum(busy.values())}
+    return figures, uses
+
+
+def _steady(now: RunUse, before: RunUse | None) -> RunUse:
+    """GPUs are idle that were so at two looks: a pause between two steps is none."""
+    idle = min(now.gpus_idle, before.gpus_idle) if before is not None else 0
+    return replace(now, gpus_idle=idle)

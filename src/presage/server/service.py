@@ -109,7 +109,7 @@ class Service:
         self.learner = Learner(StoredEnds(store), champions, self.estimator)
         self.sizing: Sizing | None = None
         self.history = ClusterHistory(knowledge)
-        recorder = HistoryRecorder(store, knowledge, self.history)
+        recorder = self.recorder = HistoryRecorder(store, knowledge, self.history)
         pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
         self.attendance = Attendance()
         idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}

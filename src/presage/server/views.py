@@ -9,14 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from presage.control.board import ENDED
-from presage.model.answers import (
-    ArraySummary,
-    JobSummary,
-    NodeStatus,
-    QueueStatus,
-    SecretInfo,
-    UserInfo,
-)
+from presage.model.answers import ArraySummary, JobSummary
+from presage.model.server_answers import NodeStatus, QueueStatus, SecretInfo, UserInfo
 from presage.model.words import interval, memory, share
 from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User

@@ -141,12 +141,19 @@ class AuditLog:
             connection.execute(insert(audit), audit_row(entry))
 
     def list(
-        self, *, job: str | None = None, limit: int = 100, before: int | None = None
+        self,
+        *,
+        job: str | None = None,
+        who: str | None = None,
+        limit: int = 100,
+        before: int | None = None,
     ) -> Sequence[AuditEntry]:
         """Entries, newest first; `before` is the number of the last one on the page before."""
         query = select(audit).order_by(audit.c.number.desc()).limit(limit)
         if job is not None:
             query = query.where(audit.c.job == job)
+        if who is not None:
+            query = query.where(audit.c.who == who)
         if before is not None:
             query = query.where(audit.c.number < before)
         with self._database.read() as connection:

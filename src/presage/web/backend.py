@@ -65,7 +65,9 @@ class Backend:
             raise _said(answer)
         return answer
 
-    async def stream(self, path: str, token: str) -> tuple[int, dict[str, str], Chunks]:
+    async def stream(
+        self, path: str, token: str, query: str = ""
+    ) -> tuple[int, dict[str, str], Chunks]:
         """The answer to a GET as it is made: status, headers, and what comes, piece by piece. The
         HTTP client would wait for all of it."""
         headers = [(b"host", b"127.0.0.1")]
@@ -78,7 +80,7 @@ class Backend:
             "scheme": "http",
             "path": unquote(path),
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": headers,
             "client": ("127.0.0.1", 0),
             "server": ("127.0.0.1", 80),
@@ -145,13 +147,17 @@ class Asker:
         answer = await self._backend.call("GET", f"/api/v1{path}", self._token, params=params)
         return answer.content
 
-    async def stream(self, path: str) -> tuple[int, dict[str, str], Chunks]:
+    async def stream(self, path: str, query: str = "") -> tuple[int, dict[str, str], Chunks]:
         """The answer of the API as it is made."""
-        return await self._backend.stream(f"/api/v1{path}", self._token)
+        return await self._backend.stream(f"/api/v1{path}", self._token, query)
 
     async def post(self, path: str, **rest: Any) -> Any:
         """Have something done."""
-        answer = await self._backend.call("POST", f"/api/v1{path}", self._token, **rest)
+        return await self.send("POST", path, **rest)
+
+    async def send(self, method: str, path: str, **rest: Any) -> Any:
+        """Have something done, whichever way the API wants it."""
+        answer = await self._backend.call(method, f"/api/v1{path}", self._token, **rest)
         return answer.json()
 
     def offers(self, method: str, path: str) -> bool:
@@ -167,6 +173,10 @@ class Asker:
     def may_operate(self) -> bool:
         """Whether it is worth offering what is for operators."""
         return self.me["role"] in ("operator", "admin")
+
+    def is_admin(self) -> bool:
+        """Whether it is worth offering what is for admins."""
+        return bool(self.me["role"] == "admin")
 
     def may_submit(self) -> bool:
         """Whether it is worth offering to submit."""

@@ -1,5 +1,5 @@
-"""Line charts over time, in colours that fit light and dark, with a description for those who
-cannot see them."""
+"""Charts in colours that fit light and dark, with a description for those who cannot see them:
+lines over time, curves over steps, bars by day."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nicegui import ui
 
 from presage.web.frame import Tag
 
-__all__ = ["LineChart"]
+__all__ = ["COLOURS", "Curves", "DayBars", "Line", "LineChart"]
 
 COLOURS = (
     *("#3b82f6", "#d97706", "#10b981", "#ef4444", "#8b5cf6"),
@@ -90,3 +90,120 @@ class LineChart:
                 for name, at, y in lines
             ],
         }
+
+
+class Curves:
+    """A card with curves of several jobs over a number, such as steps or seconds."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._shown: Any = None
+        with ui.element("section").classes("card"):
+            Tag("h2", title)
+            self._chart = ui.echart({}, renderer="svg").classes("chart tall")
+            self._chart.props["role"] = "img"
+
+    def show(self, over: str, lines: Sequence[tuple[str, list[float], list[float]]]) -> None:
+        """Draw these curves: a name, where, and what."""
+        if (over, lines) == self._shown:
+            return
+        self._shown = over, lines
+        words = (
+            f"{name}: last {values[-1]:.4g}, least {min(values):.4g}, most {max(values):.4g}"
+            for name, _, values in lines
+            if values
+        )
+        self._chart.props["aria-label"] = f"{self._title} over {over}. " + "; ".join(words)
+        options = _base([name for name, _, _ in lines])
+        options["xAxis"] = {
+            "type": "value",
+            "name": over,
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "nameTextStyle": {"color": "currentColor"},
+            "axisLabel": {"color": "currentColor", "hideOverlap": True},
+            "splitLine": {"show": False},
+            "min": "dataMin",
+        }
+        options["grid"]["bottom"] = 24
+        options["yAxis"]["scale"] = True
+        options["series"] = [
+            {
+                "type": "line",
+                "name": name,
+                "showSymbol": len(at) < 3,
+                "lineStyle": {"width": 2},
+                "data": [[x, y] for x, y in zip(at, values, strict=True)],
+            }
+            for name, at, values in lines
+        ]
+        _draw(self._chart, options)
+
+
+class DayBars:
+    """A card with stacked bars, one a day."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._shown: Any = None
+        with ui.element("section").classes("card"):
+            Tag("h2", title)
+            self._chart = ui.echart({}, renderer="svg").classes("chart")
+            self._chart.props["role"] = "img"
+
+    def show(self, days: list[str], stacks: dict[str, list[float]], unit: str) -> None:
+        """Draw these."""
+        if (days, stacks, unit) == self._shown:
+            return
+        self._shown = days, stacks, unit
+        sums = "; ".join(f"{name}: {sum(values):.4g}" for name, values in stacks.items())
+        self._chart.props["aria-label"] = f"{unit} by day. {sums}"
+        options = _base(list(stacks))
+        options["yAxis"]["name"] = unit
+        options["xAxis"] = {
+            "type": "category",
+            "data": [day[5:] for day in days],
+            "axisLabel": {"color": "currentColor", "hideOverlap": True},
+        }
+        options["series"] = [
+            {
+                "type": "bar",
+                "stack": "all",
+                "name": name,
+                "barMaxWidth": 36,
+                "data": [round(value, 3) for value in values],
+            }
+            for name, values in stacks.items()
+        ]
+        _draw(self._chart, options)
+
+
+def _base(names: list[str]) -> dict[str, Any]:
+    label = {"color": "currentColor"}
+    return {
+        "animation": False,
+        "color": list(COLOURS),
+        "textStyle": label,
+        "grid": {"left": 8, "right": 30, "top": 40, "bottom": 8, "containLabel": True},
+        "legend": {
+            "show": bool(names),
+            "type": "scroll",
+            "top": 0,
+            "right": 0,
+            "left": 110,
+            "textStyle": label,
+        },
+        "tooltip": {"trigger": "axis"},
+        "yAxis": {
+            "type": "value",
+            "nameTextStyle": {"color": "currentColor", "align": "left"},
+            "axisLabel": label,
+            "splitLine": {"lineStyle": {"color": "currentColor", "opacity": 0.15}},
+        },
+    }
+
+
+def _draw(chart: Any, options: dict[str, Any]) -> None:
+    chart.options.clear()
+    chart.options.update(options)
+    chart.update()

@@ -12,6 +12,7 @@ from nicegui.events import GenericEventArguments
 __all__ = [
     "ClusterMapElement",
     "CopyBox",
+    "DataTable",
     "ForeseeForm",
     "JobTable",
     "LogView",
@@ -22,11 +23,20 @@ __all__ = [
 
 
 class ClusterMapElement(ui.element, component="components/cluster_map.js"):
-    """Nodes as boxes, devices as cells."""
+    """Nodes as boxes, devices as cells; for operators with a button that drains one."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(
+        self, data: dict[str, Any], operator: bool, drain: Callable[[str, str], Awaitable[None]]
+    ) -> None:
         super().__init__()
         self._data = data
+        self.props["operator"] = operator
+
+        async def wanted(event: GenericEventArguments) -> None:
+            name, state = event.args
+            await drain(str(name), str(state))
+
+        self.on("drain", wanted)
         # As text: the library would wrap every list of a value, to see whether it changes.
         self.props["data"] = json.dumps(data)
 
@@ -64,6 +74,41 @@ def map_changes(old: dict[str, Any], new: dict[str, Any]) -> Changes | None:
         )
     _latest = (old, new, changes)
     return changes
+
+
+class DataTable(ui.element, component="components/data_table.js"):
+    """Rows of figures. `columns` are keys with a name and a kind: `number`, `state`, `bar`,
+    `why`, `actions` or nothing; a cell is a text, or a dictionary with `text` and `href`, `share`
+    or `sort`."""
+
+    def __init__(
+        self,
+        caption: str,
+        columns: dict[str, tuple[str, str]],
+        *,
+        empty: str = "Nothing.",
+        sortable: bool = False,
+        tight: bool = False,
+        act: Callable[[str, str], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__()
+        named = [{"key": k, "name": name, "kind": kind} for k, (name, kind) in columns.items()]
+        self.props["columns"], self.props["rows"] = named, []
+        self.props["caption"], self.props["empty"] = caption, empty
+        self.props["sortable"], self.props["tight"] = sortable, tight
+        if act is not None:
+            wanted = act
+
+            async def take(event: GenericEventArguments) -> None:
+                name, row = event.args
+                await wanted(str(name), str(row))
+
+            self.on("act", take)
+
+    def show(self, rows: list[dict[str, Any]]) -> None:
+        """Show these rows; each has an `id`."""
+        if rows != self.props["rows"]:
+            self.props["rows"] = rows
 
 
 class JobTable(ui.element, component="components/job_table.js"):

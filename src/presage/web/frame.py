@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
@@ -16,24 +17,44 @@ from presage.model.errors import ApiError
 from presage.page import render
 from presage.web.backend import COOKIE, HOME, Asker, Backend
 
-__all__ = ["FAVICON", "Tag", "Tiles", "Visit", "begin", "go", "notice", "show_links"]
+__all__ = [
+    "FAVICON",
+    "VALUE",
+    "Tag",
+    "Tiles",
+    "Visit",
+    "begin",
+    "choice",
+    "confirm",
+    "go",
+    "notice",
+    "show_links",
+    "tell",
+]
 
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" '
     'rx="7" fill="#1d4ed8"/><path d="M7 22 L13 12 L18 18 L25 8" stroke="#fff" stroke-width="3" '
     'fill="none" stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
+VALUE = "(event) => emit(event.target.value)"
+"""For fields: what was typed or chosen."""
 THEME = "presage_theme"
 """The cookie with the colours that somebody chose."""
 
 _LINKS = (
     ("/", "Cluster"),
     ("/queue", "Jobs"),
+    ("/queues", "Queues"),
     ("/utilization", "Utilization"),
+    ("/usage", "Usage"),
     ("/policies", "Policies"),
     ("/foresee", "Foresee"),
     ("/submit", "Submit"),
+    ("/users", "Users"),
+    ("/audit", "Audit"),
 )
+_FOR_ADMINS = ("/users", "/audit")
 _shown = list(_LINKS)
 _STYLE = files("presage.web").joinpath("style.css").read_text(encoding="utf-8")
 _SCRIPT = files("presage.web").joinpath("frame.js").read_text(encoding="utf-8")
@@ -56,7 +77,9 @@ class Visit(Asker):
         if theme in ("light", "dark"):
             ui.dark_mode(theme == "dark")
         # Plain HTML outside of the application, so that it is there before any script has run.
-        shown = {"me": self.me, "home": HOME, "links": _shown, "here": here}
+        admin = self.me.get("role") == "admin"
+        links = [link for link in _shown if admin or link[0] not in _FOR_ADMINS]
+        shown = {"me": self.me, "home": HOME, "links": links, "here": here}
         ui.add_body_html(render("header.html", **shown, theme=theme or "auto"))
         with ui.element("div").classes("content").props("id=content tabindex=-1"):
             Tag("h1", title)
@@ -142,18 +165,64 @@ def notice(text: str, kind: str = "note") -> Tag:
     return Tag("p", text, f"notice {kind}", role="alert" if kind == "error" else "note")
 
 
+def choice(label: str, options: dict[str, str], chosen: str) -> ui.element:
+    """A labelled field to choose one of several; its value goes to `on("change")`."""
+    with Tag("label", label), ui.element("select") as select:
+        for value, name in options.items():
+            option = Tag("option", name, value=value)
+            if value == chosen:
+                option.props["selected"] = True
+    return select
+
+
+async def confirm(
+    question: str, lines: Iterable[str | tuple[str, str]], yes: str, *, danger: bool = False
+) -> bool:
+    """Ask before something is done. A line may have a mark for tests."""
+    with ui.dialog() as dialog, ui.element("div").classes("sheet"):
+        Tag("h2", question, id="question")
+        for line in lines:
+            text, mark = (line, "") if isinstance(line, str) else line
+            Tag("p", text, **({"data_testid": mark} if mark else {}))
+        with ui.element("div").classes("row-of-buttons"):
+            agree = Tag("button", yes, "danger" if danger else "primary", type="button")
+            agree.on("click", lambda: dialog.submit(True))
+            refuse = Tag("button", "Leave it as it is", type="button")
+            refuse.on("click", lambda: dialog.submit(False))
+    dialog.props("aria-labelledby=question")
+    agreed = bool(await dialog)
+    dialog.delete()
+    return agreed
+
+
+async def tell(doing: Awaitable[Any]) -> Any:
+    """Have something done; a no is shown until somebody closes it. None when it was no."""
+    try:
+        return await doing
+    except ApiError as error:
+        ui.notify(str(error), type="negative", close_button="Close", timeout=0)
+        return None
+
+
 class Tiles:
     """Figures in a row: a name and a value each."""
 
     def __init__(self, *names: str) -> None:
-        self._values: dict[str, Tag] = {}
+        self._values: dict[str, tuple[Tag, Tag, Tag]] = {}
         with ui.element("dl").classes("tiles"):
             for name in names:
-                with ui.element("div"):
+                with Tag("div") as tile:
                     Tag("dt", name)
-                    self._values[name] = Tag("dd", "–")
+                    self._values[name] = tile, Tag("dd", "–"), Tag("dd", "", "note")
 
-    def show(self, values: dict[str, str]) -> None:
-        """Put in values."""
+    def show(self, values: dict[str, str], notes: dict[str, str] | None = None) -> None:
+        """Put in values, and a few words below them."""
         for name, text in values.items():
-            self._values[name].say(text)
+            self._values[name][1].say(text)
+        for name, text in (notes or {}).items():
+            self._values[name][2].say(text)
+
+    def warn(self, name: str, on: bool) -> None:
+        """Colour a tile, or not."""
+        tile = self._values[name][0]
+        tile.classes(add="warn" if on else "", remove="" if on else "warn")

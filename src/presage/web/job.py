@@ -12,12 +12,14 @@ from nicegui import app as pages
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.model.words import count_text, size_text
-from presage.web.backend import HOME, part
+from presage.web.backend import part
 from presage.web.charts import Line, LineChart
-from presage.web.frame import Tag, Visit, begin, notice
+from presage.web.frame import Tag, Visit, begin, confirm, notice, tell
+from presage.web.job_panels import ForeseenPanel, ManifestPanel, ResultsPanel
 from presage.web.logs import Output
+from presage.web.missing import say_missing
 from presage.web.words import (
+    asked_text,
     clock,
     duration,
     eta_age,
@@ -59,7 +61,10 @@ async def job(request: Request, job_id: str) -> Response | None:
         body = await visit.get(f"/jobs/{part(job_id)}")
     except ApiError as error:
         with visit.page("Job", "/queue"):
-            notice(str(error), "error")
+            if error.status in (404, 409):
+                say_missing(str(error))
+            else:
+                notice(str(error), "error")
         return None
     with visit.page(body["id"], "/queue"):
         page = _JobPage(visit, body)
@@ -74,7 +79,21 @@ async def results(request: Request, job_id: str) -> Response:
     visit = await begin(request)
     if isinstance(visit, Response):
         return visit
-    status, headers, chunks = await visit.stream(f"/jobs/{part(job_id)}/results.zip")
+    return await _sent(visit, f"/jobs/{part(job_id)}/results.zip")
+
+
+@pages.get("/jobs/{job_id}/results/{path:path}")
+async def one_result(request: Request, job_id: str, path: str) -> Response:
+    """One file that a job made, for the browser to keep."""
+    visit = await begin(request)
+    if isinstance(visit, Response):
+        return visit
+    where = "/".join(part(piece) for piece in path.split("/"))
+    return await _sent(visit, f"/jobs/{part(job_id)}/results/{where}")
+
+
+async def _sent(visit: Visit, path: str) -> Response:
+    status, headers, chunks = await visit.stream(path)
     kept = ("content-type", "content-disposition", "cache-control", "x-content-type-options")
     wanted = {name: headers[name] for name in kept if name in headers}
     return StreamingResponse(chunks, status, headers=wanted)
@@ -91,24 +110,29 @@ class _JobPage:
     async def build(self) -> None:
         """Draw everything."""
         with ui.element("section").classes("card"):
-            self._facts = _FactsPanel()
-            bounds = worker_bounds(await self._visit.get(f"{self._path}/manifest"))
+            manifest = await self._visit.get(f"{self._path}/manifest", max_age_s=60.0)
+            self._facts = _FactsPanel(asked_text(manifest))
+            bounds = worker_bounds(manifest)
             self._buttons = _Buttons(self._visit, self._path, bounds, self.update)
+        self._outlook = _AheadPanel(self._visit, self._path)
         with ui.element("section").classes("card"):
             Tag("h2", "What happened")
             self._timeline = ui.element("ol").classes("timeline")
-        self._outlook = _AheadPanel(self._visit, self._path)
-        self._results = _ResultsPanel(self._path)
+        self._foreseen = ForeseenPanel(self._visit, self._path)
+        self._results = ResultsPanel(self._visit, self._path)
         self._output = Output(self._visit, self._path)
-        await self._output.build()
-        with ui.element("div").classes("grid"):
+        ManifestPanel(self._visit, self._body, manifest)
+        self._measured = ui.element("div")
+        with self._measured:
+            await self._output.build()
+        with self._measured, ui.element("div").classes("grid"):
             self._cpu = LineChart("Cores in use", "cores")
             self._memory = LineChart("Memory in use", "MiB")
             self._workers = LineChart("Workers", "workers", steps=True)
             self._others: dict[str, LineChart] = {}
         self._grid = self._workers.card.parent_slot
         self._history: Any = None
-        self._show(self._body)
+        await self._show(self._body)
         await self._charts()
 
     async def update(self) -> None:
@@ -119,16 +143,17 @@ class _JobPage:
             body = await self._visit.get(self._path, max_age_s=0.8)
             if body is not self._body:
                 self._body = body
-                self._show(body)
+                await self._show(body)
         if not over or self._turn % 10 == 1:
             await self._output.update()
         if self._turn % (60 if over else 5) == 0:
             await self._charts()
 
-    def _show(self, body: dict[str, Any]) -> None:
+    async def _show(self, body: dict[str, Any]) -> None:
         self._facts.show(body)
         self._outlook.show(body)
-        self._results.show(body)
+        self._measured.set_visibility(bool(body["attempt"]))  # else there is nothing to measure
+        await self._results.show(body)
         self._buttons.show(body)
         if body["history"] != self._history:
             self._history = body["history"]
@@ -141,6 +166,9 @@ class _JobPage:
                         Tag("span", item["reason"]["text"], "why")
 
     async def _charts(self) -> None:
+        await self._foreseen.update()
+        if not self._body["attempt"]:
+            return
         usage = await self._visit.get(f"{self._path}/telemetry", max_age_s=4.0, points=200)
         several = len({item["attempt"] for item in usage["series"]}) > 1
 
@@ -226,37 +254,16 @@ class _AheadPanel:
                 Tag("p", line)
 
 
-class _ResultsPanel:
-    """What a job made, to download."""
-
-    def __init__(self, path: str) -> None:
-        self._card = ui.element("section").classes("card")
-        with self._card:
-            Tag("h2", "Results")
-            self._words = Tag("p")
-            href = f"{HOME}{path}/results.zip"
-            Tag("a", "Download all (zip)", href=href, data_testid="results")
-        self._card.set_visibility(False)
-
-    def show(self, body: dict[str, Any]) -> None:
-        """Offer what there is."""
-        made = body.get("results")
-        self._card.set_visibility(bool(made))
-        if made:
-            words = f"{count_text(made['files'], 'file')}, {size_text(made['bytes'])}."
-            if made["left_out"]:
-                words += f" {count_text(made['left_out'], 'file')} left out: see the reason above."
-            if made["url"]:
-                words += f" Also at {made['url']}."
-            self._words.say(words)
-
-
 class _FactsPanel:
     """What a job is, in a few words."""
 
-    _NAMES = ("Owner", "Queue", "Attempt", "Workers", "Nodes", "Waited", "Ran", "Progress")
+    _NAMES = (
+        *("Owner", "Queue", "Asked for", "Workers", "Nodes"),
+        *("Attempt", "Waited", "Ran", "Progress"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, asked: str) -> None:
+        self._asked = asked
         with ui.element("p"):
             self._status = Tag("span", "", "status", role="status", data_testid="status")
             self._reason = Tag("span", "", "soft")
@@ -289,8 +296,9 @@ class _FactsPanel:
         figures = {
             "Owner": body["owner"],
             "Queue": body["queue"],
-            "Attempt": str(body["attempt"]),
-            "Workers": str(body["workers"]),
+            "Asked for": self._asked,
+            "Attempt": str(body["attempt"]) if body["attempt"] else "none: it never ran",
+            "Workers": str(body["workers"]) if body["workers"] else "–",
             "Nodes": where(body) or "–",
             "Waited": duration(waited) if status != "QUEUED" else "still waits",
             "Ran": ran,
@@ -369,25 +377,9 @@ class _Buttons:
 
     async def _ask(self, what: str, name: str, question: str, words: str, rest: Any) -> None:
         risk = "" if what == "resume" else risk_text(await self._visit.get(self._path))
-        with ui.dialog() as dialog, ui.element("div").classes("sheet"):
-            Tag("h2", question, id="question")
-            Tag("p", words)
-            if risk:
-                Tag("p", risk, data_testid="at-risk")
-            with ui.element("div").classes("row-of-buttons"):
-                kind = "danger" if what == "stop" else "primary"
-                yes = Tag("button", f"{name} it", kind, type="button")
-                yes.on("click", lambda: dialog.submit(True))
-                no = Tag("button", "Leave it as it is", type="button")
-                no.on("click", lambda: dialog.submit(False))
-        dialog.props("aria-labelledby=question")
-        if await dialog:
-            await self._tell(what, rest)
-        dialog.delete()
-
-    async def _tell(self, what: str, rest: Any) -> None:
-        try:
-            await self._visit.post(f"{self._path}/{what}", **rest)
+        lines: list[str | tuple[str, str]] = [words]
+        if risk:
+            lines.append((risk, "at-risk"))
+        if await confirm(question, lines, f"{name} it", danger=what == "stop"):
+            await tell(self._visit.post(f"{self._path}/{what}", **rest))
             await self._after()
-        except ApiError as error:
-            ui.notify(str(error), type="negative", close_button="Close", timeout=0)

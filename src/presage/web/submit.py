@@ -10,6 +10,8 @@ from presage.model.errors import ApiError
 from presage.web.backend import HOME, part
 from presage.web.elements import ManifestForm
 from presage.web.frame import Tag, begin, go, notice
+from presage.web.job_panels import manifest_yaml
+from presage.web.missing import say_missing
 
 __all__: list[str] = []
 
@@ -25,8 +27,9 @@ resources:
 
 
 @ui.page("/submit")
-async def submit(request: Request) -> Response | None:
-    """A form for a manifest."""
+async def submit(request: Request, again: str = "") -> Response | None:
+    """A form for a manifest; `again` is a job whose manifest, and whose work folder, it begins
+    with."""
     visit = await begin(request)
     if isinstance(visit, Response):
         return visit
@@ -34,6 +37,19 @@ async def submit(request: Request) -> Response | None:
         if not visit.may_submit():
             notice(f"{visit.me['name']} is a viewer and may not submit jobs.")
             return None
+        text, folder = EXAMPLE, None
+        if again:
+            try:
+                former = await visit.get(f"/jobs/{part(again)}")
+                text = manifest_yaml(await visit.get(f"/jobs/{part(again)}/manifest"))
+            except ApiError as error:
+                say_missing(str(error))
+                return None
+            folder = former["folder"]
+            notice(
+                f"This is the manifest of {former['id']}. It becomes a new job"
+                + (", with the same work folder." if folder else ".")
+            )
         with ui.element("section").classes("card"):
             problem = Tag("p", "", "banner", role="alert")
 
@@ -43,13 +59,15 @@ async def submit(request: Request) -> Response | None:
                     made = await visit.post(
                         "/jobs",
                         content=text.encode(),
+                        params={"folder": folder} if folder else {},
                         headers={"Content-Type": f"application/{kind}"},
                     )
                 except ApiError as error:
                     problem.say(str(error))
                     return
                 problem.say("")
-                go(f"{HOME}/jobs/{part(made['id'])}")
+                kind = "arrays" if made.get("jobs") else "jobs"
+                go(f"{HOME}/{kind}/{part(made['id'])}")
 
-            ManifestForm(EXAMPLE, submitted)
+            ManifestForm(text, submitted)
     return None

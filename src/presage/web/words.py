@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from presage.model.words import amount, duration
+from presage.model.words import amount, duration, short_duration
 
 __all__ = [
     "amount",
+    "asked_text",
     "clock",
     "duration",
     "eta_age",
+    "eta_short",
     "eta_text",
     "gpu_figures",
     "outlook_lines",
@@ -38,6 +40,13 @@ def eta_text(job: dict[str, Any]) -> str:
         for key in ("p10", "p50", "p90")
     )
     return f"{mid} ({low} to {high})"
+
+
+def eta_short(eta: dict[str, Any] | None) -> str:
+    """The middle of an estimate, for a narrow column."""
+    if not eta or eta["p10"] is None:
+        return "–"
+    return "later" if eta["p50"] is None else short_duration(float(eta["p50"]))
 
 
 def eta_age(job: dict[str, Any]) -> str:
@@ -74,6 +83,25 @@ def worker_bounds(manifest: dict[str, Any]) -> tuple[int, int] | None:
     holder = next(iter(roles.values())) if roles else manifest
     least, dots, most = str(holder.get("workers", 1)).partition("..")
     return (int(least), int(most)) if dots and least.isdigit() and most.isdigit() else None
+
+
+def asked_text(manifest: dict[str, Any]) -> str:
+    """What a manifest asks for, in a few words: `4 × (1 GPU, 8 CPUs, 32Gi)`."""
+    roles = manifest.get("roles") or {"worker": manifest}
+    parts = []
+    for name, role in roles.items():
+        needs = role.get("resources") or {}
+        words = [
+            f"{needs[key]} {unit}{'' if str(needs[key]) == '1' else 's'}"
+            for key, unit in (("gpus", "GPU"), ("cpus", "CPU"))
+            if needs.get(key)
+        ]
+        words += [str(needs["memory"])] if needs.get("memory") else []
+        each = ", ".join(words) or "nothing counted"
+        count = str(role.get("workers", 1)).replace("..", "–")
+        kind = f" {name}" if len(roles) > 1 else ""
+        parts.append(f"{count}{kind} × ({each})" if count != "1" or kind else each)
+    return " + ".join(parts)
 
 
 def where(job: dict[str, Any]) -> str:

@@ -12,16 +12,16 @@ from presage.control.board import nodes_of
 from presage.core.engine import Engine
 from presage.core.spent import Spender
 from presage.model import event as ev
-from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import Ambiguous, Conflict, NotFound
+from presage.model.server_answers import NodeStatus
 from presage.policy.budget import Spending
 from presage.policy.config import QueueConfig
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import NodeList, QueueList
 
-__all__ = ["router"]
+__all__ = ["find_node", "router"]
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"])
 
@@ -40,7 +40,7 @@ async def nodes(service: Parts, me: Me) -> JSONResponse:
 async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Give a node no new work, and move what runs there."""
     require(me, UserRole.OPERATOR)
-    node, where, free = await _find(service, name)
+    node, where, free = await find_node(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")
     await service.requests.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
@@ -53,7 +53,7 @@ async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
 async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Let a node take work again."""
     require(me, UserRole.OPERATOR)
-    node, where, free = await _find(service, name)
+    node, where, free = await find_node(service, name)
     if where == "down":
         raise Conflict(f"node {node.name} is down")
     await service.requests.request(ev.NodeUp(node), me, "undrain", node=node.name)
@@ -108,7 +108,7 @@ async def queues(service: Parts, me: Me) -> JSONResponse:
     )
 
 
-async def _find(service: Any, name: str) -> Any:
+async def find_node(service: Any, name: str) -> Any:
     """A node by its name, or by the beginning of exactly one name."""
     known = {item[0].name: item for item in await service.ask(nodes_of)}
     if name in known:

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.model.answers import NewUser, UserInfo
 from presage.model.errors import NotFound, UserError
+from presage.model.server_answers import NewUser, UserInfo
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import (
@@ -108,11 +108,13 @@ def audit(
     service: Parts,
     me: Me,
     job: Annotated[str | None, Query(max_length=200)] = None,
+    who: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[int | None, Query(ge=1, le=2**53)] = None,
 ) -> JSONResponse:
-    """Who did what, newest first."""
+    """Who did what, newest first; `before` is the number of the last entry of the page before."""
     require(me, UserRole.ADMIN)
-    if job and "\0" in job:
+    if "\0" in f"{job}{who}":
         raise UserError("a name has no NUL characters")
-    entries = service.store.audit.list(job=job, limit=limit)
+    entries = service.store.audit.list(job=job, who=who, limit=limit, before=before)
     return JSONResponse({"entries": [audit_view(entry) for entry in entries]})

@@ -21,7 +21,7 @@ export default {
             <option value="queue">by queue</option><option value="id">by job</option></select></label>
         <span class="soft" role="status">{{ shown.length }} of {{ count }} nodes</span>
       </div>
-      <div class="map-grid" role="listbox" aria-label="Nodes" tabindex="0" ref="grid"
+      <div class="map-grid" :class="{ compact: count > 150 }" role="listbox" aria-label="Nodes" tabindex="0" ref="grid"
            :aria-activedescendant="chosen === null ? null : 'node-' + chosen"
            @keydown="key" @click="click"></div>
       <ul class="legend" aria-label="Colours">
@@ -30,7 +30,9 @@ export default {
       <div class="details" aria-live="polite">
         <p v-if="!node" class="soft">Choose a node to see what is on it.</p>
         <template v-else>
-          <h2>{{ node.name }} <span class="soft">{{ node.state }} {{ node.gpu_type }}</span></h2>
+          <div class="titled"><h2>{{ node.name }} <span class="soft">{{ node.state }} {{ node.gpu_type }}</span></h2>
+            <button v-if="operator && node.state !== 'down'" type="button" @click="$emit('drain', [node.name, node.state])">{{
+              node.state === "draining" ? "Undrain" : "Drain …" }}</button></div>
           <p v-if="node.cpus_held !== null">{{ Math.round(node.cpus_held * 100) }} % of the cores held</p>
           <ul>
             <li v-for="(device, k) in node.devices" :key="k">GPU {{ k }}:
@@ -45,7 +47,8 @@ export default {
         </template>
       </div>
     </div>`,
-  props: { data: String },
+  props: { data: String, operator: Boolean },
+  emits: ["drain"],
   data() {
     return { text: "", by: "owner", chosen: null, node: null, shown: [], count: 0, legend: [] };
   },
@@ -124,11 +127,13 @@ export default {
     box(place) {
       const { name, state, devices, cpus_held } = this.nodes[place];
       const held = devices.reduce((sum, device) => sum + device[0], 0);
-      const label = `${name}${state === "up" ? "" : `, ${state}`}, ${+held.toFixed(2)} of ${devices.length} GPUs held`;
+      const what = devices.length ? `${+held.toFixed(2)} of ${devices.length} GPUs held` :
+        cpus_held === null ? "" : `${Math.round(cpus_held * 100)} % of the cores held`;
+      const label = `${name}${state === "up" ? "" : `, ${state}`}, ${what}`;
       const cpus = cpus_held === null ? "" : `<div class="cpus" style="--held:${Math.round(cpus_held * 100)}%"></div>`;
       const active = place === this.chosen;
       return `<div class="node ${escaped(state)}${active ? " active" : ""}" role="option" id="node-${place}"` +
-        ` aria-selected="${active}" aria-label="${escaped(label)}"><span class="name">${escaped(name)}</span>` +
+        ` title="${escaped(name)}" aria-selected="${active}" aria-label="${escaped(label)}"><span class="name">${escaped(name)}</span>` +
         `${this.cells(devices)}${cpus}</div>`;
     },
     cells(devices) {

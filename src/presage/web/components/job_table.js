@@ -9,13 +9,18 @@ function ago(seconds) {
 export default {
   template: `
     <div class="scroll">
+      <p v-if="ticked.length" class="picked" role="status"><a :href="'/ui/compare?jobs=' + ticked.map(encodeURIComponent).join()"
+        >Compare {{ ticked.length }} {{ ticked.length === 1 ? "job" : "jobs" }}</a>
+        <button type="button" @click="ticked = []">Clear</button></p>
       <table class="list cards">
-        <caption class="soft" style="position:absolute;left:-9999px">{{ caption }}</caption>
-        <thead><tr><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Owner</th>
+        <caption class="unseen">{{ caption }}</caption>
+        <thead><tr><th scope="col" class="tick"><span class="unseen">Compare</span></th><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Owner</th>
           <th scope="col">Queue</th><th scope="col">Submitted</th><th scope="col">Workers</th>
           <th v-if="eta" scope="col">Starts in</th><th scope="col">Why, or where</th></tr></thead>
         <tbody>
           <tr v-for="row in rows" :key="row.id">
+            <td class="tick"><input type="checkbox" v-model="ticked" :value="row.id" :aria-label="'Compare ' + row.id"
+              :disabled="ticked.length >= 12 && !ticked.includes(row.id)"></td>
             <td data-label="Job"><a :href="'/ui/jobs/' + encodeURIComponent(row.id)">{{ row.id }}</a></td>
             <td data-label="Status"><span class="status" :class="row.status">{{ row.status }}</span></td>
             <td data-label="Owner">{{ row.owner }}</td>
@@ -32,7 +37,7 @@ export default {
     </div>`,
   props: { rows: Array, eta: Boolean, caption: String },
   data() {
-    return { now: Date.now() / 1000 };
+    return { now: Date.now() / 1000, ticked: [] };
   },
   mounted() {
     this.clock = setInterval(() => (this.now = Date.now() / 1000), 5000);
