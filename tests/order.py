@@ -20,6 +20,7 @@ TOGETHER = {"tests/executors/test_ray.py": "ray", "tests/server/test_serve_ray.p
 
 SECONDS: dict[str, float] = {
     "ray": 96,
+    "tests/web/test_every_page.py": 45,
     "tests/web/test_pages.py": 30,
     "tests/server/test_standby.py": 40,
     "tests/server/test_starts.py": 35,

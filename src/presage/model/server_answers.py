@@ -125,7 +125,7 @@ class Overview:
     idle: tuple[Mapping[str, Any], ...]
     """Those with idle GPUs, the worst first."""
     waiting: tuple[Mapping[str, Any], ...]
-    """Who waits longest first, with the reason and `eta_s`."""
+    """Who waits longest first, with the reason and `eta_s`; the `jobs` of an `array` are one."""
     today: Mapping[str, Any]
     """Hours of this day (UTC) that were held, measured idle and lost."""
     any_job: bool

@@ -182,6 +182,7 @@ def status_view(
             for item in history
         ],
         **({"results": results} if results is not None else {}),
+        **({"folder": row.folder} if row.folder is not None else {}),
         **({"removed_at": row.removed_at} if row.removed_at is not None else {}),
     }
 

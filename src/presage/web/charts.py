@@ -10,7 +10,7 @@ from nicegui import ui
 
 from presage.web.frame import Tag
 
-__all__ = ["COLOURS", "Curves", "DayBars", "Line", "LineChart"]
+__all__ = ["COLOURS", "Curves", "DayBars", "Line", "LineChart", "Parallels"]
 
 COLOURS = (
     *("#3b82f6", "#d97706", "#10b981", "#ef4444", "#8b5cf6"),
@@ -175,6 +175,66 @@ class DayBars:
             }
             for name, values in stacks.items()
         ]
+        _draw(self._chart, options)
+
+
+class Parallels:
+    """A card with parallel coordinates: each line is a job, each axis a parameter, the last one
+    what came of it."""
+
+    def __init__(self, title: str) -> None:
+        self._shown: Any = None
+        self._card = ui.element("section").classes("card")
+        with self._card:
+            Tag("h2", title)
+            self._chart = ui.echart({}, renderer="svg").classes("chart tall")
+            self._chart.props["role"] = "img"
+        self._card.set_visibility(False)
+
+    def show(self, names: list[str], points: list[list[Any]]) -> None:
+        """Draw these, where there are at least two."""
+        if (names, points) == self._shown:
+            return
+        self._shown = names, points
+        self._card.set_visibility(len(points) > 1 and len(names) > 1)
+        values = [point[-1] for point in points] or [0.0]
+        self._chart.props["aria-label"] = (
+            f"{len(points)} jobs by {', '.join(names[:-1])}; {names[-1]} from {min(values):.4g} "
+            f"to {max(values):.4g}"
+        )
+        axes = []
+        for k, name in enumerate(names):
+            column = [point[k] for point in points]
+            numbers = all(isinstance(value, int | float) for value in column)
+            axis: dict[str, Any] = {"dim": k, "name": name, "axisLabel": {"color": "currentColor"}}
+            if numbers:
+                axis |= {"type": "value", "scale": True}
+            else:
+                axis |= {"type": "category", "data": list(dict.fromkeys(map(str, column)))}
+            axes.append(axis)
+        data = [[v if isinstance(v, int | float) else str(v) for v in point] for point in points]
+        options: dict[str, Any] = {
+            "animation": False,
+            "textStyle": {"color": "currentColor"},
+            "parallelAxis": axes,
+            "parallel": {
+                "left": 60,
+                "right": 80,
+                "top": 40,
+                "bottom": 24,
+                "parallelAxisDefault": {"nameTextStyle": {"color": "currentColor"}},
+            },
+            "visualMap": {
+                "show": False,
+                "dimension": len(names) - 1,
+                "min": min(values),
+                "max": max(values),
+                "inRange": {"color": ["#3b82f6", "#8b5cf6", "#d97706"]},
+            },
+            "series": [
+                {"type": "parallel", "lineStyle": {"width": 2, "opacity": 0.7}, "data": data}
+            ],
+        }
         _draw(self._chart, options)
 
 

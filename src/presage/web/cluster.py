@@ -153,15 +153,14 @@ class _Glance:
         self._tiles.warn(idle, bool(self._on_gpus and gpus["idle"]))
 
     def _run(self, job: dict[str, Any], now: float) -> dict[str, Any]:
-        size = _figure(job["gpus"] if self._on_gpus and job["gpus"] else job["cpus"])
-        cores = self._on_gpus and not job["gpus"]
+        size = self._asks(job)
         idle = job["idle_gpus"] or 0
         return {
             "id": job["id"],
             "job": _link(job["id"]),
             "owner": job["owner"],
             "gpus": {
-                "text": f"{size} cores" if cores else f"{size} ({idle} idle)" if idle else size,
+                "text": f"{size} ({idle} idle)" if idle else size,
                 "kind": "bad" if idle else "",
             },
             "since": short_duration(now - job["since"]),
@@ -171,12 +170,17 @@ class _Glance:
     def _wait(self, job: dict[str, Any], now: float) -> dict[str, Any]:
         return {
             "id": job["id"],
-            "job": _link(job["id"]),
-            "gpus": _figure(job["gpus"] if self._on_gpus else job["cpus"]),
+            "job": _array_link(job) if job["array"] else _link(job["id"]),
+            "gpus": self._asks(job),
             "since": short_duration(now - job["submitted_at"]),
             "eta": eta_short(job["eta_s"]),
             "why": {"text": job["reason"]["text"], "title": job["reason"]["text"]},
         }
+
+    def _asks(self, job: dict[str, Any]) -> str:
+        if self._on_gpus and not job["gpus"]:
+            return f"{_figure(job['cpus'])} cores" if job["cpus"] else "–"
+        return _figure(job["gpus"] if self._on_gpus else job["cpus"])
 
     def _waste(self, about: dict[str, Any]) -> list[tuple[str, str]]:
         """Sentences; some are about a job."""
@@ -223,6 +227,12 @@ def _titled(title: str, path: str, words: str) -> None:
 
 def _link(job: str) -> dict[str, str]:
     return {"text": job, "href": f"{HOME}/jobs/{part(job)}", "title": job}
+
+
+def _array_link(job: dict[str, Any]) -> dict[str, str]:
+    """The jobs of an array wait as one."""
+    text = f"{job['jobs']} of {job['array']}"
+    return {"text": text, "href": f"{HOME}/arrays/{part(job['array'])}", "title": text}
 
 
 def _figure(value: float | None) -> str:

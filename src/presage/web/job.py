@@ -12,7 +12,7 @@ from nicegui import app as pages
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.web.backend import part
+from presage.web.backend import HOME, part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, confirm, notice, tell
 from presage.web.job_panels import ForeseenPanel, ManifestPanel, ResultsPanel
@@ -268,6 +268,7 @@ class _FactsPanel:
             self._status = Tag("span", "", "status", role="status", data_testid="status")
             self._reason = Tag("span", "", "soft")
         self._foreseen = Tag("p", "", "soft")
+        self._array = Tag("a")
         with ui.element("dl").classes("facts"):
             self._values: dict[str, Tag] = {}
             for name in self._NAMES:
@@ -284,6 +285,9 @@ class _FactsPanel:
         starts = f"starts in {eta}, {eta_age(body)}" if eta else ""
         words = [body["stage"], body["reason"]["text"], starts]
         self._reason.say(" " + " · ".join(word for word in words if word))
+        array = body.get("array")
+        self._array.say(f"One of the jobs of {array}" if array else "")
+        self._array.props["href"] = f"{HOME}/arrays/{part(array)}" if array else ""
         known = body["estimates"]
         self._foreseen.say(f"Foreseen: {known['text']}." if known else "")
         last = body["history"][-1]["at"]
@@ -376,7 +380,9 @@ class _Buttons:
         )
 
     async def _ask(self, what: str, name: str, question: str, words: str, rest: Any) -> None:
-        risk = "" if what == "resume" else risk_text(await self._visit.get(self._path))
+        risk = (
+            "" if what == "resume" else risk_text(await self._visit.get(self._path, max_age_s=0.0))
+        )
         lines: list[str | tuple[str, str]] = [words]
         if risk:
             lines.append((risk, "at-risk"))

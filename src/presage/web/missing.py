@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from nicegui import Client, ui
-from nicegui import app as pages
 from nicegui.page import page as made_page
 
+from presage.web import Dashboard
 from presage.web.backend import HOME, part
 from presage.web.frame import Tag, begin, notice
 
@@ -30,8 +30,9 @@ def near_names(text: str) -> list[str]:
 
 def say_missing(text: str) -> None:
     """That a job is not there, with the way to those that may be meant."""
-    notice(text[:1].upper() + text[1:] + ".", "error")
     near = near_names(text)
+    said = _NEAR.sub("", text).rstrip("; ")
+    notice(f"{said[:1].upper()}{said[1:]}.", "error")
     with ui.element("section").classes("card"):
         if near:
             Tag("h2", "Was it one of these?")
@@ -46,7 +47,7 @@ def say_missing(text: str) -> None:
 async def answer(request: Request, error: Exception) -> Response:
     """An address that leads nowhere; what is no page is told so in JSON."""
     inside = request.scope.get("endpoint")
-    if inside is not None and not isinstance(inside, type(pages)):
+    if inside is not None and not isinstance(inside, Dashboard | FastAPI):  # a route answered
         said = getattr(error, "detail", "not found")
         return JSONResponse({"error": {"code": "not_found", "text": str(said)}}, 404)
     visit = await begin(request)

@@ -12,6 +12,7 @@ from nicegui.events import GenericEventArguments
 
 from presage.model.errors import ApiError
 from presage.web.charts import COLOURS
+from presage.web.elements import CopyBox
 from presage.web.frame import Tag, Visit, begin, notice
 from presage.web.words import clock, duration
 
@@ -50,13 +51,28 @@ async def policies(request: Request) -> Response | None:
     if isinstance(visit, Response):
         return visit
     with visit.page("Policies", "/policies"):
+        known = await visit.get("/policies", max_age_s=60.0)
+        _says_who_decides(known)
         if not visit.may_operate():
             who = f"{visit.me['name']} is a {visit.me['role']}"
             notice(f"{who}; comparing policies needs the role operator.")
             return None
-        known = await visit.get("/policies", max_age_s=60.0)
         _WhatIfForm(visit, known).build()
     return None
+
+
+def _says_who_decides(known: dict[str, Any]) -> None:
+    with ui.element("section").classes("card"):
+        names = " or ".join(known["own"]) or "a policy of its own"
+        Tag("h2", f"This server decides by {names}")
+        Tag(
+            "p",
+            "Another one is chosen where the server is started, by its configuration or on its "
+            "command line. Start it again with that: jobs keep running, and the journal says from "
+            "when on which policy decided.",
+            "soft",
+        )
+        CopyBox("presage serve --policy NAME", "Copy the command")
 
 
 class _WhatIfForm:

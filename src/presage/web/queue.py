@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from presage.web.backend import HOME
 from presage.web.elements import JobTable
 from presage.web.frame import Tag, Visit, begin
 from presage.web.words import eta_text, why
@@ -64,6 +65,7 @@ class _Listing:
                 field = Tag("input", type="search", maxlength="200", value=self._wanted["owner"])
                 field.on("change", self._choose("owner"), js_handler=_VALUE)
             self._range = Tag("span", "", "soft", role="status")
+            Tag("a", "Arrays", "button", href=f"{HOME}/arrays")
         with ui.element("section").classes("card"):
             self._table = JobTable("Jobs, newest first")
             with ui.element("nav").classes("row-of-buttons").props('aria-label="Pages of jobs"'):

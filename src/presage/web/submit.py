@@ -45,7 +45,7 @@ async def submit(request: Request, again: str = "") -> Response | None:
             except ApiError as error:
                 say_missing(str(error))
                 return None
-            folder = former["folder"]
+            folder = former.get("folder")
             notice(
                 f"This is the manifest of {former['id']}. It becomes a new job"
                 + (", with the same work folder." if folder else ".")

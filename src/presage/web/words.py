@@ -92,7 +92,7 @@ def asked_text(manifest: dict[str, Any]) -> str:
     for name, role in roles.items():
         needs = role.get("resources") or {}
         words = [
-            f"{needs[key]} {unit}{'' if str(needs[key]) == '1' else 's'}"
+            f"{_plain(needs[key])} {unit}{'' if _plain(needs[key]) == '1' else 's'}"
             for key, unit in (("gpus", "GPU"), ("cpus", "CPU"))
             if needs.get(key)
         ]
@@ -102,6 +102,10 @@ def asked_text(manifest: dict[str, Any]) -> str:
         kind = f" {name}" if len(roles) > 1 else ""
         parts.append(f"{count}{kind} × ({each})" if count != "1" or kind else each)
     return " + ".join(parts)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def where(job: dict[str, Any]) -> str:

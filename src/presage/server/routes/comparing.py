@@ -138,7 +138,9 @@ def _flat(value: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, item in value.items():
         name = f"{before}{key}"
-        if isinstance(item, Mapping) and item:
+        if item in ({}, [], None) or name == "name":  # what a job is called is no parameter
+            continue
+        if isinstance(item, Mapping):
             found += _flat(item, f"{name}.")
         else:
             text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)

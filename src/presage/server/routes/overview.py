@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -46,12 +46,12 @@ async def overview(
         running = nlargest(top, _seen(active, me), key=_size)
         unused = _idle if state.capacity.total_milli else _unused_cores
         wasteful = nlargest(top, _seen(active, me), key=lambda job: unused(job, uses))
-        waiting = list(islice(sorted(_seen(pending, me), key=lambda job: job.seq), top))
+        waiting, members = _first_ones(sorted(_seen(pending, me), key=lambda job: job.seq), top)
         return {
             **_capacity(state, uses),
             "running": [_job(job, uses) for job in running],
             "idle": [_job(job, uses) for job in wasteful if unused(job, uses)],
-            "waiting": [_waits(job, engine) for job in waiting],
+            "waiting": [_waits(job, members[job.spec.array], engine) for job in waiting],
         }
 
     found = await service.ask(question)
@@ -153,13 +153,30 @@ def _job(job: Job, uses: Mapping[str, RunUse]) -> dict[str, Any]:
     }
 
 
-def _waits(job: Job, engine: Engine) -> dict[str, Any]:
+def _first_ones(waiting: Sequence[Job], top: int) -> tuple[list[Job], Counter[str]]:
+    """Who waits longest, and how many of each array wait: those count as one."""
+    members = Counter(job.spec.array for job in waiting)
+    seen: set[str] = set()
+    first = []
+    for job in waiting:
+        if job.spec.array not in seen:
+            first.append(job)
+        if job.spec.array:
+            seen.add(job.spec.array)
+        if len(first) == top:
+            break
+    return first, members
+
+
+def _waits(job: Job, members: int, engine: Engine) -> dict[str, Any]:
     reason = engine.explain(job.id)
     spec = job.spec
     return {
         "id": job.id,
         "owner": spec.owner,
         "queue": spec.queue,
+        "array": spec.array or None,
+        "jobs": members if spec.array else 1,
         "gpus": spec.min_gpu_milli / WHOLE_GPU,
         "cpus": sum(role.min * role.resources.cpu_milli for role in spec.roles) / 1000,
         "submitted_at": job.submitted_at,

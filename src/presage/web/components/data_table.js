@@ -26,6 +26,7 @@ export default {
               <span v-else-if="column.kind === 'bar' && cell(row, column).share !== undefined" class="meter-cell">
                 <i :style="{ width: Math.round(100 * cell(row, column).share) + '%' }"></i><b>{{
                 cell(row, column).text }}</b></span>
+              <span v-else-if="column.kind === 'why'" class="clamp">{{ cell(row, column).text }}</span>
               <template v-else>{{ cell(row, column).text }}</template></td>
           </tr>
         </tbody>
