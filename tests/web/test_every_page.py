@@ -157,7 +157,7 @@ def _keep(page: Page, name: str, width: int, colours: str) -> None:
         few.save(ROOT / "docs" / "images" / f"page-{place.name}", optimize=True)
 
 
-# -- the first page ---------------------------------------------------------------------------------
+# -- the first page -------------------------------------------------------------------------------
 
 
 def bottom(page: Page, selector: str) -> float:
