@@ -193,7 +193,7 @@ def test_periods_are_those_of_the_calendar() -> None:
 def test_the_simulator_obeys() -> None:
     count = 6
     nothing = dict.fromkeys(("workers", "min_workers", "max_workers", "estimate_s"))
-    texts = {"gpu_types": "", "queue": "a", "owner": "", "workload": ""}
+    texts = {"gpu_types": "", "queue": "a", "owner": "", "workload": "", "after": ""}
     columns: dict[str, Any] = {
         name: [{**nothing, **texts}.get(name, 0)] * count for name in COLUMNS
     }

@@ -95,6 +95,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
         helps = await _helps(service, row.id)
     shown = await asyncio.to_thread(_visible, service, me, ahead or [])
     waits = row.status == "QUEUED"
+    after = await _awaited(service, row) if waits else []
     return JSONResponse(
         {
             "id": row.id,
@@ -105,7 +106,7 @@ async def explain(job_id: str, service: Parts, me: Me) -> JSONResponse:
             "eta_s": service.starts.eta(row.id) if waits else None,
             "helps": helps,
             "estimates": estimates_view(row),
-            "after": await _awaited(service, row) if waits else [],
+            **({"after": after} if after else {}),
         }
     )
 
