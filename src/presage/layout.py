@@ -10,12 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Layout", "times_beside"]
-
-
-def times_beside(log: Path) -> Path:
-    """When the output of a worker was written."""
-    return log.with_suffix(".times")
+__all__ = ["Layout"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,24 @@ import pytest
 
 from presage.core.capacity import Capacity
 from presage.core.engine import Engine
+from presage.core.gates import ArrayGate, Gates
 from presage.core.spent import Spent
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker
 from presage.model.estimate import Estimates
-from presage.model.job import Job, JobSpec, Reason, ReasonCode, Role, StopIntent
+from presage.model.job import Dependency, Job, JobSpec, Reason, ReasonCode, Role, StopIntent
 from presage.model.speed import SpeedBook, SpeedPoint
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from tests.scenario import Known, job
 
 REASON = Reason(ReasonCode.PREEMPTED, "made room")
-MUTABLE = (State, Capacity, SpeedBook, Spent, Job)
+MUTABLE = (State, Capacity, SpeedBook, Spent, Gates, ArrayGate, Job)
 """What changes."""
 FROZEN: tuple[type, ...] = (str, int, float, tuple, Enum, type(None))
 FROZEN += (Node, JobSpec, Reason, Resources, Estimates, ev.RulesChanged)
-OF_THE_STEP = {"State.ended", "State.moves", "State.changes"}
+OF_THE_STEP = {"State.ended", "State.moves", "State.changes", "Gates._closed"}
 """A copy begins a step, and who reads its changes looks at everything first."""
 MADE_ANEW = {"Capacity._arrays", "Capacity._touched", "Capacity._last_mask"}
 """These only save time."""
@@ -50,6 +51,8 @@ def rich() -> State:
         ev.NodeDraining("n2"),
         *(ev.JobSubmitted(JobSpec(name, (elastic,), queue="q")) for name in "abcd"),
         *(ev.JobSubmitted(JobSpec(name, (share,))) for name in "efgh"),
+        ev.JobSubmitted(JobSpec("i", (share,), after=(Dependency("a"),))),
+        *(ev.JobSubmitted(JobSpec(name, (share,), array="jk", at_once=1)) for name in "jk"),
         ev.RulesChanged("{}", "v1", counts=True),
         ev.Launch("a", 1, (Worker(0, 0, "n0", (0,)), Worker(0, 1, "n0", (1,)))),
         ev.JobStarted("a", 1),
@@ -74,6 +77,8 @@ def rich() -> State:
 def fields(thing: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(thing):
         return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    if hasattr(thing, "__slots__"):
+        return {name: getattr(thing, name) for name in thing.__slots__}
     return dict(vars(thing))
 
 
@@ -103,11 +108,13 @@ def test_a_state_with_something_in_every_field_is_copied_in_all_of_them() -> Non
     state.check()
     empty = {
         f"{type(thing).__name__}.{name}"
-        for thing in (state, state.capacity, state.speeds)
+        for thing in (state, state.capacity, state.speeds, state.gates)
         for name, value in fields(thing).items()
         if not value
     }
-    assert empty - OF_THE_STEP - MADE_ANEW == {"Capacity.plain"}, "what is empty shows nothing"
+    assert empty - OF_THE_STEP - MADE_ANEW == {"Capacity.plain", "Gates.opened"}, (
+        "what is empty shows nothing"
+    )
     copy = state.copy()
     copy.check()
     assert dict(leaves(copy)) == dict(leaves(state))

@@ -22,7 +22,7 @@ from presage.testing.machine import GuardedState
 from tests.scenario import job
 
 HOME = Path(presage.__file__).parent
-ITSELF = {"core/state.py", "core/capacity.py", "model/speed.py"}
+ITSELF = {"core/state.py", "core/capacity.py", "core/gates.py", "model/speed.py"}
 KINDS = {"State", "Job", "Capacity", "SpeedBook", "Plan", "Engine"}
 CHANGES = {
     *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"),

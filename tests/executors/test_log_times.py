@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from presage.executors.node.log_times import LogTimes, read_times, time_of
-from presage.layout import times_beside
+from presage.executors.node.log_times import LogTimes, read_times, time_of, times_beside
 
 
 def test_a_byte_has_the_time_at_which_it_was_first_seen(tmp_path: Path) -> None:

@@ -235,6 +235,19 @@ def test_the_servers_environment_from_a_job(two: Two) -> None:
     assert "PRESAGE_JOB_ID=" in said
 
 
+def test_commands_beside_a_job(two: Two) -> None:
+    """`presage exec` runs as the job's Unix user, for those who may change the job alone."""
+    mine = ("exec", two.job, "--", "sh", "-c", "id -u; id -G; grep NoNewPrivs /proc/self/status")
+    done = two.server.presage(*mine, token=two.ada)
+    ada = Path(f"/proc/{two.server.processes(two.job)[0]}").stat().st_uid
+    assert done.out.split() == [str(ada), str(ada), "NoNewPrivs:", "1"], done
+    database = ("exec", two.job, "--", "cat", f"{two.server.data}/presage.db")
+    assert "denied" in two.server.presage(*database, token=two.ada).err
+    other = two.server.presage(*mine, token=two.eve)
+    assert other.code == 2
+    assert other.out == ""
+
+
 def test_links_and_pipes_for_the_guardian_to_follow(two: Two) -> None:
     """The guardian is root and reads progress and wishes of the job: it must not be led on."""
     planted = two.server.data / "planted.json"

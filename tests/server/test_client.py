@@ -16,10 +16,11 @@ import pytest
 import presage
 from presage._retry import PatientClient
 from presage.client import to_json
-from presage.model import answers
-from presage.model.answers import JobStatus, NodeStatus, Status
+from presage.model import answers, server_answers
+from presage.model.answers import JobStatus, Status
 from presage.model.errors import ApiError
 from presage.model.job import ReasonCode
+from presage.model.server_answers import NodeStatus
 from tests.server.kit import PATIENCE_S, Server, eventually
 
 LONG = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
@@ -134,7 +135,12 @@ def test_answers_are_what_the_server_said(server: Server) -> None:
 
 
 def test_every_answer_is_frozen() -> None:
-    kinds = [getattr(answers, name) for name in answers.__all__ if name != "Status"]
+    kinds = [
+        getattr(module, name)
+        for module in (answers, server_answers)
+        for name in module.__all__
+        if name != "Status"
+    ]
     assert len(kinds) > 15
     assert all(vars(kind)["__dataclass_params__"].frozen for kind in kinds)
 

@@ -13,7 +13,8 @@ from tests.server.kit import Server, eventually
 
 SWEEP = """\
 name: tune
-command: "true ${lr} ${seed}"
+command: "sleep 600; true ${lr} ${seed}"
+grace: 1s
 resources: {cpus: 0.01}
 sweep:
   grid: {lr: [0.1, 0.03, 0.01, 0.003], seed: 0..49}
@@ -195,9 +196,10 @@ def test_a_job_waits_for_others_and_says_so(server: Server, tmp_path: Path) -> N
 
 def test_losing_members_are_stopped_early(server: Server, tmp_path: Path) -> None:
     """A member that reports a bad value after a good one was told ends with the reason."""
+    seen = tmp_path / "seen"
     script = (
-        "import time; from presage import job; p = job.params(); "
-        "time.sleep(3 * (p['x'] > 1)); "
+        "import os, time; from presage import job; p = job.params()\n"
+        f"while p['x'] > 1 and not os.path.exists({str(seen)!r}): time.sleep(0.05)\n"
         "job.progress(step=4, steps=8, metrics={'loss': p['x']}); "
         "time.sleep(60)"
     )
@@ -213,6 +215,8 @@ def test_losing_members_are_stopped_early(server: Server, tmp_path: Path) -> Non
         "objective": {"metric": "loss"},
     }
     array = server.http.post("/api/v1/jobs", json=body).json()["id"]
+    eventually(lambda: (server.job(f"{array}-1")["progress"] or {}).get("loss") == 1)
+    seen.touch()
     ended = server.wait(f"{array}-2")
     assert ended["status"] == "CANCELLED"
     assert ended["reason"]["code"] == "stopped_early"

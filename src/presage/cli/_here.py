@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from presage.cli._output import progress
 from presage.client import Client
-from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.codec import decode
 from presage.model.errors import ConfigError, UserError
+from presage.model.server_answers import ExportedTrace, WhatIf
 
 if TYPE_CHECKING:
     from presage.core.ports import Predictor

@@ -12,7 +12,7 @@ from presage.cli._input import NodeName
 from presage.cli._output import print_json, say
 from presage.cli._tables import Cell, Column, show_table
 from presage.client import Client, to_json
-from presage.model.answers import NodeStatus
+from presage.model.server_answers import NodeStatus
 
 __all__ = ["NODE_COLUMNS", "drain", "node_row", "nodes", "queues", "undrain"]
 

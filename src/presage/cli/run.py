@@ -120,10 +120,7 @@ def notebook(
             print_json({"id": job.id, "port": port, "url": url})
             return
         typer.echo(url)
-        say(
-            "the address works once, for 5 minutes; another one: presage forward "
-            f"{job.id} {port} --url"
-        )
+        say(f"the address works for 5 minutes; another one: presage forward {job.id} {port} --url")
         say(f"end it with: presage stop {job.id}")
 
 

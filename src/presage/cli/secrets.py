@@ -12,8 +12,8 @@ from rich.table import Table
 
 from presage.cli._output import print_json, say
 from presage.client import Client, to_json
-from presage.model.answers import SecretInfo
 from presage.model.errors import UserError
+from presage.model.server_answers import SecretInfo
 
 __all__ = ["secrets"]
 

@@ -20,8 +20,9 @@ from presage.cli._output import print_json
 from presage.cli._tables import Cell, Column, plain_lines, table_lines
 from presage.cli.cluster import NODE_COLUMNS, node_row
 from presage.client import Client, to_json
-from presage.model.answers import JobSummary, NodeStatus
+from presage.model.answers import JobSummary
 from presage.model.errors import UserError
+from presage.model.server_answers import NodeStatus
 
 __all__ = ["top"]
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from presage.cli._output import print_json, say
-from presage.model.answers import UsageReport, UsageSums
 from presage.model.errors import UserError
+from presage.model.server_answers import UsageReport, UsageSums
 
 __all__ = ["usage"]
 

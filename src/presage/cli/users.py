@@ -13,8 +13,8 @@ import typer
 from presage.cli._output import print_json, say
 from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
-from presage.model.answers import NewUser, UserInfo
 from presage.model.errors import MissingExtra, UserError
+from presage.model.server_answers import NewUser, UserInfo
 
 __all__ = ["users"]
 

@@ -13,8 +13,8 @@ from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
 from presage.cli._tables import Column, show_table
 from presage.client import Client, to_json
-from presage.model.answers import ExportedTrace, WhatIf
 from presage.model.errors import ConfigError, UserError
+from presage.model.server_answers import ExportedTrace, WhatIf
 from presage.model.words import duration
 from presage.plugins import is_file
 

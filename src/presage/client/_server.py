@@ -23,30 +23,32 @@ from presage.model.answers import (
     Accepted,
     DryRun,
     Explanation,
-    ExportedTrace,
     JobStatus,
     JobSummary,
     LogPiece,
-    NewUser,
-    NodeStatus,
-    QueueStatus,
     Removal,
     ResultFile,
     ResultsPage,
     ScaleAccepted,
-    SecretInfo,
-    SignInOffer,
-    SignInStart,
     Status,
     StatusChange,
     Submitted,
-    UsageReport,
-    UserInfo,
     WaitingJob,
-    WhatIf,
 )
 from presage.model.errors import ApiError, UserError
 from presage.model.job import Reason
+from presage.model.server_answers import (
+    ExportedTrace,
+    NewUser,
+    NodeStatus,
+    QueueStatus,
+    SecretInfo,
+    SignInOffer,
+    SignInStart,
+    UsageReport,
+    UserInfo,
+    WhatIf,
+)
 
 __all__ = ["Client", "JobHandle"]
 

@@ -555,10 +555,12 @@ def _never_fits(engine: Engine, request: _Pending) -> NeverFits | None:
     at once."""
     seen = set()
     for number, fact in enumerate(request.facts):
-        spec = fact.spec if isinstance(fact, ev.JobSubmitted) else None
-        if spec is None or (spec.roles, spec.queue, spec.placement) in seen:
+        if not isinstance(fact, ev.JobSubmitted):
             continue
-        seen.add((spec.roles, spec.queue, spec.placement))
+        asked = (fact.spec.roles, fact.spec.queue, fact.spec.placement)
+        if asked in seen:
+            continue
+        seen.add(asked)
         never = engine.refusal(fact)
         if never is not None:
             name = request.rows[number].name if request.rows else "it"

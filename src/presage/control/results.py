@@ -113,7 +113,7 @@ class JobResults:
     def zip(self, job: str, wanted: Sequence[str] = ()) -> Iterator[bytes]:
         """All of it as a zip, piece by piece."""
         sink = _ArchiveBuffer()
-        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
             for entry, file in self._each(job, wanted):
                 day = time.localtime(entry.changed_at)[:6]
                 name = entry.path.encode("utf-8", "replace").decode()

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from presage.executors.node.log_times import read_times, time_of
-from presage.layout import Layout, times_beside
+from presage.executors.node.log_times import read_times, time_of, times_beside
+from presage.layout import Layout
 from presage.manifest import Manifest
 from presage.manifest.quantities import worker_span
 from presage.model.errors import NotFound

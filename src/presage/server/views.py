@@ -9,14 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from presage.control.board import ENDED
-from presage.model.answers import (
-    ArraySummary,
-    JobSummary,
-    NodeStatus,
-    QueueStatus,
-    SecretInfo,
-    UserInfo,
-)
+from presage.model.answers import ArraySummary, JobSummary
+from presage.model.server_answers import NodeStatus, QueueStatus, SecretInfo, UserInfo
 from presage.model.words import interval, memory, share
 from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
@@ -138,8 +132,8 @@ def summary_view(
         "exit_code": row.exit_code,
         "progress": dict(row.progress) if row.progress is not None else None,
         "eta_s": eta_s if row.status == "QUEUED" else None,
-        "array": row.array,
-        "params": dict(row.params) if row.params is not None else None,
+        **({"array": row.array} if row.array is not None else {}),
+        **({"params": dict(row.params)} if row.params is not None else {}),
     }
 
 

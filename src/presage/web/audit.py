@@ -38,13 +38,13 @@ async def audit(request: Request, who: str = "", job: str = "") -> Response | No
         if not visit.is_admin():
             notice(f"{visit.me['name']} is a {visit.me['role']}; the audit log is for admins.")
             return None
-        log = _AuditView(visit, who[:200], job[:200])
+        log = _AuditPage(visit, who[:200], job[:200])
         await log.build()
     visit.every(5.0, log.update)
     return None
 
 
-class _AuditView:
+class _AuditPage:
     """Filters, and a page of entries."""
 
     def __init__(self, visit: Visit, who: str, job: str) -> None:

@@ -36,14 +36,14 @@ async def users(request: Request) -> Response | None:
         if not visit.is_admin():
             notice(f"{visit.me['name']} is a {visit.me['role']}; users are for admins.")
             return None
-        desk = _UserDesk(visit)
+        desk = _UsersPage(visit)
         desk.build()
         await desk.update()
     visit.every(10.0, desk.update)
     return None
 
 
-class _UserDesk:
+class _UsersPage:
     """Everybody, and what can be done about them."""
 
     def __init__(self, visit: Visit) -> None:

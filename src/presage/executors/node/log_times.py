@@ -12,13 +12,16 @@ from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
 
-from presage.layout import times_beside
-
-__all__ = ["LogTimes", "read_times", "time_of"]
+__all__ = ["LogTimes", "read_times", "time_of", "times_beside"]
 
 _GAP_S = 0.9
 _PRECISION = 3600
 """A time is right to a second, or to this part of how long the run lasts."""
+
+
+def times_beside(log: Path) -> Path:
+    """The file with the times of a log."""
+    return log.with_suffix(".times")
 
 
 class LogTimes:

@@ -17,7 +17,6 @@ __all__ = [
     "STOP_AT",
     "AttachOrder",
     "Cursor",
-    "DoorCall",
     "DriverLine",
     "EndReason",
     "Event",
@@ -310,14 +309,6 @@ class AttachOrder(Message):
     offset: int = 0
     """Of a console: bytes of the log that the client has."""
     port: int = 0
-
-
-class DoorCall(Message):
-    """Of which run, to the driver of Ray: what follows is for its guardian."""
-
-    job: str
-    attempt: int
-    worker: str
 
 
 # -- what a run tells ---------------------------------------------------------------------------

@@ -20,10 +20,11 @@ from presage.control.dependencies import settle_dependencies
 from presage.core.engine import Engine
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS, parse_submission, to_spec
-from presage.model.answers import DryRun, Explanation, ExportedTrace, WhatIf
+from presage.model.answers import DryRun, Explanation
 from presage.model.errors import ConfigError, Conflict, NeverFits, NotLeading, PresageError
 from presage.model.event import JobSubmitted
 from presage.model.job import JobSpec
+from presage.model.server_answers import ExportedTrace, WhatIf
 from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig

@@ -12,13 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from presage.control.sweeps import members
 from presage.core.engine import Engine
-from presage.model.answers import (
-    ArrayBest,
-    ArrayExplanation,
-    ArraySummary,
-    ArrayTold,
-    Submitted,
-)
+from presage.model.answers import ArrayBest, ArrayExplanation, ArraySummary, ArrayTold, Submitted
 from presage.model.errors import Conflict, PresageError
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts

@@ -89,8 +89,8 @@ async def forward(ws: WebSocket, job_id: str, port: int, worker: str = "0") -> N
 async def open_port(
     job_id: str, port: int, service: Parts, me: Me, absolute: bool = False
 ) -> JSONResponse:
-    """An address under which a browser reaches a port of a job; it works once, for some minutes,
-    and leaves a cookie for that port alone."""
+    """An address under which a browser reaches a port of a job; it works for some minutes, and
+    leaves a cookie for that port alone."""
     row = await asyncio.to_thread(running, service, clean(job_id), me)
     if port not in ((row.manifest or {}).get("ports") or ()):
         raise UserError(_undeclared(row.manifest, port))

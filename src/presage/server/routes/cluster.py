@@ -12,9 +12,9 @@ from presage.control.board import nodes_of
 from presage.core.engine import Engine
 from presage.core.spent import Spender
 from presage.model import event as ev
-from presage.model.answers import NodeStatus
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import Ambiguous, Conflict, NotFound
+from presage.model.server_answers import NodeStatus
 from presage.policy.budget import Spending
 from presage.policy.config import QueueConfig
 from presage.server.auth import UserRole, require

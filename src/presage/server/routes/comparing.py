@@ -47,7 +47,7 @@ class MetricCurve(ApiView):
     values: list[float]
 
 
-class Comparison(ApiView):
+class JobComparison(ApiView):
     """Jobs beside each other."""
 
     jobs: list[JobSummary]
@@ -74,7 +74,7 @@ class ForeseenList(ApiView):
     quantities: list[ForeseenQuantity]
 
 
-@router.get("/compare", response_model=Comparison)
+@router.get("/compare", response_model=JobComparison)
 async def compare(
     service: Parts, me: Me, job: Annotated[list[str], Query(min_length=1, max_length=_MOST_JOBS)]
 ) -> JSONResponse:

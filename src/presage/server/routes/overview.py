@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse
 from presage.control.history import RunUse
 from presage.core.engine import Engine
 from presage.core.state import State
-from presage.model.answers import Overview
 from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.job import Job
+from presage.model.server_answers import Overview
 from presage.server.auth import UserRole
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from presage.executors.node.secrets import SecretName
-from presage.model.answers import SecretInfo
 from presage.model.errors import Denied, NoSpace, NotFound, TooLarge, UserError
+from presage.model.server_answers import SecretInfo
 from presage.server.auth import UserRole, at_least, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import SecretList

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.model.answers import NewUser, SignInOffer, SignInStart
 from presage.model.errors import UserError
+from presage.model.server_answers import NewUser, SignInOffer, SignInStart
 from presage.server.oidc import SignIns
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service

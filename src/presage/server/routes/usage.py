@@ -15,8 +15,8 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from presage.foresee.prices import price_source
-from presage.model.answers import UsageReport, UsageSums
 from presage.model.errors import BadRequest
+from presage.model.server_answers import UsageReport, UsageSums
 from presage.server.auth import UserRole
 from presage.server.routes.common import Me, Parts
 from presage.store.records import User

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.model.answers import NewUser, UserInfo
 from presage.model.errors import NotFound, UserError
+from presage.model.server_answers import NewUser, UserInfo
 from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import (
