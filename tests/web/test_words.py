@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from presage.server.routes.comparing import differences
 from presage.web.elements import map_changes
+from presage.web.missing import near_names
 from presage.web.sign_in import _own
 from presage.web.words import (
     amount,
+    asked_text,
     duration,
     eta_age,
     eta_text,
@@ -134,3 +137,26 @@ def test_only_what_changed_on_the_map_is_sent() -> None:
 )
 def test_only_own_addresses_are_gone_to(address: str, kept: bool) -> None:
     assert _own(address) == (address if kept else "/ui/")
+
+
+def test_names_that_may_be_meant() -> None:
+    assert near_names("there is no job a; did you mean ab or ac-1?") == ["ab", "ac-1"]
+    several = "2 jobs begin with a: ab-1 (QUEUED), ac-2 (FAILED); give more of the id"
+    assert near_names(several) == ["ab-1", "ac-2"]
+    assert near_names("there is no job a") == []
+
+
+def test_what_was_asked_for() -> None:
+    assert asked_text({"resources": {"gpus": 1, "cpus": 2.0, "memory": "1Gi"}}) == (
+        "1 GPU, 2 CPUs, 1Gi"
+    )
+    assert asked_text({"workers": "2..4", "resources": {"gpus": 4}}) == "2–4 × (4 GPUs)"
+
+
+def test_only_what_differs_is_compared() -> None:
+    one = {"name": "a", "env": {"LR": "1"}, "resources": {"gpus": 1}, "labels": {}}
+    other = {"name": "b", "env": {"LR": "2"}, "resources": {"gpus": 1, "cpus": 2}}
+    assert differences([one, other]) == [
+        {"key": "env.LR", "values": ["1", "2"]},
+        {"key": "resources.cpus", "values": [None, "2"]},
+    ]

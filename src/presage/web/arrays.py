@@ -111,7 +111,7 @@ class _ArrayView:
     def build(self) -> None:
         """Draw what stays."""
         self._tiles = Tiles("Jobs", "Run", "Wait", "Completed", "Failed", "Best so far")
-        if self._visit.may_change(self._body):
+        if self._visit.may_change(self._body) and self._body["ended_at"] is None:
             with ui.element("div").classes("row-of-buttons").style("margin-bottom: 16px"):
                 for what in ("Halt", "Resume", "Stop"):
                     kind = "danger" if what == "Stop" else ""

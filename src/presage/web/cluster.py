@@ -30,7 +30,7 @@ _WAITING = {
     "job": ("Job", "name"),
     "gpus": ("GPUs", "number"),
     "since": ("Waits", "number"),
-    "eta": ("Starts in", "number"),
+    "eta": ("In", "number"),
     "why": ("Why", "why"),
 }
 
