@@ -238,7 +238,7 @@ def test_the_map_follows_the_cluster_and_the_keyboard(
     page.get_by_label("Find a node, job or owner").fill("mapped")
     expect(page.locator(".node")).to_have_count(1)
     page.locator(".node").click()
-    page.get_by_role("link", name=job).click()
+    page.locator(".details").get_by_role("link", name=job).click()
     page.wait_for_url(re.compile(f"/ui/jobs/{job}"))
     guarded.tell(job, "stop")
     guarded.wait(job)
