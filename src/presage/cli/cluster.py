@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -41,7 +42,8 @@ def nodes(json: Json = False) -> None:
         say("no nodes")
         return
     show_table(NODE_COLUMNS, [node_row(node) for node in listed])
-    if any(node.memory_limits == "watched" for node in listed):
+    watched = any(node.memory_limits == "watched" for node in listed)
+    if watched and sys.stdout.isatty():
         say(
             "memory limits are watched, not held by the kernel: a job can pass its limit for a "
             "moment"
