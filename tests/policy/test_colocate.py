@@ -300,7 +300,7 @@ def _trace(jobs: list[tuple[int, int, int, int, bool]]) -> Trace:
         "gpu_memory_mib": [9000 if one[4] and one[0] < 1000 else 0 for one in jobs],
     }
     nothing = ("min_workers", "max_workers", "estimate_s", "utilization", "workload")
-    texts = {"gpu_types": "", "queue": "default", "owner": ""}
+    texts = {"gpu_types": "", "queue": "default", "owner": "", "after": ""}
     for name in COLUMNS:
         rest = None if name in nothing else texts.get(name, 0)
         columns.setdefault(name, [rest] * len(jobs))

@@ -24,7 +24,7 @@ GPU = Device(memory_mib=24_000)
 def trace(durations: list[float], gpus: int = 1, memory: int = 0) -> Trace:
     count = len(durations)
     nothing = dict.fromkeys(("workers", "min_workers", "max_workers", "estimate_s"))
-    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": ""}
+    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": "", "after": ""}
     columns: dict[str, Any] = {
         name: [{**nothing, **texts}.get(name, 0)] * count for name in COLUMNS
     }

@@ -390,6 +390,7 @@ def _setup(
         **{key: pl.lit("default" if key == "queue" else "") for key in ("queue", "owner")},
         gpu_types=pl.lit(""),
         workload=pl.lit(""),
+        after=pl.lit(""),
     )
     rest = {key: 0 for key in COLUMNS if key not in full.columns and key != "utilization"}
     full = full.with_columns(utilization=pl.lit(None), **{k: pl.lit(v) for k, v in rest.items()})

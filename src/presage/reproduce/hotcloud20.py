@@ -175,7 +175,7 @@ def draw(measured: MeasuredPairs, errors: Errors, seed: int, error: float) -> Ba
         "utilization": [one.util_pct / 100 for one in alone],
     }
     nothing = {"workers": None, "min_workers": None, "max_workers": None, "estimate_s": None}
-    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": ""}
+    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": "", "after": ""}
     columns = {name: [{**nothing, **texts}.get(name, 0)] * JOBS for name in COLUMNS} | given
     return Batch(
         Trace("hotcloud20", "drawn", pl.DataFrame(columns, schema=COLUMNS)),

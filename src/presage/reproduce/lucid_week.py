@@ -236,7 +236,7 @@ def nodes(count: int) -> list[Node]:
 def _trace(jobs: pl.DataFrame, memory: pl.Series) -> Trace:
     """Jobs as the simulator takes them."""
     given = {"job_id", "submit_s", "duration_s", "estimate_s"}
-    rest = {"queue": "default", "owner": "", "gpu_types": "", "workload": ""}
+    rest = {"queue": "default", "owner": "", "gpu_types": "", "workload": "", "after": ""}
     frame = jobs.with_columns(gpu_milli=pl.col("gpus") * WHOLE_GPU, gpu_memory_mib=memory).select(
         (
             pl.col(name)
