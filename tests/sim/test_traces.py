@@ -207,7 +207,7 @@ def test_native_needs_four_columns_and_fills_the_rest(tmp_path: Path) -> None:
         **{"gpu_milli": 2000, "cpu_milli": 0, "memory_mib": 0, "gpu_memory_mib": 0},
         **{"min_workers": None, "max_workers": None, "gpu_types": "", "queue": "default"},
         **{"owner": "", "priority": 0, "estimate_s": None, "utilization": None},
-        **{"ps_workers": 0, "ps_cpu_milli": 0, "ps_memory_mib": 0, "workload": ""},
+        **{"ps_workers": 0, "ps_cpu_milli": 0, "ps_memory_mib": 0, "workload": "", "after": ""},
     }
     assert trace.jobs.row(1, named=True)["gpu_milli"] == 250
 
@@ -216,12 +216,13 @@ def test_native_takes_every_column(tmp_path: Path) -> None:
     head = (
         "job_id,submit_s,duration_s,workers,gpu_milli,cpu_milli,memory_mib,gpu_memory_mib,"
         "min_workers,max_workers,gpu_types,queue,owner,priority,estimate_s,utilization,"
-        "ps_workers,ps_cpu_milli,ps_memory_mib,workload\n"
+        "ps_workers,ps_cpu_milli,ps_memory_mib,workload,after\n"
     )
-    row = "a,0,10,4,1000,8000,1024,512,2,8,A100|V100,q,me,-3,12.5,0.5,2,4000,2048,bert\n"
-    trace = read_trace(write(tmp_path, head + row))
+    row = "a,0,10,4,1000,8000,1024,512,2,8,A100|V100,q,me,-3,12.5,0.5,2,4000,2048,bert,b\n"
+    other = "b,0,10,4,1000,0,0,0,,,,q,me,0,,,0,0,0,,\n"
+    trace = read_trace(write(tmp_path, head + other + row))
     values = dict(zip(head.strip().split(","), row.strip().split(","), strict=True))
-    found = {name: str(value) for name, value in trace.jobs.row(0, named=True).items()}
+    found = {name: str(value) for name, value in trace.jobs.row(1, named=True).items()}
     for number in ("submit_s", "duration_s"):
         values[number] += ".0"
     assert found == values
