@@ -315,7 +315,8 @@ def _run_code(argv: list[str]) -> None:
 
 def _may_be_imported_before_pytest() -> None:
     """Else pytest warns that it came too late to rewrite the assertions of its plugins."""
-    files = [file for plugin in entry_points(group="pytest11") for file in plugin.dist.files or ()]
+    plugins = [plugin.dist for plugin in entry_points(group="pytest11") if plugin.dist]
+    files = [file for plugin in plugins for file in plugin.files or ()]
     for name in {file.parts[0].removesuffix(".py") for file in files} & {*sys.modules}:
         module = sys.modules[name]
         module.__doc__ = f"{module.__doc__ or ''}\nPYTEST_DONT_REWRITE"
