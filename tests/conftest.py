@@ -57,6 +57,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         return  # a few tests need less than all
     from tests.forking import Forker
 
+    os.environ["FORKER_OF_TESTS"] = str(os.getpid())  # the workers': it is known before they are
     forker = Forker()
     folder = Path(tempfile.mkdtemp(prefix="presage-tests-"))
     config.add_cleanup(partial(shutil.rmtree, folder))

@@ -107,11 +107,9 @@ class Forker:
     from its beginning, and has imported nothing."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        if env is None:  # the processes that this one starts know it by this variable
-            name = os.environ.setdefault("FORKER_OF_TESTS", f"presage-tests-{os.getpid()}")
-        else:
-            name = f"presage-tests-{os.getpid()}-{id(self)}"
-        self.address = f"\0{name}"
+        run = os.environ.get("FORKER_OF_TESTS") or os.environ.get("PYTEST_XDIST_TESTRUNUID")
+        own = "" if env is None else f"-{os.getpid()}-{id(self)}"
+        self.address = f"\0presage-tests-{run or os.getpid()}{own}"
         self._stay = self._connect() or self._begin(env or {})
         _exactly(self._stay, 1)  # it has imported everything
 
