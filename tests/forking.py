@@ -46,7 +46,7 @@ _WANTED = (
     "psycopg",
     "rich.table",
     "sklearn.ensemble",
-    "torch",
+    "torch._dynamo",  # the first trace imports it, and it takes longer than the rest of torch
     "typer.rich_utils",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
