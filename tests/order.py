@@ -44,7 +44,7 @@ SECONDS: dict[str, float] = {
     "tests/cli/test_phases.py": 23,
     "tests/server/test_access.py": 21,
     "tests/test_api_python.py": 21,
-    "tests/server/test_standby.py": 21,
+    "tests/server/test_standby.py": 45,
     "tests/foresee/graph/test_huggingface.py": 19,
     "tests/test_job.py": 19,
     "tests/server/test_kill.py": 19,
