@@ -305,6 +305,18 @@ class Api:
         answer = self._send("GET", self._path(PODS, namespace, pod, "log"), given)
         return bytes(answer.data)
 
+    def follow_log(
+        self, pod: str, namespace: str | None = None, *, container: str = ""
+    ) -> Iterator[bytes]:
+        """The same as it is printed, until the container has ended."""
+        query = {"follow": "true", **({"container": container} if container else {})}
+        path = self._path(PODS, namespace, pod, "log")
+        answer = self._send("GET", path, query, timeout_s=None, stream=True)
+        try:
+            yield from _parts(answer, self.url)
+        finally:
+            answer.close()
+
     def may(
         self, verb: str, resource: Resource, namespace: str | None = None, *, sub: str = ""
     ) -> bool:
@@ -353,7 +365,7 @@ class Api:
         *,
         body: Any = None,
         kind: str = "application/json",
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = _TIMEOUT_S,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         import urllib3
@@ -425,14 +437,18 @@ def _select(query: Mapping[str, Any], labels: str, fields: str) -> dict[str, Any
 
 
 def _lines(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
-    """Whole lines as they come; a connection that breaks just ends."""
+    """Whole lines as they come."""
+    rest = b""
+    for part in _parts(answer, url):
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+
+
+def _parts(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
     import urllib3
 
-    rest = b""
     try:
-        for part in answer.stream(1 << 16):
-            *lines, rest = (rest + part).split(b"\n")
-            yield from lines
+        yield from answer.stream(1 << 16)
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise KubernetesError(_unreachable(url, error)) from None
 
