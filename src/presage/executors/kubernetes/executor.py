@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, Api
+from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
 from presage.executors.kubernetes.devices import is_usable, node_of
 from presage.executors.kubernetes.logs import LogReaders
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
 from presage.executors.kubernetes.reflect import Reflector
-from presage.executors.kubernetes.run import Cluster, PodRun
+from presage.executors.kubernetes.run import PodRun, RunContext
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.plan import LOG_CAP
 from presage.executors.node.runspec import RunSpec
@@ -59,7 +59,7 @@ class KubernetesExecutor:
     def __init__(
         self,
         data: Path,
-        api: Api,
+        api: KubeApi,
         use: ClusterUse | None = None,
         *,
         log_cap: int = LOG_CAP,
@@ -93,7 +93,7 @@ class KubernetesExecutor:
         self._pods = Reflector(
             api, PODS, api.namespace, labels=f"{MANAGED}=presage", on_change=self._sort_pods
         )
-        self._cluster = Cluster(
+        self._context = RunContext(
             api=api,
             use=self._use,
             layout=self._layout,
@@ -139,7 +139,7 @@ class KubernetesExecutor:
                 self._waiting[key] = launch
                 return
             else:
-                run = PodRun(key, self._cluster)
+                run = PodRun(key, self._context)
                 run.workers = launch.workers
                 self._runs[key] = run
                 self._plan(key)
@@ -224,7 +224,7 @@ class KubernetesExecutor:
             notes = record["metadata"].get("annotations") or {}
             with suppress(KeyError, ValueError, TypeError):  # not written by us, then
                 key = (notes[JOB], int(notes[ATTEMPT]))
-                self._runs[key] = PodRun(key, self._cluster, record)
+                self._runs[key] = PodRun(key, self._context, record)
                 self._plan(key)
 
     def _sort_pods(self) -> None:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from presage.executors.kubernetes.api import Api
+from presage.executors.kubernetes.api import KubeApi
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import MAIN
 from presage.executors.node.log_times import LogTimes
@@ -28,7 +28,7 @@ _PAUSE_S = 0.3
 class LogReaders:
     """The threads that read logs. Any thread may ask."""
 
-    def __init__(self, api: Api, layout: Layout, namespace: str, log_cap: int) -> None:
+    def __init__(self, api: KubeApi, layout: Layout, namespace: str, log_cap: int) -> None:
         self._api = api
         self._layout = layout
         self._namespace = namespace

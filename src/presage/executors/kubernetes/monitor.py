@@ -2,8 +2,8 @@
 
 A pod tells in many places what is wrong with it: its phase and reason, the states of its
 containers, conditions, and events beside it. This is the one place that reads them. Whose fault an
-end was decides what follows: what others did to a pod (eviction, preemption, a node that went away)
-is `lost` and started again; what the job did itself is not.
+end was decides what follows: what others did to a pod (eviction, preemption, a node that went
+away) is `lost` and started again; what the job did itself is not.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
@@ -25,6 +25,7 @@ from presage.executors.node.messages import RunPlan
 from presage.executors.node.plan import worker_environment
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.wire import pack
+from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
 
@@ -50,7 +51,8 @@ RECORD = "presage.dev/record"
 MAIN, COMPANION, BRING = "main", "presage-keep", "presage-bring"
 PORT = 29_400
 """Where workers of torchrun meet."""
-_PLACE = PurePosixPath("/presage")
+_INSIDE = Layout(Path("/presage"))
+"""Files inside a pod have the paths that the server's data directory has, below this one."""
 _OBJECT = "presage.executors.kubernetes"
 
 
@@ -87,6 +89,11 @@ class RunObjects:
             raise RunSpecError(
                 "the job has a work folder, data or results, and this server has no helper image "
                 "to bring them; name it with --helper-image, or put them into the job's image"
+            )
+        if self.spec.folder and not self.use.lasting:
+            raise RunSpecError(
+                "the job has a work folder, and pods see no storage with the server's data; name "
+                "a claim for it (--claim), or put the code into the job's image"
             )
         if self.spec.console:
             raise RunSpecError("a console cannot be offered on Kubernetes")
@@ -254,44 +261,41 @@ class RunObjects:
         if not self.spec.resume:
             return role.argv
         begin, go_on = shlex.join(role.argv), shlex.join(self.spec.resume)
-        look = f'if [ -n "$(ls -A {_PLACE}/checkpoints)" ]; then exec {go_on}; fi; exec {begin}'
+        kept = _INSIDE.checkpoints(self.job)
+        look = f'if [ -n "$(ls -A {kept})" ]; then exec {go_on}; fi; exec {begin}'
         return "/bin/sh", "-c", look
 
     def _step(self, name: str, step: str) -> Json:
+        place = f"{_INSIDE.data}/record"
         return {
             "name": name,
             "image": self.use.helper_image,
             "command": ["python3", "-m", f"{_OBJECT}.steps", step],
-            "env": [{"name": "PRESAGE_PLAN", "value": f"{_PLACE}/record/{RunPlan.FILE}"}],
+            "env": [{"name": "PRESAGE_PLAN", "value": f"{place}/{RunPlan.FILE}"}],
             "volumeMounts": [
-                {"name": "run", "mountPath": f"{_PLACE}/run"},
+                {"name": "run", "mountPath": str(_INSIDE.run(self.job, self.attempt))},
                 *self._mounts(),
-                {"name": "record", "mountPath": f"{_PLACE}/record", "readOnly": True},
+                {"name": "record", "mountPath": place, "readOnly": True},
             ],
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
 
     def _mounts(self) -> list[Json]:
+        run = _INSIDE.run(self.job, self.attempt)
         mounts: list[Json] = [
-            {"name": "run", "mountPath": f"{_PLACE}/run/{part}", "subPath": part}
+            {"name": "run", "mountPath": f"{run}/{part}", "subPath": part}
             for part in ("work", "data", "progress")  # so that they are there, whoever looks
         ]
-        if self.use.lasting:
-            for kind in ("checkpoints", "results"):
-                inside = f"jobs/{self.job}/{kind}"
-                mounts.append({"name": "data", "mountPath": f"{_PLACE}/{kind}", "subPath": inside})
-        else:
-            for kind in ("checkpoints", "results"):
-                mounts.append({"name": "run", "mountPath": f"{_PLACE}/{kind}", "subPath": kind})
+        kept = [_INSIDE.checkpoints(self.job), _INSIDE.results(self.job)]
+        for path in kept:
+            inside = str(path.relative_to(_INSIDE.data)) if self.use.lasting else path.name
+            volume = "data" if self.use.lasting else "run"
+            mounts.append({"name": volume, "mountPath": str(path), "subPath": inside})
         if self.spec.folder:
-            mounts.append(
-                {
-                    "name": "data",
-                    "mountPath": f"{_PLACE}/folder",
-                    "subPath": f"folders/{self.spec.folder}",
-                    "readOnly": True,
-                }
-            )
+            folder = _INSIDE.folder(self.spec.folder)
+            inside = str(folder.relative_to(_INSIDE.data))
+            mount = {"mountPath": str(folder), "subPath": inside, "readOnly": True}
+            mounts.append({"name": "data", **mount})
         return mounts
 
     def _volumes(self) -> list[Json]:
@@ -321,14 +325,14 @@ class RunObjects:
 
     def _plan(self) -> RunPlan:
         """The run as Presage's own steps see it, inside the pod."""
-        spec, run = self.spec, Path(_PLACE / "run")
+        spec, run = self.spec, _INSIDE.run(self.job, self.attempt)
         return RunPlan(
             job=self.job,
             attempt=self.attempt,
             run=run,
-            wake=run / "wake",
+            wake=_INSIDE.wake,
             work=run / "work",
-            folder=Path(_PLACE / "folder") if spec.folder else None,
+            folder=_INSIDE.folder(spec.folder) if spec.folder else None,
             data=dict(spec.data),
             data_dir=run / "data",
             progress_dir=run / "progress",
@@ -337,12 +341,12 @@ class RunObjects:
             keep=spec.keep,
             ignore=spec.ignore,
             most_results=spec.most_results,
-            result_dir=Path(_PLACE / "results"),
-            checkpoint_dir=Path(_PLACE / "checkpoints"),
+            result_dir=_INSIDE.results(self.job),
+            checkpoint_dir=_INSIDE.checkpoints(self.job),
             checkpoint_link="",
-            log_dir=run / "logs",
+            log_dir=_INSIDE.logs(self.job, self.attempt),
             log_cap=0,
-            telemetry=run / "telemetry.jsonl",
+            telemetry=_INSIDE.telemetry(self.job, self.attempt),
             gpus=(),
             nvml=None,
             secrets={},

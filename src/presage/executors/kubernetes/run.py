@@ -2,8 +2,8 @@
 
 What was decided about a run is written into its record (a ConfigMap) before anything follows from
 it, so whoever comes after a crash reads there how far it got: `creating`, `placed`, or at its
-`end`. `advance` does the next step and may be called at any time, as often as one likes; one thread
-at a time. What the API server refuses for now is tried again by who calls.
+`end`. `advance` does the next step and may be called at any time, as often as one likes; one
+thread at a time. What the API server refuses for now is tried again by who calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from presage.executors.kubernetes.api import (
     PODS,
     SECRETS,
     SERVICES,
-    Api,
     Json,
+    KubeApi,
     Resource,
 )
 from presage.executors.kubernetes.devices import is_usable
@@ -62,7 +62,7 @@ from presage.model.event import (
 )
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["Cluster", "PodRun", "may_pass"]
+__all__ = ["PodRun", "RunContext", "may_pass"]
 
 _LOOK_AT_EVENTS_S = 10.0
 _SILENT_S = 300.0
@@ -70,10 +70,10 @@ _SILENT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class RunContext:
     """What a run needs of the executor it belongs to."""
 
-    api: Api
+    api: KubeApi
     use: ClusterUse
     layout: Layout
     namespace: str
@@ -94,7 +94,7 @@ def may_pass(error: KubernetesError) -> bool:
 class PodRun:
     """One run."""
 
-    def __init__(self, key: Key, cluster: Cluster, record: Json | None = None) -> None:
+    def __init__(self, key: Key, context: RunContext, record: Json | None = None) -> None:
         self.key = key
         self.name = run_name(*key)
         self.workers: tuple[Worker, ...] = ()
@@ -109,7 +109,7 @@ class PodRun:
         """Whether its end was polled, and the poll after that has come or is about to."""
         self.lock = threading.Lock()
         self.tries = 0
-        self._cluster = cluster
+        self._context = context
         self._adopted = record is not None
         self._record = record
         self._spec: RunSpec | None = None
@@ -143,7 +143,7 @@ class PodRun:
 
     def remove(self) -> None:
         """Its end is written down elsewhere: take away what is left."""
-        api, where = self._cluster.api, self._cluster.namespace
+        api, where = self._context.api, self._context.namespace
         if self.pods:
             query = {"labelSelector": f"{RUN}={self.name}"}
             body = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
@@ -208,7 +208,7 @@ class PodRun:
         """What becomes of a run whose pod somebody deletes, or whose node went away."""
         for sight in sights:
             pod, place = sight.pod, self._node_of(sight.name)
-            node = self._cluster.node(place)
+            node = self._context.node(place)
             leaving = pod is not None and pod["metadata"].get("deletionTimestamp") is not None
             if leaving and pod is not None and not over(pod):
                 text = why_gone(sight.name, pod, node or {})
@@ -223,7 +223,7 @@ class PodRun:
 
     def _vanished(self, name: str) -> JobExited:
         pod = self.gone.get(name)
-        text = why_gone(name, pod, self._cluster.node(self._node_of(name)))
+        text = why_gone(name, pod, self._context.node(self._node_of(name)))
         return JobExited(*self.key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text))
 
     # -- placing --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class PodRun:
         objects = self._objects()
         objects.check()
         self._secrets()  # a missing one is found before anything is made
-        logs = self._cluster.layout.logs(*self.key)
+        logs = self._context.layout.logs(*self.key)
         logs.mkdir(parents=True, exist_ok=True)  # from here on, the run was started
         self._record = self._made(CONFIG_MAPS, objects.record())
         self._read(self._record)
@@ -240,7 +240,7 @@ class PodRun:
     def _place(self) -> None:
         """Make all objects, then bind every pod: all or none, since `_decide` has the rest removed
         when one is refused."""
-        cluster, objects, record = self._cluster, self._objects(), self._record
+        cluster, objects, record = self._context, self._objects(), self._record
         assert record is not None
         if not self.pods:
             if secrets := self._secrets():
@@ -267,7 +267,7 @@ class PodRun:
         self._note(state="placed")
 
     def _bind(self, worker: Worker, objects: RunObjects) -> None:
-        cluster = self._cluster
+        cluster = self._context
         name = worker_name(self._spec_now(), worker)
         pod = self.pods.get(name)
         if pod is None:
@@ -290,7 +290,7 @@ class PodRun:
     def _look_again(self, name: str, called: str, node: str) -> None:
         """A binding was refused: it was bound before (fine), or is not what we think it is."""
         try:
-            pod = self._cluster.api.get(PODS, called, self._cluster.namespace)
+            pod = self._context.api.get(PODS, called, self._context.namespace)
         except KubernetesError as error:
             if error.status == 404:
                 self.pods.pop(name, None)
@@ -314,7 +314,7 @@ class PodRun:
         """Tell what is new of a run that goes on."""
         if self.end is not None:
             return self._finish()
-        cluster, sights = self._cluster, self._sights()
+        cluster, sights = self._context, self._sights()
         for sight in sights:
             if sight.pod is not None and sight.pod["status"].get("containerStatuses"):
                 cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
@@ -330,7 +330,7 @@ class PodRun:
 
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
         """Say what keeps workers from starting; after a while, the launch has failed."""
-        cluster, clock = self._cluster, time.monotonic()
+        cluster, clock = self._context, time.monotonic()
         if clock - self._since < _LOOK_AT_EVENTS_S or clock - self._looked < _LOOK_AT_EVENTS_S:
             return _LOOK_AT_EVENTS_S
         self._looked = clock
@@ -358,7 +358,7 @@ class PodRun:
     def _finish(self) -> float | None:
         """End what still runs; once nothing does, tell the end."""
         assert self.end is not None
-        cluster = self._cluster
+        cluster = self._context
         left = [(name, pod) for name, pod in list(self.pods.items()) if not over(pod)]
         for name, pod in left:
             self._end_pod(name, pod)
@@ -375,7 +375,7 @@ class PodRun:
 
     def _end_pod(self, name: str, pod: Json) -> None:
         """Ask a pod to end; where no kubelet can, remove it."""
-        cluster, meta = self._cluster, pod["metadata"]
+        cluster, meta = self._context, pod["metadata"]
         place = pod["spec"].get("nodeName")
         node = cluster.node(place) if place else None
         deserted = place is None or node is None or _silent_s(node) > _SILENT_S
@@ -414,8 +414,8 @@ class PodRun:
         self.end = end
 
     def _note(self, **data: str) -> None:
-        where = self._cluster.namespace
-        self._record = self._cluster.api.patch(CONFIG_MAPS, self.name, {"data": data}, where)
+        where = self._context.namespace
+        self._record = self._context.api.patch(CONFIG_MAPS, self.name, {"data": data}, where)
 
     def _refuse(self, text: str, code: ReasonCode) -> None:
         self._note_end(LaunchFailed(*self.key, Reason(code, text)))
@@ -424,7 +424,7 @@ class PodRun:
 
     def _made(self, resource: Resource, body: Json) -> Json:
         """Make an object of the run; one that was made before is taken as it is."""
-        api, where = self._cluster.api, self._cluster.namespace
+        api, where = self._context.api, self._context.namespace
         try:
             return api.create(resource, body, where)
         except KubernetesError as error:
@@ -447,11 +447,11 @@ class PodRun:
 
     def _spec_now(self) -> RunSpec:
         if self._spec is None:
-            self._spec = RunSpec.load(self._cluster.layout.job_file(self.key[0]))
+            self._spec = RunSpec.load(self._context.layout.job_file(self.key[0]))
         return self._spec
 
     def _objects(self) -> RunObjects:
-        cluster = self._cluster
+        cluster = self._context
         self.workers = tuple(ranked(self.workers))
         nodes = {worker.node: cluster.node(worker.node) for worker in self.workers}
         gone: Json = {"metadata": {"name": "gone"}}
@@ -463,7 +463,7 @@ class PodRun:
         spec, contents = self._spec_now(), {}
         for variable, name in spec.secrets.items():
             try:
-                path = secret_path(self._cluster.layout, spec, name)
+                path = secret_path(self._context.layout, spec, name)
                 contents[variable] = path.read_text().rstrip("\n")
             except (OSError, ValueError):
                 text = f"there is no secret {name!r} that can be read, for {variable}"
