@@ -3,8 +3,8 @@
     with SlurmCluster("26.05", tmp_path, nodes=4, gpus=4) as slurm:
         slurm.run("sbatch", "--wrap", "hostname")
 
-The programs come from the cache that `tools/engine-slurm` fills. Ports are free ones, all files are
-below one directory, and every process carries the path of the configuration in its environment:
+The programs come from the cache that `tools/engine-slurm` fills. Ports are free ones, all files
+are below one directory, and every process has the path of the configuration in its environment:
 several clusters of both versions run side by side, and `stop` ends those of this one alone. It
 needs no systemd, no chroot and not even root: elsewhere jobs run as whoever starts it.
 """
