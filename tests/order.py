@@ -28,12 +28,18 @@ TOGETHER = {
     "tests/web/test_every_page.py": "web",
     "tests/web/test_foresee.py": "web",
     "tests/web/test_pages.py": "web",
+    "tests/executors/test_kubernetes_plane.py": "kubernetes",
+    "tests/executors/test_kubernetes_api.py": "kubernetes",
+    "tests/executors/test_kubernetes.py": "kubernetes",
+    "tests/executors/test_kubernetes_gangs.py": "kubernetes",
 }
-"""Files that are one group: one Ray cluster for all of it, one browser and one server."""
+"""Files that are one group: one Ray cluster, one Kubernetes control plane, one browser and its
+server for all of them."""
 
 SECONDS: dict[str, float] = {
     "ray": 100,
     "web": 75,
+    "kubernetes": 60,
     "tests/foresee/graph/test_precomputed.py": 48,
     "tests/server/test_starts.py": 41,
     "tests/test_docs.py": 38,
