@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
-from presage.control.advisors.needs import NeedsEstimator, predictor
+from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
 from presage.control.attendance import Attendance
 from presage.control.board import ENDED
+from presage.control.deciding import Deciders
 from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
@@ -82,14 +83,18 @@ class Service:
         self.tracker = Tracker(store, layout, settings.track_mlflow, settings.track_tensorboard)
         self.retention = Retention(layout, store, settings.retention, self.recent.forget)
         self.mistakes = PolicyMistakes()
-        policy = partial(settings.make_policy, self.mistakes.note)
-        predict = predictor(settings.nodes, settings.policy.colocate)
+        self.deciders = deciders = Deciders(
+            settings.policy_name,
+            settings.policy.model_copy(update={"queues": dict(settings.queues)}),
+            settings.own,
+            more=settings.pipelines,
+            nodes=settings.nodes,
+            raised=self.mistakes.note,
+        )
         self.live = live = Live(
             store,
             lambda: make_executor(self),
-            policy,
-            predict,
-            rules=settings.decided_by,
+            deciders,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
@@ -100,7 +105,7 @@ class Service:
         self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
         self.starts = StartTimes(
-            store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
+            store, lambda: deciders.now, knowledge, ask=live.read, crowd=live.waiting
         )
         champions = Champions(knowledge)
         self.estimator = NeedsEstimator(
