@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.server.kit import Server, Zygote, eventually
 
 ADMIN = "admin-token-of-these-tests"
 URGENT = "policies:\n  urgent: {order: priority}\n"
-ONE = {"resources": {"gpus": 1}}
+ONE: dict[str, Any] = {"resources": {"gpus": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,9 @@ def make(zygote: Zygote, home: Path) -> Iterator[Callable[..., Server]]:
         config = str(home / "server.yaml")
         made.append(
             Server(
-                *(zygote, home / name, "--db", db, "--lease", "1", "--config", config, *options),
+                zygote,
+                home / name,
+                *("--db", db, "--lease", "1", "--config", config, *options),
                 nodes="1x2",
                 token=ADMIN,
                 env={"PRESAGE_TOKEN": ADMIN},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from presage.control.access_config import AccessConfig, OidcConfig
 from presage.control.retention import KINDS, KeepRule
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
@@ -16,7 +17,6 @@ from presage.model.cluster import Node
 from presage.model.errors import UserError
 from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.own import OwnPolicy
-from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 

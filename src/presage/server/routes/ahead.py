@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, may_see, require
 from presage.control.advisors.starts import eta_view
 from presage.control.board import status_of
 from presage.control.dependencies import settle_dependencies
@@ -29,7 +30,6 @@ from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
 from presage.policy.own import OwnPolicy, find_own
-from presage.server.auth import UserRole, may_see, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service

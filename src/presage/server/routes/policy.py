@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, require
 from presage.control.deciding import Decider
 from presage.core.engine import Engine
 from presage.edge import parse_yaml
@@ -19,7 +20,6 @@ from presage.model.errors import ConfigError
 from presage.model.server_answers import PolicyStatus
 from presage.policy.config import ConfigFile
 from presage.policy.own import OwnPolicy
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service
 from presage.store.records import AuditEntry
