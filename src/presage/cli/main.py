@@ -60,6 +60,7 @@ _PANELS = {
         "queues": "cluster:queues",
         "users": "users:users",
         "usage": "usage:usage",
+        "policy": "policy:policy",
         "what-if": "whatif:what_if",
         "models": "models:models",
         "backup": "backup:backup",
@@ -95,7 +96,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _ASK_A_SERVER = (
     *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
-    *("sweep", "top", "usage", "users", "whatif"),
+    *("policy", "sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 
