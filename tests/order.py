@@ -22,6 +22,8 @@ TOGETHER = {
     "tests/executors/test_kubernetes_api.py": "kubernetes",
     "tests/executors/test_kubernetes.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
+    "tests/executors/test_kubernetes_adopted.py": "kubernetes",
+    "tests/executors/test_kubernetes_operators.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane for all of them."""
 
