@@ -1,7 +1,7 @@
 """Requests to a Kubernetes API server: plain JSON in and out, errors in one line.
 
     api = connect(context=None)                     # a kubeconfig, or the pod that we run in
-    api.list(PODS, "team-a", labels="app=x")        # a Listing: items and its resourceVersion
+    api.list(PODS, "team-a", labels="app=x")        # a ObjectList: items and its resourceVersion
     api.get(PODS, "p", "team-a")                    # also create, replace, patch, delete
     api.create(PODS, body, "team-a", name="p", sub="binding")
     for kind, item in api.watch(PODS, version): …   # one connection; `reflect` goes on after it
@@ -39,9 +39,9 @@ __all__ = [
     "PODS",
     "SECRETS",
     "SERVICES",
-    "Api",
     "Json",
-    "Listing",
+    "KubeApi",
+    "ObjectList",
     "Resource",
     "connect",
 ]
@@ -59,7 +59,7 @@ _WATCH_S = 50
 """A watch ends after so long and is resumed: a connection that died silently is noticed."""
 _SLACK_S = 15.0
 _CONNECTIONS = 32
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -93,7 +93,7 @@ _REVIEWS = Resource("selfsubjectaccessreviews", "authorization.k8s.io", namespac
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ObjectList:
     """Objects, and the version of the whole from which to watch."""
 
     items: Sequence[Json]
@@ -102,7 +102,7 @@ class Listing:
 
 def connect(
     context: str | None = None, *, kubeconfig: Path | None = None, namespace: str | None = None
-) -> Api:
+) -> KubeApi:
     """The cluster of a context (the current one, if none is named), or the one that we run in.
     Raises KubernetesError when none answers, or one that is too old."""
     try:
@@ -115,7 +115,7 @@ def connect(
     try:
         if inside and context is None and kubeconfig is None:
             config.load_incluster_config(client_configuration=settings)
-            own = _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
+            own = Path(_NAMESPACE_FILE).read_text().strip()
         else:
             file = str(kubeconfig) if kubeconfig else None
             config.load_kube_config(file, context, client_configuration=settings)
@@ -123,8 +123,8 @@ def connect(
             chosen = [entry for entry in named if entry["name"] == context] or [current]
             own = chosen[0]["context"].get("namespace")
     except (config.ConfigException, OSError, ValueError, TypeError) as error:
-        raise KubernetesError(_no_context(context, error)) from None
-    api = Api(settings, namespace or own or "default")
+        raise KubernetesError(_no_context(context, kubeconfig, error)) from None
+    api = KubeApi(settings, namespace or own or "default")
     if api.version < OLDEST:
         raise KubernetesError(
             f"the cluster at {api.url} is Kubernetes {'.'.join(map(str, api.version))}; Presage "
@@ -133,7 +133,7 @@ def connect(
     return api
 
 
-class Api:
+class KubeApi:
     """An API server, and who we are there."""
 
     def __init__(self, settings: Any, namespace: str = "default") -> None:
@@ -159,7 +159,7 @@ class Api:
         *,
         labels: str = "",
         fields: str = "",
-    ) -> Listing:
+    ) -> ObjectList:
         """All objects, of one namespace or of all, page by page."""
         path = resource.path(namespace)
         query: dict[str, Any] = {"limit": _PAGE}
@@ -175,7 +175,7 @@ class Api:
             items += page.get("items") or ()
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
-                return Listing(items, str(meta.get("resourceVersion", "")))
+                return ObjectList(items, str(meta.get("resourceVersion", "")))
             query = {"limit": _PAGE, "continue": meta["continue"]}
 
     def create(
@@ -305,6 +305,18 @@ class Api:
         answer = self._send("GET", self._path(PODS, namespace, pod, "log"), given)
         return bytes(answer.data)
 
+    def follow_log(
+        self, pod: str, namespace: str | None = None, *, container: str = ""
+    ) -> Iterator[bytes]:
+        """The same as it is printed, until the container has ended."""
+        query = {"follow": "true", **({"container": container} if container else {})}
+        path = self._path(PODS, namespace, pod, "log")
+        answer = self._send("GET", path, query, timeout_s=None, stream=True)
+        try:
+            yield from _parts(answer, self.url)
+        finally:
+            answer.close()
+
     def may(
         self, verb: str, resource: Resource, namespace: str | None = None, *, sub: str = ""
     ) -> bool:
@@ -353,16 +365,15 @@ class Api:
         *,
         body: Any = None,
         kind: str = "application/json",
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = _TIMEOUT_S,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         import urllib3
 
         headers = {"Accept": "application/json, */*", "User-Agent": "presage"}
-        if (key := self._settings.get_api_key_with_prefix("authorization")) is not None:
-            headers["Authorization"] = key
-        elif self._settings.username:
-            headers["Authorization"] = self._settings.get_basic_auth_token()
+        for known in self._settings.auth_settings().values():  # renewed there, if need be
+            if known["in"] == "header" and known["value"]:
+                headers[known["key"]] = known["value"]
         if body is not None:
             headers["Content-Type"] = kind
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -425,23 +436,28 @@ def _select(query: Mapping[str, Any], labels: str, fields: str) -> dict[str, Any
 
 
 def _lines(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
-    """Whole lines as they come; a connection that breaks just ends."""
+    """Whole lines as they come."""
+    rest = b""
+    for part in _parts(answer, url):
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+
+
+def _parts(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
     import urllib3
 
-    rest = b""
     try:
-        for part in answer.stream(1 << 16):
-            *lines, rest = (rest + part).split(b"\n")
-            yield from lines
+        yield from answer.stream(1 << 16)
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise KubernetesError(_unreachable(url, error)) from None
 
 
-def _no_context(context: str | None, error: Exception) -> str:
+def _no_context(context: str | None, kubeconfig: Path | None, error: Exception) -> str:
     from kubernetes import config
 
     try:
-        names = ", ".join(entry["name"] for entry in config.list_kube_config_contexts()[0])
+        file = str(kubeconfig) if kubeconfig else None
+        names = ", ".join(entry["name"] for entry in config.list_kube_config_contexts(file)[0])
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError):
         names = ""
     if context is not None and names:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from presage.executors.kubernetes.api import Api, Json, Listing, Resource
+from presage.executors.kubernetes.api import Json, KubeApi, ObjectList, Resource
 from presage.model.errors import KubernetesError
 
 __all__ = ["Change", "Reflector"]
@@ -49,7 +49,7 @@ class Reflector:
 
     def __init__(
         self,
-        api: Api,
+        api: KubeApi,
         resource: Resource,
         namespace: str | None = None,
         *,
@@ -153,7 +153,7 @@ class Reflector:
             if self._closed.is_set():
                 return
 
-    def _take(self, listing: Listing) -> None:
+    def _take(self, listing: ObjectList) -> None:
         """Everything was listed: what differs from what was known has changed."""
         there = {_key(item): self._keep(item) for item in listing.items}
         gone = [item for key, item in self._items.items() if key not in there]
