@@ -30,7 +30,7 @@ class DropIn:
     """The deciding loop over pods of others. Every job starts as soon as it is bound."""
 
     def __init__(
-        self, plane: Plane, policy: PolicyConfig | str = "fifo", user: str = "admin"
+        self, plane: Plane, policy: PolicyConfig | str = "backfill", user: str = "admin"
     ) -> None:
         self.plane, self.user = plane, user
         self.store = MemoryStore()
@@ -78,7 +78,7 @@ class DropIn:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Go on until something is so."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + float(__import__("os").environ.get("PT", PATIENCE_S))
         while not condition():
             assert time.monotonic() < end, self.engine.state.jobs
             self.turn()
@@ -143,7 +143,7 @@ class DropIn:
 
 @contextmanager
 def drop_in(
-    plane: Plane, policy: PolicyConfig | str = "fifo", user: str = "admin"
+    plane: Plane, policy: PolicyConfig | str = "backfill", user: str = "admin"
 ) -> Iterator[DropIn]:
     """A drop-in scheduler that is put away."""
     made = DropIn(plane, policy, user)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from presage.executors.kubernetes.api import NODES, PODS, Api, Resource
+from presage.executors.kubernetes.api import NODES, PODS, KubeApi, Resource
 from presage.executors.kubernetes.binding import JOB, WORKER, Binder, Bound, PodName, pod_name
 from presage.executors.kubernetes.gangs import (
     FOREIGN,
@@ -91,7 +91,7 @@ class AdoptedPods:
 
     def __init__(
         self,
-        api: Api,
+        api: KubeApi,
         *,
         scheduler_name: str = "presage",
         jobs: Callable[[], Mapping[str, Job]] = dict,

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from presage.executors.kubernetes.api import PODS, Api, Json
+from presage.executors.kubernetes.api import PODS, Json, KubeApi
 from presage.executors.kubernetes.reading import Json as ReadOnly
 from presage.model.errors import KubernetesError
 
@@ -67,7 +67,7 @@ class BindResult:
 class Binder:
     """The threads that bind and delete; `on_result` is called when there is something to take."""
 
-    def __init__(self, api: Api, on_result: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, api: KubeApi, on_result: Callable[[], object] = lambda: None) -> None:
         self._api, self._on_result = api, on_result
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="presage-bind")
         self._closed = threading.Event()

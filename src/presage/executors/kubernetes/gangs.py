@@ -293,7 +293,15 @@ def job_of(gang: Gang, pods: Sequence[Json], *, again: int = 0) -> JobSpec:
         time_limit_s=_deadline(pods),
         model=said(MODEL) or None,
         labels={FOREIGN: str(gang)},
+        entrypoint=_command(members[0, 0]),
     )
+
+
+def _command(pod: Json) -> tuple[str, ...]:
+    """What the first container runs: by this, pods of the same work are known."""
+    first = pod["spec"]["containers"][0] if pod["spec"].get("containers") else {}
+    words = (*(first.get("command") or ()), *(first.get("args") or ()))
+    return (str(first.get("image", "")), *map(str, words))
 
 
 def _deadline(pods: Sequence[Json]) -> float | None:

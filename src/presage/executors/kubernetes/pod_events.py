@@ -13,7 +13,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from presage.executors.kubernetes.api import EVENTS, Api, Json
+from presage.executors.kubernetes.api import EVENTS, Json, KubeApi
 from presage.executors.kubernetes.binding import PodName
 from presage.model.errors import KubernetesError
 
@@ -32,7 +32,7 @@ SOURCE = "presage"
 class PodEvents:
     """Writes events. Any thread may call."""
 
-    def __init__(self, api: Api, *, a_second: float = _A_SECOND) -> None:
+    def __init__(self, api: KubeApi, *, a_second: float = _A_SECOND) -> None:
         self._api, self._pause_s = api, 1 / a_second
         self._said: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._queue: OrderedDict[str, tuple[PodName, str, str, bool]] = OrderedDict()
