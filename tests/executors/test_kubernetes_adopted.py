@@ -107,7 +107,7 @@ def test_a_pod_that_can_never_fit_waits_for_a_node_that_could_hold_it(plane: Pla
     with drop_in(plane) as cluster:
         cluster.add(pod("big", 4))
         cluster.until(lambda: cluster.state_of("big") == "failed")
-        eventually(lambda: any(r == "NeverFits" for r, _ in cluster.events("big")))
+        cluster.until(lambda: any(r == "NeverFits" for r, _ in cluster.events("big")))
         plane.add_node("large", 8)
         cluster.until(lambda: cluster.bound() == {"big": "large"})
 
