@@ -138,7 +138,7 @@ def _by_set(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
     name = marks.get(f"{_JOBSET}/jobset-name")
     if name is None:
         return None
-    there = find(ObjectRef(f"{_JOBSET}/v1alpha2", "JobSet", space, name))
+    there = find(ObjectRef("jobset.x-k8s.io/v1alpha2", "JobSet", space, name))
     count = None
     if there is not None:
         count = sum(
