@@ -1,5 +1,5 @@
-"""Gangs under fire: the core, the executor `kubernetes` and a real API server that is killed, while
-watches break, answers get lost, pods are deleted and nodes go away.
+"""Gangs under fire: the core, the executor `kubernetes` and a real API server that is killed,
+while watches break, answers get lost, pods are deleted and nodes go away.
 
 Nodes are API objects; `StandIn` plays their kubelets: it patches the status of bound pods and runs
 nothing. `Recorder` watches by itself and checks after every change what must hold.
@@ -51,7 +51,8 @@ _OVER = ("Succeeded", "Failed")
 
 
 class StandIn:
-    """Kubelets that run nothing: a bound pod runs for a while and ends well; a deleted one goes."""
+    """Kubelets that run nothing: a bound pod runs for a while and ends well; a deleted one
+    goes."""
 
     def __init__(
         self, api: KubeApi, runs_s: Callable[[Json], float | None], hands: int = 4
@@ -133,7 +134,7 @@ class StandIn:
             for each in names
         ]
         body = {"metadata": {"uid": meta["uid"]}}
-        body["status"] = {"phase": phase, "containerStatuses": statuses}  # type: ignore[dict-item]
+        body["status"] = {"phase": phase, "containerStatuses": statuses}
         self._api.patch(PODS, name, body, where, sub="status")
 
 
@@ -183,7 +184,7 @@ class LossyApi(KubeApi):
     lost = 0
     chance = random.Random(1)
 
-    def request(self, method: str, path: str, **options: Any) -> Json:  # type: ignore[override]
+    def request(self, method: str, path: str, **options: Any) -> Json:
         """As it is, but for what got lost."""
         answer = super().request(method, path, **options)
         if method in ("POST", "PATCH", "DELETE") and self.chance.random() < self.lose:
@@ -269,7 +270,7 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
                     executor = KubernetesExecutor(data, lossy, use)
                     requests += _resend(engine, executor)
                 else:
-                    _strike(blow, plane, clean, executor, chance, away)
+                    _strike(blow, plane, clean, executor, chance, away, fire.nodes)
                 say(f"{ended} of {fire.gangs} gangs done; {blow}")
             for name in [name for name, at in away.items() if at <= time.monotonic()]:
                 with suppress(OSError):
@@ -311,6 +312,7 @@ def _strike(
     executor: KubernetesExecutor,
     chance: random.Random,
     away: dict[str, float],
+    nodes: int,
 ) -> None:
     if blow == "kill the API server":
         plane.restart_api()
@@ -320,7 +322,9 @@ def _strike(
             meta = chance.choice(list(pods))["metadata"]
             api.delete(PODS, meta["name"], meta["namespace"])
     elif blow == "lose a node":
-        name = f"node-{chance.randrange(20)}"
+        name = f"node-{chance.randrange(nodes)}"
+        if name in away:
+            return
         plane.remove_node(name)
         away[name] = time.monotonic() + 2.0
     elif blow == "drop the watches":

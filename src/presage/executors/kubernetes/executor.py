@@ -45,7 +45,7 @@ from presage.model.event import (
 )
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["KubernetesExecutor"]
+__all__ = ["KubernetesExecutor", "usable_nodes"]
 
 log = logging.getLogger("presage.kubernetes")
 
@@ -345,6 +345,11 @@ class KubernetesExecutor:
             return []
         self._known[name] = node
         return [NodeDown(name), NodeUp(node)]
+
+
+def usable_nodes(api: KubeApi) -> tuple[Node, ...]:
+    """The nodes of a cluster that take pods now."""
+    return tuple(node_of(item) for item in api.list(NODES).items if is_usable(item))
 
 
 def _complete(spec: RunSpec, launch: Launch) -> bool:
