@@ -31,19 +31,19 @@ from presage.executors.kubernetes.api import (
     connect,
 )
 from presage.executors.kubernetes.executor import KubernetesExecutor
-from presage.executors.kubernetes.pods import RUN
+from presage.executors.kubernetes.pods import JOB, RUN
 from presage.executors.kubernetes.reflect import Reflector
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.model import event as ev
 from presage.model.cluster import Resources
 from presage.model.errors import KubernetesError
-from presage.model.job import JobSpec, JobState, Role
+from presage.model.job import JobSpec, Role
 from presage.policy import registry
 from presage.store.memory import MemoryStore
 from tests.executors.kubernetes_kit import write_job
 from tests.kubernetes_plane import Plane
 
-__all__ = ["Fire", "Outcome", "Recorder", "StandIn", "gang_job", "under_fire"]
+__all__ = ["Fire", "FireResult", "Recorder", "StandIn", "gang_job", "under_fire"]
 
 GPUS = 8
 _GPU = "nvidia.com/gpu"
@@ -141,9 +141,15 @@ class StandIn:
 class Recorder:
     """Watches all pods and writes down every breach of what must hold."""
 
-    def __init__(self, api: KubeApi) -> None:
+    def __init__(self, api: KubeApi, sizes: dict[str, int]) -> None:
         self.breaches: list[str] = []
         self.bindings = 0
+        self.partly_s: list[float] = []
+        """For how long gangs were bound in part, before they were whole or gone."""
+        self.sizes = sizes
+        """Workers of each job."""
+        self._partly: dict[str, float] = {}
+        self._bound: dict[str, set[str]] = {}
         self._node_of: dict[str, str] = {}
         self._held: dict[str, tuple[str, int]] = {}
         self._load: Counter[str] = Counter()
@@ -163,6 +169,7 @@ class Recorder:
                 self._node_of[uid] = node
             elif node and self._node_of[uid] != node:
                 self.breaches.append(f"{meta['name']} bound to {self._node_of[uid]} and {node}")
+            self._count(meta, bound=bool(node) and not change.deleted)
             before = self._held.pop(uid, None)
             if before:
                 self._load[before[0]] -= before[1]
@@ -175,6 +182,18 @@ class Recorder:
                 self._load[node] += gpus
                 if self._load[node] > GPUS:
                     self.breaches.append(f"{self._load[node]} GPUs of {node} are held")
+
+    def half(self) -> list[str]:
+        """Gangs of which a part is bound and the rest is not."""
+        return [f"{run}: {len(self._bound[run])} bound" for run in self._partly]
+
+    def _count(self, meta: Json, *, bound: bool) -> None:
+        run, bounds = meta["labels"][RUN], self._bound.setdefault(meta["labels"][RUN], set())
+        bounds.add(meta["uid"]) if bound else bounds.discard(meta["uid"])
+        if 0 < len(bounds) < self.sizes[meta["annotations"][JOB]]:
+            self._partly.setdefault(run, time.monotonic())
+        elif run in self._partly:
+            self.partly_s.append(time.monotonic() - self._partly.pop(run))
 
 
 class LossyApi(KubeApi):
@@ -211,7 +230,7 @@ class Fire:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FireResult:
     """What came of it."""
 
     succeeded: int = 0
@@ -222,6 +241,8 @@ class Outcome:
     bindings: int = 0
     lost_answers: int = 0
     seconds: float = 0.0
+    longest_partly_s: float = 0.0
+    """The longest time that a gang was bound in part."""
     done: Counter[str] = field(default_factory=Counter)
 
 
@@ -235,7 +256,7 @@ def gang_job(data: Path, job: str, workers: int, gpus: int = 1) -> JobSpec:
     return JobSpec(job, (role,), shareable=False)
 
 
-def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None]) -> Outcome:
+def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None]) -> FireResult:
     """Run all gangs to their end while everything goes wrong that may."""
     chance = random.Random(fire.seed)
     for number in range(fire.nodes):
@@ -243,16 +264,16 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
     clean = connect(kubeconfig=plane.kubeconfig())
     lossy = LossyApi(clean._settings, clean.namespace)
     LossyApi.lose, LossyApi.lost = fire.lost_answers, 0
-    recorder = Recorder(clean)
+    sizes = {f"gang-{number}": chance.randint(2, 8) for number in range(fire.gangs)}
+    recorder = Recorder(clean, sizes)
     standin = StandIn(clean, lambda pod: fire.runs_s)
-    result = Outcome()
+    result = FireResult()
     use = ClusterUse(logs=False)
     executor = KubernetesExecutor(data, lossy, use)
     nodes = executor.nodes()
     engine, store = Engine(registry.build("fifo"), predictor(nodes, shares=False)), MemoryStore()
     requests: list[ev.Fact] = [ev.NodeUp(node) for node in nodes]
-    for number in range(fire.gangs):
-        requests.append(ev.JobSubmitted(gang_job(data, f"gang-{number}", chance.randint(2, 8))))
+    requests += [ev.JobSubmitted(gang_job(data, job, size)) for job, size in sizes.items()]
     todo = _blows(fire, chance)
     away: dict[str, float] = {}
     began = time.monotonic()
@@ -261,7 +282,7 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
             step(engine, executor, store, time.time(), requests)
             requests = []
             executor.wait(0.05)
-            ended = sum(job.state is JobState.SUCCEEDED for job in engine.state.jobs.values())
+            ended = fire.gangs - len(engine.state.pending) - len(engine.state.active)
             while todo and todo[0][0] <= ended / fire.gangs:
                 blow = todo.pop(0)[1]
                 result.done[blow] += 1
@@ -279,13 +300,16 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
         step(engine, executor, store, time.time())
         result.seconds = time.monotonic() - began
         result.left = _left(clean)
+        result.half = recorder.half()
     finally:
         executor.close()
         standin.close()
         recorder.close()
-    jobs = engine.state.jobs.values()
-    result.succeeded = sum(job.state is JobState.SUCCEEDED for job in jobs)
-    result.attempts = sum(job.attempt for job in jobs)
+    events = [event for _, event in store.read()]
+    well = [e for e in events if isinstance(e, ev.JobExited) and e.outcome is ev.Outcome.SUCCEEDED]
+    result.succeeded = len({end.job for end in well})
+    result.attempts = sum(isinstance(event, ev.Launch) for event in events)
+    result.longest_partly_s = max(recorder.partly_s, default=0.0)
     result.breaches, result.bindings = recorder.breaches, recorder.bindings
     result.lost_answers = LossyApi.lost
     return result
@@ -329,9 +353,7 @@ def _strike(
         away[name] = time.monotonic() + 2.0
     elif blow == "drop the watches":
         for reflector in (executor._pods, executor._nodes):
-            for answer in reflector._opened:
-                with suppress(Exception):
-                    answer.shutdown()
+            reflector.drop()
 
 
 def _resend(engine: Engine, executor: KubernetesExecutor) -> list[ev.Fact]:
