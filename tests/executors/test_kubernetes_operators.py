@@ -93,6 +93,7 @@ TEMPLATE: Json = {
     "spec": {
         "schedulerName": "presage",
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
         "containers": [
             {
                 "name": "train",
@@ -243,10 +244,13 @@ def test_the_default_scheduler_deadlocks_where_we_do_not(cluster: DropIn) -> Non
     """Eight GPUs, four jobs of four: DLaaS's deadlock. Each job gets half of what it needs."""
     plane = cluster.plane
     names = [f"job{k}" for k in range(4)]
-    for turn in range(4):
-        cluster.add(*(pod(f"{name}-{turn}", scheduler="default-scheduler") for name in names))
     plane.start_scheduler()
     try:
+        cluster.add(pod("first", 0, scheduler="default-scheduler"))
+        cluster.until(cluster.bound)  # it schedules from now on
+        cluster.delete("first")
+        for turn in range(4):
+            cluster.add(*(pod(f"{name}-{turn}", scheduler="default-scheduler") for name in names))
         cluster.until(lambda: len(cluster.bound()) == 8)
         cluster.settle(10)
         counts = whole(cluster, *names)

@@ -25,7 +25,7 @@ from presage.control.foreign import found_rows
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, fold, step
-from presage.core.ports import CanAttach, CountsHours, Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, CanNote, CountsHours, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -233,6 +233,12 @@ class Live:
         the thread that decides."""
         assert self._engine is not None
         return self._engine.state.jobs[job_id].spec
+
+    def note(self, job: str, text: str) -> None:
+        """Let the owner of a waiting job know something where the executor shows it."""
+        executor = self._executor
+        if isinstance(executor, CanNote):
+            executor.note(job, text)
 
     def jobs(self) -> Mapping[str, Job]:
         """All jobs that are not over; for the executor, on the thread that decides."""

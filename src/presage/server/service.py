@@ -38,6 +38,7 @@ from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.model.job import Reason
 from presage.server.access import SubmissionRules
 from presage.server.at_risk import Risks
 from presage.server.auth import Accounts, may_change, may_see
@@ -122,6 +123,15 @@ class Service:
             self.accountant,
             unattended,
         ]
+        if settings.kubernetes is not None and settings.kubernetes.adopt:
+            from presage.control.advisors.notes import WaitNotes
+            from presage.executors.kubernetes.gangs import FOREIGN
+
+            def explain(job: str) -> Reason | None:
+                reason: Reason | None = live.ask(lambda engine: engine.explain(job))
+                return reason
+
+            advisors.append(WaitNotes(FOREIGN, explain, self.starts.eta, live.note))
         if settings.rightsize:  # else a start is quicker without the models of phases
             from presage.control.advisors.sizing import Sizing
             from presage.control.phases import StoredPhases, sized_workload

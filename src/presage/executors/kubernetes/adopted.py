@@ -14,40 +14,34 @@ what is decided on it is checked by the API server when pods are bound. All meth
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from presage.executors.kubernetes.api import NODES, PODS, KubeApi, Resource
+from presage.executors.kubernetes.api import NODES, PODS, KubeApi
 from presage.executors.kubernetes.binding import JOB, WORKER, Binder, Bound, PodName, pod_name
 from presage.executors.kubernetes.gangs import (
     FOREIGN,
     Gang,
-    ObjectRef,
     alone,
     gang_of,
     job_of,
     workers_of,
 )
-from presage.executors.kubernetes.others import OtherPods
+from presage.executors.kubernetes.others import OtherPods, held_devices
+from presage.executors.kubernetes.owners import FRESH_S, Owners
 from presage.executors.kubernetes.pod_ends import Ended, ended_as
 from presage.executors.kubernetes.pod_events import PodEvents
+from presage.executors.kubernetes.pods import MANAGED
 from presage.executors.kubernetes.reading import Json, is_over, refusals
 from presage.executors.kubernetes.reflect import Reflector
 from presage.model import event as ev
 from presage.model.cluster import Node, Worker
-from presage.model.errors import KubernetesError
 from presage.model.event import Outcome
 from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, StopIntent
 
 __all__ = ["AdoptedPods"]
 
-log = logging.getLogger("presage.kubernetes")
-
-_FRESH_S = 2.0
-"""How long it is believed what an object says about a gang."""
-_MOST_FOUND = 10_000
 _LONGEST_S = 60.0
 """Between two tries to bind a gang."""
 
@@ -96,12 +90,14 @@ class AdoptedPods:
         scheduler_name: str = "presage",
         jobs: Callable[[], Mapping[str, Job]] = dict,
         was: Callable[[str], bool] = lambda job: False,
+        on_news: Callable[[], object] = lambda: None,
     ) -> None:
-        """`was`: whether there ever was a job of that name."""
+        """`was`: whether there ever was a job of that name; `on_news` is called by any thread when
+        there is something to poll."""
         self.scheduler_name = scheduler_name
         self._api, self._jobs, self._was = api, jobs, was
-        self._found: dict[ObjectRef, tuple[Json | None, float]] = {}
-        self._rung = threading.Event()
+        self._owners = Owners(api)
+        self._rung, self._on_news = threading.Event(), on_news
         self._nodes = Reflector(api, NODES, on_change=self.wake)
         self._watched = Reflector(api, PODS, keep=_slim, on_change=self.wake)
         self._binder = Binder(api, self.wake)
@@ -202,6 +198,7 @@ class AdoptedPods:
     def wake(self) -> None:
         """End a `wait`."""
         self._rung.set()
+        self._on_news()
 
     def close(self) -> None:
         """Let go of the cluster; pods stay as they are."""
@@ -230,11 +227,16 @@ class AdoptedPods:
         for change in self._watched.changes():
             pod = change.object
             self._others.pod(pod, ours=_job_of(pod) in active, gone=change.deleted)
-            if pod["spec"].get("schedulerName") == self.scheduler_name:
+            if self._is_ours(pod):
                 if change.deleted:
                     self._pod_gone(pod, None)
                 else:
                     self._pod_is(pod)
+
+    def _is_ours(self, pod: Json) -> bool:
+        """Whether a pod is ours to place, and not one that an executor of ours made."""
+        made_by_us = (pod["metadata"].get("labels") or {}).get(MANAGED) == "presage"
+        return pod["spec"].get("schedulerName") == self.scheduler_name and not made_by_us
 
     def _pod_is(self, pod: Json) -> None:
         """A pod of ours came, or is different now."""
@@ -255,7 +257,7 @@ class AdoptedPods:
                 text = f"Presage does not place this pod: {'; '.join(words)}"
                 self._events.say(pod_name(pod), "NotPlaced", text, warning=True)
                 return
-            gang = gang_of(pod, self._find)
+            gang = gang_of(pod, self._owners.find)
             self._gangs[uid] = gang
             self._ready.setdefault(gang.key, {})[uid] = None
             self._touched[gang.key] = None
@@ -302,23 +304,6 @@ class AdoptedPods:
 
     # -- gangs ----------------------------------------------------------------------------------
 
-    def _find(self, ref: ObjectRef) -> Json | None:
-        """An object that says how many pods belong together."""
-        known = self._found.get(ref)
-        if known is not None and self._now - known[1] < _FRESH_S:
-            return known[0]
-        group, _, version = ref.api_version.rpartition("/")
-        kind = Resource(f"{ref.kind.lower()}s", group, version)
-        there = None
-        try:
-            there = self._api.get(kind, ref.name, ref.namespace)
-        except KubernetesError as error:
-            log.info("%s %s: %s", ref.kind, ref.name, error)
-        if len(self._found) > _MOST_FOUND:
-            self._found.clear()
-        self._found[ref] = there, self._now
-        return there
-
     def _form_all(self) -> None:
         """Look at all gangs that something happened to."""
         for key, due in list(self._due.items()):
@@ -343,7 +328,7 @@ class AdoptedPods:
                 if not self._take_over(run, uid):
                     self._submit(alone(self._pods[uid]), [uid])
         elif gang.size == 0:
-            self._due[key] = self._now + _FRESH_S
+            self._due[key] = self._now + FRESH_S
             for uid in uids:
                 text = f"Presage does not know how many pods belong together: {gang.problem}"
                 self._events.say(pod_name(self._pods[uid]), "NotPlaced", text, warning=True)
@@ -436,7 +421,7 @@ class AdoptedPods:
                 slot = _slot(pod, decision.job)
                 if slot is not None:
                     members[slot] = uid
-                    key = gang_of(pod, self._find).key
+                    key = gang_of(pod, self._owners.find).key
             members = self._rest_of_gang(decision.job, members, key)
             for uid in members.values():
                 gang = self._gangs.get(uid)
@@ -450,7 +435,7 @@ class AdoptedPods:
             if key is not None and gang_key != key:
                 continue
             pods = [self._pods[uid] for uid in {*uids, *bound.values()}]
-            gang = gang_of(pods[0], self._find)
+            gang = gang_of(pods[0], self._owners.find)
             if any(job_of(gang, pods, again=again).id == job for again in range(8)):
                 _, members = workers_of(pods)
                 return {slot: str(pod["metadata"]["uid"]) for slot, pod in members.items()}
@@ -557,7 +542,7 @@ class AdoptedPods:
         for name in self._others.gone():
             if self._told.pop(name, None) is not None:
                 facts.append(ev.NodeDown(name))
-        for node in self._others.changed(_held(self._jobs().values())):
+        for node in self._others.changed(held_devices(self._jobs().values())):
             known = self._told.get(node.name)
             self._told[node.name] = node
             if known is None:
@@ -575,15 +560,6 @@ class AdoptedPods:
     def _is_foreign(self, job: str) -> bool:
         found = self._jobs().get(job)
         return found is not None and FOREIGN in found.spec.labels
-
-
-def _held(jobs: Iterable[Job]) -> dict[str, set[int]]:
-    """Devices that jobs of ours hold, by node."""
-    held: dict[str, set[int]] = {}
-    for job in jobs:
-        for worker in (*job.allocation, *(job.resizing or ())):
-            held.setdefault(worker.node, set()).update(worker.devices)
-    return held
 
 
 def _places(pod: Json) -> bool:

@@ -6,13 +6,14 @@ another pod holds is chosen here, among those that no job of ours holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from presage.executors.kubernetes.reading import Json, ask_of_pod, is_over, node_of
 from presage.model.cluster import WHOLE_GPU, Node, Resources, Taken
+from presage.model.job import Job
 
-__all__ = ["OtherPods"]
+__all__ = ["OtherPods", "held_devices"]
 
 
 class OtherPods:
@@ -97,3 +98,12 @@ class OtherPods:
         )
         node = self._nodes[name] = replace(node, taken=taken)
         return node
+
+
+def held_devices(jobs: Iterable[Job]) -> dict[str, set[int]]:
+    """Devices that jobs of ours hold, by node; a node is there for workers without any as well."""
+    held: dict[str, set[int]] = {}
+    for job in jobs:
+        for worker in (*job.allocation, *(job.resizing or ())):
+            held.setdefault(worker.node, set()).update(worker.devices)
+    return held
