@@ -261,6 +261,15 @@ class Server:
             whole["PRESAGE_TOKEN"] = token or self.token or ""
         return self._zygote.start(*argv, env=whole, cwd=cwd)
 
+    def begin_with(
+        self, *argv: str, files: tuple[int, int, int], cwd: Path | None = None, **env: str
+    ) -> Forked:
+        """Start a command with these streams."""
+        known = {"PRESAGE_URL": self.url, "PATH": os.environ["PATH"]}
+        if self.token:
+            known["PRESAGE_TOKEN"] = self.token
+        return self._zygote._forker.start(argv, {**known, **env}, cwd or self.data, files)
+
     def submit(self, command: str | Sequence[str] = "true", **manifest: Any) -> str:
         """Submit a job; its id."""
         body = {"name": "job", "command": command, **manifest}

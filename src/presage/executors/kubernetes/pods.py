@@ -88,12 +88,12 @@ class RunObjects:
         if self.has_steps and not self.use.helper_image:
             raise RunSpecError(
                 "the job has a work folder, data or results, and this server has no helper image "
-                "to bring them; name it with --helper-image, or put them into the job's image"
+                "to bring them; set executor.kubernetes.helper_image, or put them into the image"
             )
         if self.spec.folder and not self.use.lasting:
             raise RunSpecError(
                 "the job has a work folder, and pods see no storage with the server's data; name "
-                "a claim for it (--claim), or put the code into the job's image"
+                "a claim in executor.kubernetes.claim, or put the code into the job's image"
             )
         if self.spec.console:
             raise RunSpecError("a console cannot be offered on Kubernetes")

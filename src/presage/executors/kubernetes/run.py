@@ -161,11 +161,13 @@ class PodRun:
         try:
             if self._record is None and self.stop is None and self.end is None:
                 self._make_record()
+            self._tell_start()
             self._decide()
             if self.end is not None:
                 return self._finish()
             if self._state == "creating":
                 self._place()
+                self._tell_start()
             return self._watch()
         except RunSpecError as error:
             self._refuse(str(error), ReasonCode.LAUNCH_FAILED)
@@ -175,6 +177,18 @@ class PodRun:
             quota = "exceeded quota" in str(error)
             self._refuse(str(error), ReasonCode.ERROR if quota else ReasonCode.LAUNCH_FAILED)
         return self._finish()
+
+    def _tell_start(self) -> None:
+        """Tell that all workers are up, once they are; a short one may be over already."""
+        if self._told_start or self._state != "placed" or self.end is not None:
+            return
+        began = started_at(self._sights())
+        if began is None:
+            return
+        self._told_start = True
+        if self._stage:
+            self._context.tell(StageChanged(*self.key, ""))
+        self._context.tell(JobStarted(*self.key, began if self._adopted else None))
 
     def _decide(self) -> None:
         """See how the run ends, if it does, and write that down before anything follows."""
@@ -318,15 +332,7 @@ class PodRun:
         for sight in sights:
             if sight.pod is not None and sight.pod["status"].get("containerStatuses"):
                 cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
-        began = started_at(sights)
-        if began is not None:
-            if not self._told_start:
-                self._told_start = True
-                if self._stage:
-                    cluster.tell(StageChanged(*self.key, ""))
-                cluster.tell(JobStarted(*self.key, began if self._adopted else None))
-            return None
-        return self._look_for_trouble(sights)
+        return None if self._told_start else self._look_for_trouble(sights)
 
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
         """Say what keeps workers from starting; after a while, the launch has failed."""
