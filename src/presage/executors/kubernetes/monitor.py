@@ -22,7 +22,17 @@ from presage.executors.node.worker import is_memory_error, telling_line
 from presage.model.event import JobExited, LaunchFailed, Outcome
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["Key", "Sight", "judge", "over", "seconds", "started_at", "trouble", "why_gone"]
+__all__ = [
+    "Key",
+    "Sight",
+    "has_begun",
+    "judge",
+    "over",
+    "seconds",
+    "started_at",
+    "trouble",
+    "why_gone",
+]
 
 Key = tuple[str, int]
 """A job and an attempt."""
@@ -83,6 +93,11 @@ def started_at(sights: Sequence[Sight]) -> float | None:
     """When the last worker began, if all have."""
     begun = [_begun(sight.pod) for sight in sights]
     return None if None in begun else max(filter(None, begun), default=None)
+
+
+def has_begun(pod: Json | None) -> bool:
+    """Whether the job's program has been started in a pod, so that there is a log."""
+    return _begun(pod) is not None
 
 
 def over(pod: Json) -> bool:

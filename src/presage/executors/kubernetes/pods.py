@@ -106,7 +106,6 @@ class RunObjects:
             "kind": "ConfigMap",
             "metadata": {**self._meta(self.name), "labels": {**self._labels(), RECORD: "true"}},
             "data": {
-                "state": "creating",
                 "workers": json.dumps(placed),
                 RunPlan.FILE: json.dumps(pack(self._plan())),
             },
