@@ -18,6 +18,8 @@ from typing import Any
 
 from presage.executors.kubernetes.api import Json
 from presage.executors.kubernetes.pods import COMPANION, MAIN
+from presage.executors.node.messages import StepWord
+from presage.executors.node.wire import MessageError, loads
 from presage.executors.node.worker import is_memory_error, telling_line
 from presage.model.event import JobExited, LaunchFailed, Outcome
 from presage.model.job import Reason, ReasonCode
@@ -84,8 +86,19 @@ def judge(
     if ends:
         return min(ends, key=lambda end: end[0])[1]
     if all(sight.serves or _ended_well(sight.pod) for sight in sights):
-        reason = Reason(ReasonCode.EXITED, "every worker ended well")
+        kept = next(filter(None, (word.kept for word in map(last_word, sights) if word)), "")
+        reason = Reason(ReasonCode.EXITED, f"every worker ended well{kept}")
         return JobExited(*key, Outcome.SUCCEEDED, reason, 0)
+    return None
+
+
+def last_word(sight: Sight) -> StepWord | None:
+    """What the step beside a worker said when it ended."""
+    for status in _statuses(sight.pod) if sight.pod else ():
+        ended = (status.get("state") or {}).get("terminated") or {}
+        if status["name"] == COMPANION and ended.get("exitCode") == 0:
+            with suppress(MessageError):
+                return loads(StepWord, str(ended.get("message") or "").encode())
     return None
 
 

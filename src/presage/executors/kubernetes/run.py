@@ -32,6 +32,7 @@ from presage.executors.kubernetes.monitor import (
     Sight,
     has_begun,
     judge,
+    last_word,
     over,
     seconds,
     started_at,
@@ -57,6 +58,7 @@ from presage.model.event import (
     JobStarted,
     LaunchFailed,
     Outcome,
+    Progress,
     StageChanged,
     event_from_json,
     event_to_json,
@@ -374,8 +376,15 @@ class PodRun:
         if not cluster.logs_are_in(self.key):
             return 0.1
         self.told_end = True
+        self._tell_progress()
         cluster.tell(self.end)
         return None
+
+    def _tell_progress(self) -> None:
+        """How far the job was in the end, as the step beside its first worker said."""
+        words = filter(None, map(last_word, self._sights()))
+        for report in [word.progress for word in words if word.progress][:1]:
+            self._context.tell(Progress(*self.key, report.done, report.detail))
 
     def _end_pod(self, name: str, pod: Json) -> None:
         """Ask a pod to end; where no kubelet can, remove it."""
