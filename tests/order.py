@@ -20,8 +20,8 @@ TOGETHER = {
     "tests/server/test_serve_ray.py": "ray",
     "tests/executors/test_kubernetes_plane.py": "kubernetes",
     "tests/executors/test_kubernetes_api.py": "kubernetes",
-    "tests/executors/test_kubernetes.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
+    "tests/server/test_serve_kubernetes.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane for all of them."""
 
