@@ -34,7 +34,9 @@ class KubernetesKit:
         self.data = data
         self.node = node
         self.api: KubeApi = connect(kubeconfig=plane.kubeconfig())
-        self._use = ClusterUse(image=IMAGE, host_network=True, host_path=str(data))
+        self._use = ClusterUse(
+            image=IMAGE, helper_image=IMAGE, host_network=True, host_path=str(data)
+        )
         self._options = options
         self._executors: list[KubernetesExecutor] = []
 
