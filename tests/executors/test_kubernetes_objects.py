@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]  # ships none
 import pytest
 
-from presage.executors.kubernetes.devices import gpu_request, node_of, quantity
+from presage.executors.kubernetes.devices import gpu_request, run_node
 from presage.executors.kubernetes.monitor import Sight, judge, trouble, why_gone
 from presage.executors.kubernetes.pods import RunObjects, run_name
 from presage.executors.kubernetes.settings import ClusterUse
@@ -107,6 +107,7 @@ def test_what_a_cluster_cannot_run_is_refused(tmp_path: Path) -> None:
     ("gpus", "have", "labels", "asked"),
     [
         (2, {"nvidia.com/gpu": "8"}, {}, {"nvidia.com/gpu": "2"}),
+        (1, {"nvidia.com/mig-3g.20gb": "2"}, {}, {"nvidia.com/mig-3g.20gb": "1"}),
         (1, {"amd.com/gpu": "4"}, {}, {"amd.com/gpu": "1"}),
         (0.5, {"nvidia.com/gpu.shared": "4"}, {}, {"nvidia.com/gpu.shared": "1"}),
         (0.5, {"nvidia.com/gpu": "4"}, {"nvidia.com/gpu.replicas": "4"}, {"nvidia.com/gpu": "1"}),
@@ -137,11 +138,14 @@ def test_a_node_that_cannot_share_says_so() -> None:
         gpu_request(0.5, 0, _A100)
 
 
-def test_a_node_as_the_scheduler_sees_it() -> None:
-    node = node_of(_A100)
-    assert [device.type for device in node.devices] == ["A100"] * 8
-    assert (node.cpu_milli, node.memory_mib) == (64_000, 512 << 10)
-    assert [quantity(text) for text in ("500m", "2", "1Ki", "1e3")] == [0.5, 2, 1024, 1000]
+def test_a_gpu_that_is_offered_several_times_is_one_to_share() -> None:
+    assert [device.type for device in run_node(_A100).devices] == ["A100"] * 8
+    labels = {"nvidia.com/gpu.replicas": "4"}
+    taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    sliced = {**_A100, "metadata": {"name": "n", "labels": labels}, "spec": {"taints": taints}}
+    node = run_node(sliced)
+    assert len(node.devices) == 2
+    assert not any(taint.startswith("nvidia.com/gpu") for taint in node.taints)
 
 
 # -- what became of it --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
-from presage.executors.kubernetes.devices import gpu_request
+from presage.executors.kubernetes.devices import TOLERATED, gpu_request
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import RunPlan
 from presage.executors.node.plan import worker_environment
@@ -201,7 +201,7 @@ class RunObjects:
             "enableServiceLinks": False,
             # The programs of a job are not process 1, so that a signal means what it always does.
             "shareProcessNamespace": True,
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "tolerations": [{"key": TOLERATED, "operator": "Exists"}],
             "containers": containers,
             "volumes": self._volumes(),
         }
