@@ -249,7 +249,7 @@ def _python() -> dict[str, Path]:
     for path in library.rglob("*"):
         if path.is_file() and not skipped & set(path.relative_to(library).parts):
             files[str(path)[1:]] = path
-    for binary in (program, *library.glob("lib-dynload/_[psbz]*.so")):
+    for binary in (program, *library.glob("lib-dynload/_*.so")):
         listed = subprocess.run(["ldd", str(binary)], check=False, capture_output=True).stdout
         for word in listed.decode().split():
             if word.startswith("/") and Path(word).is_file():
