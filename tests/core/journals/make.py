@@ -33,7 +33,8 @@ def main() -> None:
     """One journal of each kind."""
     folder = Path(__file__).with_name(__version__)
     folder.mkdir()
-    for name, journal in {"told": told(), "lost": lost(), "lived": lived()}.items():
+    made = {"told": told(), "lost": lost(), "changed": changed(), "lived": lived()}
+    for name, journal in made.items():
         journal.dump(folder / f"{name}.jsonl")
         events = list(journal.read())
         with (folder / f"{name}.states.jsonl").open("w", encoding="utf-8") as file:
@@ -146,8 +147,21 @@ def told() -> MemoryStore:
         ev.Launch("halt", 2, (Worker(0, 0, "big", (3,)),)),
     )
     tell.tell(ev.NodeUp(Node("plain", (Device(),) * 8)))
-    kinds = {type(event) for _, event in tell.store.read()}
-    assert kinds == {*ev.FACTS, *ev.DECISIONS}, {*ev.FACTS, *ev.DECISIONS} - kinds
+    return tell.store
+
+
+def changed() -> MemoryStore:
+    """Jobs that ask for something else while they wait, and one for which room was held."""
+    tell, worker = Teller(), Worker(0, 0, "n", (0,))
+    one, two = (Role(resources=Resources(gpu_milli=gpus)) for gpus in (1000, 2000))
+    tell.tell(ev.NodeUp(Node("n", (Device(),) * 2)))
+    tell.tell(*(ev.JobSubmitted(JobSpec(name, (two,))) for name in "abc"))
+    tell.tell(ev.Reserve("a", (Worker(0, 0, "n", (0, 1)),)))
+    tell.tell(ev.JobChanged(JobSpec("a", (one,), queue="short", time_limit_s=60.0)))
+    tell.run("a", worker)
+    tell.tell(ev.JobChanged(JobSpec("a", (two,))), ev.JobChanged(JobSpec("nobody", (two,))))
+    tell.tell(ev.JobChanged(JobSpec("b", (one,))), ev.JobExited("a", 1, Outcome.SUCCEEDED))
+    tell.run("b", worker)
     return tell.store
 
 
