@@ -23,7 +23,7 @@ from presage.control.board import changes_of
 from presage.control.dependencies import settle_dependencies
 from presage.control.seat import Seat
 from presage.core.engine import Engine
-from presage.core.loop import act, fold, step
+from presage.core.loop import act, recover, step
 from presage.core.ports import CanAttach, CountsHours, Executor, Policy, Predictor, lacks
 from presage.core.state import State
 from presage.model import event as ev
@@ -294,27 +294,13 @@ class Live:
 
     def _recover(self) -> tuple[Engine, int]:
         """The state that the journal leads to."""
-        snapshot = self.store.load_snapshot()
-        since = 0
-        state = State()
-        if snapshot is not None:
-            since, body = snapshot
-            state = State.restore(body)
-        events = 0
-
-        def counted() -> Iterable[tuple[float, ev.Event]]:
-            nonlocal events
-            for item in self.store.read(since):
-                events += 1
-                yield item
-
-        fold(counted(), state)
+        state, position = recover(self.store)
         self._webhooks = {}
         for job in state.jobs.values():
             if "presage/webhooks" in job.spec.labels:
                 row = self.store.jobs.get(job.id)
                 self._remember_webhooks(row)
-        return Engine(self._make_policy(), self._predict, state), since + events
+        return Engine(self._make_policy(), self._predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""

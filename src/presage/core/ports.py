@@ -7,7 +7,7 @@ to be thread-safe towards itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -16,6 +16,7 @@ from presage.model.estimate import Estimate
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop
 from presage.model.job import Job, Reason
 from presage.model.speed import SpeedBook
+from presage.model.watched import Sight
 
 if TYPE_CHECKING:
     from socket import socket
@@ -27,6 +28,7 @@ __all__ = [
     "CanAttach",
     "CanLimit",
     "CanResize",
+    "ClusterSource",
     "CountsHours",
     "Entry",
     "Executor",
@@ -180,6 +182,24 @@ def lacks(executor: Executor) -> tuple[str, ...]:
         for kind, ability in ((Limit, CanLimit), (Resize, CanResize))
         if not isinstance(executor, ability)
     )
+
+
+class ClusterSource(Protocol):
+    """A cluster that somebody else schedules, to look at; nothing is changed there."""
+
+    kind: str
+    """Which scheduler it has: `slurm`, `kubernetes`."""
+    name: str
+    """What tells it from others of its kind."""
+
+    def look(self, since: float, alive: Collection[str]) -> Sight:
+        """Everything that waits and runs now, and what became of the jobs that ended since then
+        or that were thought `alive`; raises WatchError while the cluster does not answer."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
 
 
 class Store(Protocol):

@@ -15,7 +15,8 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── PackError             a folder that cannot be sent
 │   ├── BackupError           a backup that cannot be made, read or restored
 │   ├── RunSpecError          a job that an executor cannot read
-│   └── RayUnreachable        no Ray cluster at the address
+│   ├── RayUnreachable        no Ray cluster at the address
+│   └── WatchError            a cluster of somebody else's that cannot be watched
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
 ├── BadRequest                a part of a request is not what it must be
 ├── TooLarge                  more was sent than is taken
@@ -75,6 +76,7 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "UserError",
+    "WatchError",
 ]
 
 
@@ -179,6 +181,12 @@ class RayUnreachable(UserError):
     """There is no Ray cluster at the address, or it cannot be used from here."""
 
     code = "ray_unreachable"
+
+
+class WatchError(UserError):
+    """A cluster of somebody else's cannot be watched, or nothing is known of it."""
+
+    code = "cannot_watch"
 
 
 class MissingExtra(PresageError):
