@@ -86,8 +86,7 @@ class State:
         self.rules: ev.RulesChanged | None = None  # what decides, where somebody said so
         self.changes = Changes()
         """Which jobs changed, for whoever keeps something about them (`changes.Reader`)."""
-        self.ended: list[Job] = []
-        """Jobs that ended in the present step."""
+        self.ended: list[Job] = []  # jobs that ended in the present step
         self.moves: list[Move] = []
         """What became of jobs in it, in order; launches and stops are decisions and not here."""
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
@@ -325,9 +324,8 @@ class State:
             self.speeds.add(same_work(job.spec), e.point)
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
-        if e.counts and not self.counts:
-            for job in self.active.values():
-                job.held_since = now
+        for job in self.active.values() if e.counts and not self.counts else ():
+            job.held_since = now
         self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
@@ -340,9 +338,7 @@ class State:
         i = capacity.index.get(name)
         if i is not None and capacity.nodes[i] != e.node:
             if not capacity.idle(i):
-                raise InternalError(
-                    f"node {name} came back with other hardware and runs still on it"
-                )
+                raise InternalError(f"node {name} came back as another, with runs still on it")
             capacity.retire(i)
             i = None
         if i is None:
@@ -350,6 +346,9 @@ class State:
         self.down.discard(name)
         self.draining.discard(name)
         capacity.set_open(i, True)
+
+    def _node_changed(self, now: float, e: ev.NodeChanged) -> None:
+        self.capacity.change(e.node)
 
     def _node_down(self, now: float, e: ev.NodeDown) -> None:
         if e.node in self.capacity.index:
@@ -575,7 +574,8 @@ class State:
         capacity, job = self.capacity, self.jobs[job_id]
         self.reservations[job_id] = workers
         for worker in workers:
-            capacity.shift(capacity.index[worker.node], ask_of(job, worker.role), worker.devices, -1)
+            i = capacity.index[worker.node]
+            capacity.shift(i, ask_of(job, worker.role), worker.devices, -1)
 
     def _drop_reservation(self, job_id: str, workers: tuple[Worker, ...] | None = None) -> bool:
         """Give back the room that is reserved for a job; True if it is that of these workers, who

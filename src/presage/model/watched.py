@@ -100,8 +100,6 @@ class SeenJob:
     array: str = ""
     at_once: int = 0
     """How many jobs of its array may run at once; 0 for any number."""
-    nodes: tuple[str, ...] = ()
-    """Where it may run; empty for anywhere."""
     expected_at: float | None = None
     """When the scheduler there says that it will start."""
 

@@ -49,12 +49,12 @@ class Watched:
     def see(self, now: float, *jobs: SeenJob, nodes: tuple[SeenNode, ...] = NODES) -> list[str]:
         """The names of the events that follow."""
         names = []
-        for now, facts, decisions in self.follower.follow(Sight(now, jobs, nodes)):
+        for at, facts, decisions in self.follower.follow(Sight(now, jobs, nodes)):
             state = self.follower.state
-            self.ended |= {job.id: now for job in state.ended}
+            self.ended |= {job.id: at for job in state.ended}
             state.check()
-            self.steps.append((now, facts, decisions))
-            names += [f"{now:g} {type(event).__name__}" for event in (*facts, *decisions)]
+            self.steps.append((at, facts, decisions))
+            names += [f"{at:g} {type(event).__name__}" for event in (*facts, *decisions)]
         return names
 
     def restart(self) -> None:
@@ -273,10 +273,10 @@ def test_whenever_somebody_looks_the_journal_is_the_same(
                 told[event.job].append(("cancelled", now))
     for job in truth:
         expected = [("submitted", job.submitted_at)]
-        for one in job.runs:
-            expected.append((f"started {one.attempt}", one.started_at))
-            assert one.end is not None
-            expected.append((f"{one.end.outcome} {one.attempt}", one.end.at))
+        for ran in job.runs:
+            expected.append((f"started {ran.attempt}", ran.started_at))
+            assert ran.end is not None
+            expected.append((f"{ran.end.outcome} {ran.attempt}", ran.end.at))
         if job.end is not None:
             expected.append(("cancelled", job.end.at))
         assert told[job.id] == expected

@@ -229,11 +229,17 @@ class Follower:
                 yield _News(sight.now, _Rank.NODE, _bind(_left, name))
 
     def _node(self, seen: SeenNode) -> Iterable[ev.Event]:
-        """A node becomes what it is; new hardware waits until nothing runs on it."""
+        """A node becomes what it is; other devices wait until nothing runs on it."""
         state, name = self.state, seen.node.name
         i = state.capacity.index.get(name)
-        new = i is None or (state.capacity.nodes[i] != seen.node and state.capacity.idle(i))
-        node = seen.node if new or i is None else state.capacity.nodes[i]
+        node = seen.node if i is None else state.capacity.nodes[i]
+        new = i is None
+        if i is not None and node != seen.node:
+            if len(node.devices) == len(seen.node.devices):
+                yield ev.NodeChanged(seen.node)
+                node = seen.node
+            elif state.capacity.idle(i):
+                node, new = seen.node, True
         was = NodeState.UP
         if name in state.down:
             was = NodeState.DOWN
@@ -276,7 +282,8 @@ def _roles(
     for role, (size, members) in enumerate(sizes.items()):
         name = asked.name if not role else f"{asked.name}-{role}"
         count = len(members)
-        roles.append(Role(name, size, count, count, asked.gpu_types if size.gpu_milli else ()))
+        types = asked.gpu_types if size.gpu_milli else ()
+        roles.append(Role(name, size, count, count, types, asked.where))
         for index, number in enumerate(members):
             places[number] = role, index
     return tuple(roles), places
@@ -318,5 +325,7 @@ def _left(name: str) -> Iterable[ev.Event]:
     yield ev.NodeDown(name)
 
 
-def _bind(make: Callable[..., Iterable[ev.Event]], *about: object) -> Callable[[], Iterable[ev.Event]]:
+def _bind(
+    make: Callable[..., Iterable[ev.Event]], *about: object
+) -> Callable[[], Iterable[ev.Event]]:
     return lambda: make(*about)

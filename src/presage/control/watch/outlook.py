@@ -20,7 +20,7 @@ from presage.control.watch.follow import Follower, spec_of
 from presage.core.ports import Policy
 from presage.core.state import State
 from presage.model import event as ev
-from presage.model.cluster import WHOLE_GPU, gpu_count
+from presage.model.cluster import ANYWHERE, WHOLE_GPU, gpu_count
 from presage.model.job import JobSpec
 from presage.model.watched import SeenJob, Sight
 from presage.model.words import duration
@@ -53,12 +53,11 @@ def present(sight: Sight) -> State:
     running = tuple(job for job in sight.jobs if job.running)
     for _ in Follower(state).follow(replace(sight, jobs=running)):
         pass
-    eligible = _Eligible(state)
     for seen in sight.jobs:
         if _takes_part(seen, now):
             after = tuple(one for one in seen.after if one.job in state.jobs)
             if len(after) == len(seen.after):
-                spec = replace(eligible.spec(seen), after=after)
+                spec = replace(spec_of(seen), priority=0, after=after)
                 state.apply_all(max(now, state.now), (ev.JobSubmitted(spec),))
     return state
 
@@ -66,30 +65,6 @@ def present(sight: Sight) -> State:
 def _takes_part(seen: SeenJob, now: float) -> bool:
     waits = not seen.running and seen.ended_at is None
     return waits and not seen.held and (seen.not_before is None or seen.not_before <= now)
-
-
-class _Eligible:
-    """Sets of nodes as kinds of GPU: all that a placement asks about where a job may go."""
-
-    def __init__(self, state: State) -> None:
-        self._capacity = state.capacity
-        self._capacity.types.clear()
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-    def spec(self, seen: SeenJob) -> JobSpec:
-        """A job that waits."""
-        role = replace(seen.role, gpu_types=self._kinds(seen.nodes))
-        return replace(spec_of(seen), roles=(role,), priority=0)
-
-    def _kinds(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        index = self._capacity.index
-        if not nodes or index.keys() <= set(nodes):
-            return ()
-        if nodes not in self._names:
-            name = f"nodes {len(self._names)}"
-            self._capacity.types[name] = sum(1 << index[node] for node in nodes if node in index)
-            self._names[nodes] = (name,)
-        return self._names[nodes]
 
 
 class Learner:
@@ -195,8 +170,8 @@ class Outlook:
             shorter = float(max(60, round(usual * 1.2 / 60) * 60))
             what = f"with a time limit of {duration(shorter)} instead of {duration(limit)}"
             yield what, replace(spec, time_limit_s=shorter)
-        if role.gpu_types:
-            anywhere = replace(role, gpu_types=())
+        if role.gpu_types or role.where != ANYWHERE:
+            anywhere = replace(role, gpu_types=(), where=ANYWHERE)
             yield "if it might run on any node", replace(spec, roles=(anywhere,))
 
     @property

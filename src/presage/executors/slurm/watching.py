@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from presage.model.cluster import ANY_GPU, UNLIMITED, WHOLE_GPU, Device, Node, Resources
+from presage.model.cluster import (
+    ANY_GPU,
+    UNLIMITED,
+    WHOLE_GPU,
+    Device,
+    LabelOperator,
+    LabelRule,
+    Node,
+    Resources,
+    Where,
+)
 from presage.model.errors import WatchError
 from presage.model.event import Outcome
 from presage.model.job import Dependency, DependsOn, Reason, ReasonCode, Role
@@ -82,6 +92,8 @@ _ACCOUNTS = (
     *("AllocTRES", "ReqTRES", "NodeList", "NNodes", "TimelimitRaw", "Priority"),
 )
 _SEPARATOR = "\x1f"
+_PARTITION, _FEATURE, _NAME = "slurm/partition/", "slurm/feature/", "slurm/node"
+"""Labels of nodes."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -93,11 +105,8 @@ class SlurmSource:
 
     def __init__(self, cluster: str | None = None, *, run: Run = subprocess.run) -> None:
         self._run, self._other = run, cluster
-        told = dict(
-            (part.strip() for part in line.split("=", 1))
-            for line in self._call("scontrol", "show", "config").splitlines()
-            if "=" in line
-        )
+        config = self._call("scontrol", "show", "config")
+        told = {found[0]: found[1] for found in re.findall(r"(?m)^(\w+) *= (.*?) *$", config)}
         self.name = told.get("ClusterName", cluster or "slurm")
         self._accounts = told.get("AccountingStorageType", "").endswith("slurmdbd")
         memory = "MEMORY" in told.get("SelectTypeParameters", "").upper()
@@ -219,26 +228,23 @@ class _Place:
     def _as_ours(self, one: _SlurmNode) -> Node:
         devices = tuple(Device(kind or ANY_GPU) for kind, count in one.gpus for _ in range(count))
         memory = one.memory_mib if self.memory else UNLIMITED
-        labels = {"partitions": ",".join(sorted(one.partitions))}
+        labels = {f"{_PARTITION}{name}": "yes" for name in sorted(one.partitions)}
+        labels |= {f"{_FEATURE}{name}": "yes" for name in sorted(one.features)}
+        labels[_NAME] = one.name
         return Node(one.name, devices, one.cpus * 1000, memory, labels)
 
-    def eligible(
-        self, partitions: str, features: str, gpu_type: str, excluded: str
-    ) -> tuple[str, ...]:
-        """Where a job may run; empty for everywhere."""
-        wanted = set(partitions.split(","))
-        plain = bool(re.fullmatch(r"[\w.&-]*", features))
-        needed = set(filter(None, features.split("&"))) if plain else set()
-        without = set(_hosts(excluded))
-        found = [
-            name
-            for name, one in self.slurm.items()
-            if wanted & one.partitions
-            and needed <= one.features
-            and name not in without
-            and (not gpu_type or any(kind == gpu_type for kind, _ in one.gpus))
-        ]
-        return () if len(found) == len(self.slurm) else tuple(found)
+
+def _where(record: Mapping[str, Any]) -> Where:
+    """Where a job may run: in one of its partitions, with the features that it names (those
+    joined by `&`; other expressions are not read), and not on nodes that it rules out."""
+    features = str(record.get("features") or "")
+    plain = re.fullmatch(r"[\w.&-]*", features)
+    always = [LabelRule(f"{_FEATURE}{name}") for name in features.split("&") if plain and name]
+    without = tuple(_hosts(str(record.get("excluded_nodes") or "")))
+    if without:
+        always.append(LabelRule(_NAME, LabelOperator.NOT_IN, without))
+    partitions = filter(None, str(record.get("partition") or "").split(","))
+    return Where(tuple((LabelRule(f"{_PARTITION}{name}"), *always) for name in partitions))
 
 
 def _node(line: str) -> _SlurmNode:
@@ -329,6 +335,7 @@ def _job(
         min=count,
         max=count,
         gpu_types=(gpu_type,) if gpu_type else (),
+        where=_where(record),
     )
     limit = _number(record.get("time_limit"))
     submitted = _number(record["submit_time"]) or 0.0
@@ -367,14 +374,6 @@ def _job(
         after=after,
         array=array,
         at_once=at_once,
-        nodes=place.eligible(
-            str(record.get("partition") or ""),
-            str(record.get("features") or ""),
-            gpu_type,
-            str(record.get("excluded_nodes") or ""),
-        )
-        if waits
-        else (),
         expected_at=started if waits and started > submitted else None,
     )
 
@@ -426,9 +425,7 @@ def _gpu_type(record: Mapping[str, Any]) -> str:
     return found[1] if found else ""
 
 
-def _workers(
-    hosts: list[str], record: Mapping[str, Any], memory: bool
-) -> tuple[SeenWorker, ...]:
+def _workers(hosts: list[str], record: Mapping[str, Any], memory: bool) -> tuple[SeenWorker, ...]:
     """One worker a node, with what it was given there."""
     tres = _tres(record.get("tres_alloc_str") or record.get("tres_req_str") or "")
     details = record.get("gres_detail") or []
@@ -504,7 +501,12 @@ def _accounted(
         last["User"],
         last["Partition"],
         min(filter(None, (_seconds(row["Submit"]) for row in rows)), default=ended),
-        Role(resources=_each(_tres(last["ReqTRES"]), count, place.memory), min=count, max=count),
+        Role(
+            resources=_each(_tres(last["ReqTRES"]), count, place.memory),
+            min=count,
+            max=count,
+            where=_where({"partition": last["Partition"]}),
+        ),
         tuple(runs),
         None if runs else _end(last["State"].split(" ")[0], ended, None),
         time_limit_s=float(limit) * 60 if limit.isdecimal() else None,
