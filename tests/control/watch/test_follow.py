@@ -232,8 +232,8 @@ def stories(draw: st.DrawFn) -> list[SeenJob]:
             outcome = draw(st.sampled_from([Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED]))
             end = SeenEnd(ended, Outcome.STOPPED if again else outcome, again=again)
             runs.append(run(started, f"n{draw(st.integers(0, 1))}", attempt=attempt, end=end))
-        end = None if runs else SeenEnd(at + 3, Outcome.STOPPED)
-        jobs.append(replace(waiting(str(number), submitted), runs=tuple(runs), end=end))
+        never = None if runs else SeenEnd(at + 3, Outcome.STOPPED)
+        jobs.append(replace(waiting(str(number), submitted), runs=tuple(runs), end=never))
     return jobs
 
 
