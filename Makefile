@@ -30,6 +30,7 @@ demo: $(READY)  ## set up, simulate a sample trace under several policies, write
 
 test: style  ## set up, then every check and test (under 12 minutes on 2 cores)
 	@tools/system-packages
+	@test "$$CI" != true || tools/engines
 	@mkdir -p build
 	@echo '$(PYTEST) -m "not soak", and beside it $(MYPY)'
 	@$(MYPY) >build/mypy.log 2>&1 & types=$$!; failed=; \

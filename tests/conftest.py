@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from tests.order import Groups, arrange, group_of
 
 if TYPE_CHECKING:
+    from tests.kubernetes_plane import Plane
     from tests.server.kit import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +92,25 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     started = Zygote(tmp_path_factory.mktemp("commands"))
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def shared_plane() -> Iterator[Plane]:
+    """A Kubernetes control plane, where `tools/engines kubernetes` has built one."""
+    from tests.kubernetes_plane import PlaneError, find_programs, plane_for_tests
+
+    try:
+        find_programs()
+    except PlaneError as error:
+        _missing(str(error))
+    yield from plane_for_tests()
+
+
+@pytest.fixture
+def plane(shared_plane: Plane) -> Iterator[Plane]:
+    """The control plane of the test run, up, with no nodes and nothing in its namespace."""
+    yield shared_plane
+    shared_plane.clear()
 
 
 @pytest.fixture(scope="session")

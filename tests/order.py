@@ -15,11 +15,19 @@ __all__ = ["Groups", "arrange", "group_of"]
 SPREAD = ("tests/test_docs.py", "tests/test_examples.py", "tests/test_api_python.py")
 """Files whose tests share nothing: any worker may run any of them."""
 
-TOGETHER = {"tests/executors/test_ray.py": "ray", "tests/server/test_serve_ray.py": "ray"}
-"""Files that are one group: one Ray cluster for both."""
+TOGETHER = {
+    "tests/executors/test_ray.py": "ray",
+    "tests/server/test_serve_ray.py": "ray",
+    "tests/executors/test_kubernetes_plane.py": "kubernetes",
+    "tests/executors/test_kubernetes_api.py": "kubernetes",
+    "tests/executors/test_kubernetes.py": "kubernetes",
+    "tests/executors/test_kubernetes_gangs.py": "kubernetes",
+}
+"""Files that are one group: one Ray cluster, one Kubernetes control plane for all of them."""
 
 SECONDS: dict[str, float] = {
     "ray": 96,
+    "kubernetes": 60,
     "tests/web/test_every_page.py": 45,
     "tests/web/test_pages.py": 30,
     "tests/server/test_standby.py": 40,

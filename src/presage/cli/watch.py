@@ -90,7 +90,9 @@ def _source(slurm: bool, cluster: str | None, context: str | None) -> ClusterSou
         return SlurmSource(cluster)
     if cluster is not None:
         raise UserError("--cluster belongs to --slurm; name a --context")
-    raise WatchError("Kubernetes cannot be watched by this version yet")
+    from presage.executors.kubernetes.watching import KubernetesSource
+
+    return KubernetesSource(context)
 
 
 @contextmanager

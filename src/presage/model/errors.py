@@ -16,6 +16,9 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── BackupError           a backup that cannot be made, read or restored
 │   ├── RunSpecError          a job that an executor cannot read
 │   ├── RayUnreachable        no Ray cluster at the address
+│   ├── KubernetesError       a Kubernetes cluster does not answer, or said no
+│   ├── SlurmUnreachable      no Slurm here, or its controller does not answer
+│   ├── SlurmRefused          Slurm does not take what was asked of it
 │   └── WatchError            a cluster of somebody else's that cannot be watched
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
 ├── BadRequest                a part of a request is not what it must be
@@ -56,6 +59,7 @@ __all__ = [
     "InternalError",
     "InvariantBroken",
     "JournalError",
+    "KubernetesError",
     "ManifestError",
     "MissingExtra",
     "NeverFits",
@@ -68,6 +72,8 @@ __all__ = [
     "ProvisionError",
     "RayUnreachable",
     "RunSpecError",
+    "SlurmRefused",
+    "SlurmUnreachable",
     "StaleLease",
     "StoreUnavailable",
     "TelemetryError",
@@ -187,6 +193,29 @@ class WatchError(UserError):
     """A cluster of somebody else's cannot be watched, or nothing is known of it."""
 
     code = "cannot_watch"
+
+
+class KubernetesError(UserError):
+    """A Kubernetes cluster does not answer, or said no; `status` is the HTTP status it said that
+    with, 0 when nobody answered."""
+
+    code = "kubernetes_error"
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SlurmUnreachable(UserError):
+    """There is no Slurm here that can be used, or its controller does not answer now."""
+
+    code = "slurm_unreachable"
+
+
+class SlurmRefused(UserError):
+    """Slurm does not take a command: no such partition, no room on any node, not allowed."""
+
+    code = "slurm_refused"
 
 
 class MissingExtra(PresageError):

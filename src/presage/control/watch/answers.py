@@ -193,16 +193,17 @@ def _ended(row: JobRow, now: float) -> str:
 
 
 def _find(sight: Sight, asked: str) -> SeenJob | None:
-    """A job by its id, the part of it before `@`, or its name."""
-    for kind in range(3):
-        found = [
-            seen
-            for seen in sight.jobs
-            if (seen.id, seen.id.partition("@")[0], seen.name)[kind] == asked
-        ]
+    """A job by its id, the part of it before `@`, a pod without its namespace, or its name."""
+    for kind in range(4):
+        found = [seen for seen in sight.jobs if _names(seen)[kind] == asked]
         if len(found) > 1:
             names = ", ".join(seen.id for seen in found[:5])
             raise WatchError(f"{asked[:80]} stands for several jobs: {names}; give an id")
         if found:
             return found[0]
     return None
+
+
+def _names(seen: SeenJob) -> tuple[str, str, str, str]:
+    short = seen.id.partition("@")[0]
+    return seen.id, short, short.rpartition("/")[2], seen.name

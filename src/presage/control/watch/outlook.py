@@ -35,7 +35,7 @@ __all__ = ["SCHEDULERS", "Learner", "Outlook", "ahead_of", "present"]
 
 SCHEDULERS = {
     "slurm": PolicyConfig(order="fifo", backfill=True, backfill_depth=1000),
-    "kubernetes": PolicyConfig(order="fifo", mode="greedy"),
+    "kubernetes": PolicyConfig(order="fifo", mode="greedy", placement="spread"),
 }
 """What comes nearest to a scheduler; jobs come in the order that it gave them."""
 _SAMPLES = 24

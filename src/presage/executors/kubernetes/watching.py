@@ -75,7 +75,7 @@ class KubernetesSource:
             jobs[seen.id] = seen
             strange += not seen.runs and bool(refusals(pod))
         nodes = tuple(_node(item) for item in self._nodes.objects().values())
-        notes = ()
+        notes: tuple[str, ...] = ()
         if strange:
             notes = (f"{strange} pods that wait ask for more than is foreseen here",)
         return Sight(now, tuple(_ordered(jobs.values())), nodes, notes)
@@ -151,7 +151,7 @@ def _end(pod: Json, deleted_at: float | None) -> SeenEnd | None:
     at = max(times, default=_seconds(pod["metadata"].get("creationTimestamp")) or 0.0)
     if phase == "Succeeded":
         return SeenEnd(at, Outcome.SUCCEEDED, exit_code=0)
-    worst = max(ends, key=lambda done: int(done.get("exitCode") or 0), default={})
+    worst: Json = max(ends, key=lambda done: int(done.get("exitCode") or 0), default={})
     outcome, code, text = _failure(status, worst)
     return SeenEnd(at, outcome, Reason(code, text), worst.get("exitCode"))
 

@@ -1,1 +1,1 @@
-"""A Slurm cluster, by its commands."""
+"""The executor `slurm`, and Slurm's commands for whoever only reads (`presage watch`)."""

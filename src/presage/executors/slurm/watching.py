@@ -1,23 +1,29 @@
 """A Slurm cluster to look at: what `squeue`, `scontrol` and `sacct` tell anybody who may run them.
 
-Reads alone: no command here changes anything, and none needs a privilege. Times are asked for as
-seconds, so no time zone is guessed. A command that does not answer in time counts as failed, for
-clients of Slurm hang for minutes while its controller is down. What users wrote (names of jobs)
-is read as JSON where it stands beside other fields.
+Reads alone: no command here changes anything, and none needs a privilege. What users wrote (names
+of jobs) is read as JSON where it stands beside other fields, so that no name can pass for another
+job.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from presage.executors.slurm.commands import SlurmCommands
+from presage.executors.slurm.formats import (
+    expand_hosts,
+    gpus_of,
+    memory_mib,
+    number,
+    pairs,
+    tres,
+)
 from presage.model.cluster import (
     ANY_GPU,
     UNLIMITED,
@@ -29,7 +35,7 @@ from presage.model.cluster import (
     Resources,
     Where,
 )
-from presage.model.errors import WatchError
+from presage.model.errors import SlurmRefused, SlurmUnreachable, WatchError
 from presage.model.event import Outcome
 from presage.model.job import Dependency, DependsOn, Reason, ReasonCode, Role
 from presage.model.watched import (
@@ -44,7 +50,6 @@ from presage.model.watched import (
 
 __all__ = ["SlurmSource"]
 
-_CALL_S = 30.0
 _GAP_S = 120.0
 """After so long without a look, accounts are read: the controller forgets jobs that ended."""
 _MOST_TASKS = 100_000
@@ -95,18 +100,25 @@ _SEPARATOR = "\x1f"
 _PARTITION, _FEATURE, _NAME = "slurm/partition/", "slurm/feature/", "slurm/node"
 """Labels of nodes."""
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 class SlurmSource:
     """One Slurm cluster: the one of this machine's configuration, or another by its name."""
 
     kind = "slurm"
 
-    def __init__(self, cluster: str | None = None, *, run: Run = subprocess.run) -> None:
-        self._run, self._other = run, cluster
-        config = self._call("scontrol", "show", "config")
-        told = {found[0]: found[1] for found in re.findall(r"(?m)^(\w+) *= (.*?) *$", config)}
+    def __init__(
+        self, cluster: str | None = None, *, commands: SlurmCommands | None = None
+    ) -> None:
+        self._commands = commands or SlurmCommands(cluster=cluster)
+        try:
+            self._commands.version()
+            told = self._commands.config()
+        except SlurmRefused as error:
+            if cluster is None:
+                raise WatchError(str(error)) from None
+            raise WatchError(f"Slurm knows no cluster {cluster!r}: {error}") from None
+        except SlurmUnreachable as error:
+            raise WatchError(str(error)) from None
         self.name = told.get("ClusterName", cluster or "slurm")
         self._accounts = told.get("AccountingStorageType", "").endswith("slurmdbd")
         memory = "MEMORY" in told.get("SelectTypeParameters", "").upper()
@@ -123,25 +135,32 @@ class SlurmSource:
 
     def look(self, since: float, alive: Collection[str]) -> Sight:
         """The queue and the nodes; accounts where the controller no longer knows."""
+        try:
+            return self._look(since, alive)
+        except (SlurmUnreachable, SlurmRefused) as error:
+            raise WatchError(str(error)) from None
+
+    def _look(self, since: float, alive: Collection[str]) -> Sight:
+        call = self._commands.call
         now = float(int(time.time()))
-        nodes = [_node(line) for line in self._call("scontrol", "-o", "show", "node").splitlines()]
+        nodes = [_node(line) for line in call("scontrol", "-o", "show", "node").splitlines()]
         nodes = [one for one in nodes if one.name]
         tiers = {
             found[1]: int(found[2])
-            for line in self._call("scontrol", "-o", "show", "partition").splitlines()
+            for line in call("scontrol", "-o", "show", "partition").splitlines()
             if (found := re.search(r"^PartitionName=(\S+) .*PriorityTier=(\d+)", line))
         }
-        body = json.loads(self._call("squeue", "--json", "-t", "all"))
+        body = json.loads(call("squeue", "--json", "-t", "all"))
         place = _Place(nodes, self._memory)
         waiting: list[tuple[tuple[int, int, int], SeenJob]] = []
         jobs: dict[str, SeenJob] = {}
-        for number, record in enumerate(body["jobs"]):
+        for place_in_queue, record in enumerate(body["jobs"]):
             for seen in _jobs(record, place):
                 if seen.running or seen.ended_at is not None:
                     jobs[seen.id] = seen
                 else:
                     tier = max(tiers.get(name, 1) for name in seen.queue.split(","))
-                    waiting.append(((-tier, -seen.priority, number), seen))
+                    waiting.append(((-tier, -seen.priority, place_in_queue), seen))
         gap = self._looked_at is None or now - self._looked_at > _GAP_S
         known = jobs.keys() | {seen.id for _, seen in waiting}
         if self._accounts and (gap or not known >= {name.partition("@")[0] for name in alive}):
@@ -160,13 +179,14 @@ class SlurmSource:
 
     def _past(self, since: float, place: _Place) -> Iterator[SeenJob]:
         """Jobs that ended since then, as accounts have them."""
+        call = self._commands.call
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
         ask = ("sacct", "-a", "-D", "-X", "-n", "-P", f"--delimiter={_SEPARATOR}", "-S", began)
-        text = self._call(*ask, "-o", ",".join(_ACCOUNTS))
+        text = call(*ask, "-o", ",".join(_ACCOUNTS))
         names: dict[str, str] = {}
-        for line in self._call(*ask, "-o", "JobIDRaw,JobName").splitlines():
-            number, _, name = line.partition(_SEPARATOR)
-            names.setdefault(number, name)
+        for line in call(*ask, "-o", "JobIDRaw,JobName").splitlines():
+            raw, _, name = line.partition(_SEPARATOR)
+            names.setdefault(raw, name)
         rows: dict[str, list[dict[str, str]]] = {}
         for line in text.splitlines():
             cells = line.split(_SEPARATOR)
@@ -177,30 +197,6 @@ class SlurmSource:
             seen = _accounted(job_id, names.get(those[-1]["JobIDRaw"], ""), those, place)
             if seen is not None:
                 yield seen
-
-    def _call(self, *argv: str) -> str:
-        other = ("-M", self._other) if self._other else ()
-        command = (argv[0], *other, *argv[1:])
-        env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
-        try:
-            done = self._run(
-                command, capture_output=True, text=True, timeout=_CALL_S, env=env, errors="replace"
-            )
-        except FileNotFoundError:
-            raise WatchError(
-                f"there is no command {argv[0]} on this machine: watch a Slurm from one of its "
-                "login nodes"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise WatchError(
-                f"{argv[0]} did not answer within {_CALL_S:.0f} s; is the controller up?"
-            ) from None
-        if done.returncode:
-            said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
-            if self._other and "cluster" in said.lower():
-                raise WatchError(f"Slurm knows no cluster {self._other!r} ({said})")
-            raise WatchError(f"{argv[0]} failed: {said}")
-        return done.stdout
 
 
 # -- nodes ----------------------------------------------------------------------------------------
@@ -248,18 +244,13 @@ def _where(record: Mapping[str, Any]) -> Where:
 
 
 def _node(line: str) -> _SlurmNode:
-    told = dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", line.partition(" Reason=")[0]))
-    gpus = []
-    for part in re.sub(r"\([^)]*\)", "", told.get("Gres", "")).split(","):
-        found = re.fullmatch(r"gpu(?::([A-Za-z_][\w.-]*))?:(\d+)", part)
-        if found:
-            gpus.append((found[1] or "", int(found[2])))
+    told = pairs(line)
     features = told.get("ActiveFeatures", "").replace("(null)", "")
     return _SlurmNode(
         told.get("NodeName", ""),
         int(told.get("CPUEfctv") or told.get("CPUTot") or 0),
         int(told.get("RealMemory") or 0),
-        tuple(gpus),
+        tuple(gpus_of(told.get("Gres", ""))),
         frozenset(filter(None, told.get("Partitions", "").split(","))),
         frozenset(filter(None, features.split(","))),
         _node_state(told.get("State", "")),
@@ -277,16 +268,8 @@ def _node_state(text: str) -> NodeState:
     return NodeState.UP
 
 
-def _hosts(text: str) -> list[str]:
-    """`n[1-3,07],m4` as names."""
-    names: list[str] = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text or ""):
-        heads = [""]
-        for plain, inside in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
-            ends = [plain] if plain else list(_numbers(inside))
-            heads = [head + end for head in heads for end in ends]
-        names += heads
-    return [name for name in names if name not in ("", "(null)", "None assigned")]
+def _hosts(text: str) -> tuple[str, ...]:
+    return () if text == "None assigned" else expand_hosts(text)
 
 
 def _numbers(text: str) -> Iterator[str]:
@@ -294,23 +277,16 @@ def _numbers(text: str) -> Iterator[str]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (not last or last.isdecimal()):
-            for number in range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1):
-                yield str(number).zfill(len(first))
+            for one in range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1):
+                yield str(one).zfill(len(first))
 
 
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def _number(value: Any) -> float | None:
-    """A number as either generation of Slurm's JSON has it."""
-    if isinstance(value, Mapping):
-        value = value.get("number") if value.get("set") and not value.get("infinite") else None
-    return None if value is None else float(value)
-
-
 def _jobs(record: Mapping[str, Any], place: _Place) -> Iterator[SeenJob]:
     """The jobs of one record: those tasks of an array that wait share one."""
-    task, array = _number(record.get("array_task_id")), int(_number(record["array_job_id"]) or 0)
+    task, array = number(record.get("array_task_id")), int(number(record["array_job_id"]) or 0)
     tasks, _, at_once = str(record.get("array_task_string") or "").partition("%")
     if array and task is None and tasks:
         for one in _numbers(tasks):
@@ -327,22 +303,22 @@ def _job(
     states = record["job_state"]
     states = [states] if isinstance(states, str) else list(states)
     state = "COMPLETING" if "COMPLETING" in states else states[0]
-    asked = _tres(record.get("tres_req_str") or "")
-    count = max(1, int(_number(record.get("node_count")) or 1))
+    asked = _Amounts.of(record.get("tres_req_str") or "", place.memory)
+    count = max(1, int(number(record.get("node_count")) or 1))
     gpu_type = _gpu_type(record)
     role = Role(
-        resources=_each(asked, count, place.memory),
+        resources=_each(asked, count),
         min=count,
         max=count,
         gpu_types=(gpu_type,) if gpu_type else (),
         where=_where(record),
     )
-    limit = _number(record.get("time_limit"))
-    submitted = _number(record["submit_time"]) or 0.0
-    started, ended = (_number(record.get(name)) or 0.0 for name in ("start_time", "end_time"))
-    attempt = int(_number(record.get("restart_cnt")) or 0) + 1
+    limit = number(record.get("time_limit"))
+    submitted = number(record["submit_time"]) or 0.0
+    started, ended = (number(record.get(name)) or 0.0 for name in ("start_time", "end_time"))
+    attempt = int(number(record.get("restart_cnt")) or 0) + 1
     why = str(record.get("state_reason") or "")
-    hosts = _hosts(_node_names(record))
+    hosts = _hosts(str(record.get("nodes") or ""))
     runs: tuple[SeenRun, ...] = ()
     end = None
     if state in _ENDS:
@@ -352,9 +328,9 @@ def _job(
         workers = _workers(hosts, record, place.memory)
         runs = (SeenRun(attempt, started, workers, end),)
     waits = state == "PENDING" or (not runs and end is None)
-    eligible = _number(record.get("eligible_time"))
+    eligible = number(record.get("eligible_time"))
     after, understood = _dependencies(str(record.get("dependency") or "")) if waits else ((), True)
-    priority = int(_number(record.get("priority")) or 0)
+    priority = int(number(record.get("priority")) or 0)
     held = why in _HELD or not understood or (waits and not priority)
     return SeenJob(
         job_id,
@@ -378,10 +354,6 @@ def _job(
     )
 
 
-def _node_names(record: Mapping[str, Any]) -> str:
-    return str(record.get("nodes") or "")
-
-
 def _end(state: str, at: float, code: int | None, again: bool = False) -> SeenEnd:
     outcome, reason, text = _ENDS[state]
     why = Reason(reason, text) if text else None
@@ -390,31 +362,32 @@ def _end(state: str, at: float, code: int | None, again: bool = False) -> SeenEn
 
 def _exit_code(value: Any) -> int | None:
     if isinstance(value, Mapping):
-        return int(_number(value.get("return_code")) or 0)
+        return int(number(value.get("return_code")) or 0)
     return None if value is None else int(value) >> 8 & 0xFF
 
 
-def _tres(text: str) -> dict[str, int]:
-    """`cpu=2,mem=1.5G,gres/gpu=4` as numbers, memory in MiB."""
-    found: dict[str, int] = {}
-    for name, amount, unit in re.findall(r"([\w/:.-]+)=([\d.]+)([KMGTP]?)", text):
-        scale = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20, "P": 1 << 30}.get(unit, 1)
-        found[name] = ceil(float(amount) * (scale if name == "mem" else 1))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """What a list of trackable resources adds up to."""
+
+    cpus: int
+    memory_mib: int
+    gpus: int
+
+    @classmethod
+    def of(cls, text: str, memory: bool) -> _Amounts:
+        told = tres(text)
+        gpus = sum(count for _, count in gpus_of(text))
+        cpus = int(told.get("cpu", "0")) if told.get("cpu", "0").isdecimal() else 0
+        return cls(cpus, memory_mib(told.get("mem", "")) if memory else 0, gpus)
 
 
-def _gpus(tres: Mapping[str, int]) -> int:
-    return tres.get("gres/gpu") or sum(
-        count for name, count in tres.items() if name.startswith("gres/gpu:")
-    )
-
-
-def _each(tres: Mapping[str, int], count: int, memory: bool) -> Resources:
+def _each(whole: _Amounts, count: int) -> Resources:
     """What one of so many workers asks for, if all ask for the same."""
     return Resources(
-        cpu_milli=ceil(tres.get("cpu", 0) / count) * 1000,
-        memory_mib=ceil(tres.get("mem", 0) / count) if memory else 0,
-        gpu_milli=ceil(_gpus(tres) / count) * WHOLE_GPU,
+        cpu_milli=ceil(whole.cpus / count) * 1000,
+        memory_mib=ceil(whole.memory_mib / count),
+        gpu_milli=ceil(whole.gpus / count) * WHOLE_GPU,
     )
 
 
@@ -425,24 +398,27 @@ def _gpu_type(record: Mapping[str, Any]) -> str:
     return found[1] if found else ""
 
 
-def _workers(hosts: list[str], record: Mapping[str, Any], memory: bool) -> tuple[SeenWorker, ...]:
+def _workers(
+    hosts: tuple[str, ...], record: Mapping[str, Any], memory: bool
+) -> tuple[SeenWorker, ...]:
     """One worker a node, with what it was given there."""
-    tres = _tres(record.get("tres_alloc_str") or record.get("tres_req_str") or "")
+    text = record.get("tres_alloc_str") or record.get("tres_req_str") or ""
+    whole = _Amounts.of(text, memory)
     details = record.get("gres_detail") or []
     count = len(hosts)
-    gpus = [_share(_gpus(tres), count, k) for k in range(count)]
+    gpus = [_share(whole.gpus, count, k) for k in range(count)]
     devices: list[tuple[int, ...]] = [()] * count
     if len(details) == count:
-        for k, text in enumerate(details):
-            found = re.search(r"IDX:([\d,-]+)", text)
+        for k, detail in enumerate(details):
+            found = re.search(r"IDX:([\d,-]+)", detail)
             devices[k] = tuple(map(int, _numbers(found[1]))) if found else ()
             gpus[k] = len(devices[k])
     return tuple(
         SeenWorker(
             host,
             Resources(
-                _share(tres.get("cpu", 0), count, k) * 1000,
-                _share(tres.get("mem", 0), count, k) if memory else 0,
+                _share(whole.cpus, count, k) * 1000,
+                _share(whole.memory_mib, count, k),
                 gpus[k] * WHOLE_GPU,
             ),
             devices[k],
@@ -502,7 +478,7 @@ def _accounted(
         last["Partition"],
         min(filter(None, (_seconds(row["Submit"]) for row in rows)), default=ended),
         Role(
-            resources=_each(_tres(last["ReqTRES"]), count, place.memory),
+            resources=_each(_Amounts.of(last["ReqTRES"], place.memory), count),
             min=count,
             max=count,
             where=_where({"partition": last["Partition"]}),
