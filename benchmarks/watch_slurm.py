@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.watched import SeenEnd, SeenJob, SeenRun, Sight
 from presage.store import open_store
+from presage.store.sql import SqlStore
 from tests.slurm_cluster import SlurmCluster
 
 NOBODY = 65534
@@ -177,6 +178,16 @@ def watch(data: Path, began: float, faster: float, every_s: float) -> None:
 # -- the day --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Told:
+    """What became of a job, in seconds of this machine's clock."""
+
+    submitted: int
+    started: int = 0
+    ended: int = 0
+    outcome: str = ""
+
+
 class Day:
     """One run of the benchmark."""
 
@@ -195,7 +206,7 @@ class Day:
         command = [sys.executable, "-m", "benchmarks.watch_slurm", "--watcher", *words]
         self.watcher = subprocess.Popen([*AS_NOBODY, *command], env=self.slurm.env)
 
-    def kill_watcher(self, how: signal.Signals) -> None:
+    def kill_watcher(self, how: signal.Signals = signal.SIGKILL) -> None:
         """And wait for its end."""
         assert self.watcher is not None
         self.watcher.send_signal(how)
@@ -206,12 +217,12 @@ class Day:
         options, slurm = self.options, self.slurm
         tasks = a_day(options.hours, options.nodes * 4, options.load, options.seed)
         print(f"{len(tasks)} jobs in {options.hours * 60 / options.faster:.0f} min", flush=True)
-        accidents = [
-            (0.35, "the watcher is killed", lambda: self.kill_watcher(signal.SIGKILL)),
+        accidents: list[tuple[float, str, Callable[[], None]]] = [
+            (0.35, "the watcher is killed", self.kill_watcher),
             (0.37, "the watcher starts again", self.start_watcher),
             (0.50, "slurmctld is killed", slurm.kill_controller),
             (0.51, "slurmctld starts again", slurm.start_controller),
-            (0.70, "the watcher is killed", lambda: self.kill_watcher(signal.SIGKILL)),
+            (0.70, "the watcher is killed", self.kill_watcher),
             (0.75, "the watcher starts again", self.start_watcher),
         ]
         self.began = float(int(time.time()))
@@ -237,8 +248,8 @@ class Day:
     def results(self) -> dict[str, Any]:
         """What is to be shown."""
         store = open_store(f"sqlite:///{Layout(self.data).database}")
-        journal = list(store.read())
         scored = read_scores(store.knowledge)
+        compared = self._compare(store)
         store.close()
         half = self.began + self.options.hours * 1800
         log = (self.slurm.directory / "slurmctld.log").read_text(errors="replace")
@@ -248,49 +259,61 @@ class Day:
             "version": self.slurm.version,
             "report": report(scored),
             "second_half": report(scored, half),
-            "journal": self._compare(journal),
+            "journal": compared,
             "asked": dict(asked),
             "writes": sum(count for name, count in asked.items() if not READS.match(name)),
             "refused": self._refused(),
         }
 
-    def _compare(self, journal: list[tuple[float, ev.Event]]) -> dict[str, int]:
-        """The journal beside the accounts: submission, start, end and state of each job."""
-        ours: dict[str, list[Any]] = {}
-        for now, event in journal:
-            at = round(self.began + (now - self.began) / self.options.faster)
+    def _compare(self, store: SqlStore) -> dict[str, int]:
+        """The journal beside the accounts: submission, start, end and state of each job. A
+        controller that was killed may forget jobs and give their numbers again: the latest job
+        of a number counts, as in the accounts."""
+        ours: dict[str, _Told] = {}
+        for now, event in store.read():
             if isinstance(event, ev.JobSubmitted):
-                ours[event.spec.id] = [at, 0, 0, ""]
+                row = store.jobs.get(event.spec.id)
+                assert row is not None
+                ours[event.spec.id] = _Told(self._fast(row.submitted_at))
             elif isinstance(event, ev.JobStarted):
-                ours[event.job][1] = at
+                ours[event.job].started = self._fast(now if event.at is None else event.at)
             elif isinstance(event, ev.JobExited):
-                ours[event.job][2:] = [at, str(event.outcome)]
+                told = ours[event.job]
+                told.ended, told.outcome = self._fast(now), str(event.outcome)
+        latest = {job.partition("@")[0]: told for job, told in ours.items()}
+        counts = Counter[str](jobs=0, missing=0, forgotten=len(ours) - len(latest))
+        for job, truth in self._accounts().items():
+            counts["jobs"] += 1
+            mine = latest.pop(job, None)
+            if mine is None:
+                counts["missing"] += 1
+            elif mine != truth:
+                counts["other"] += 1
+                print(f"job {job}: {mine} here, {truth} in sacct", file=sys.stderr)
+        counts["more"] = len(latest)
+        return dict(counts)
+
+    def _fast(self, at: float) -> int:
+        return round(self.began + (at - self.began) / self.options.faster)
+
+    def _accounts(self) -> dict[str, _Told]:
+        """What `sacct` says, by job; of several runs, the last."""
         fields = "JobID,Submit,Start,End,State"
         words = ("-a", "-X", "-D", "-n", "-P", "-o", fields, "-S", "now-1days")
-        told = subprocess.run(
+        said = subprocess.run(
             [str(self.slurm.bin / "sacct"), *words],
             env={**self.slurm.env, "SLURM_TIME_FORMAT": "%s"},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        counts = Counter[str]()
+        found = {}
         outcome = {"COMPLETED": "succeeded", "CANCELLED": "stopped", "PREEMPTED": "stopped"}
-        latest = {line.split("|")[0]: line.split("|")[1:] for line in told.splitlines()}
-        counts["jobs"] = len(latest)
-        for job, (submitted, started, ended, state) in latest.items():
-            mine = ours.pop(job, None)
-            if mine is None:
-                counts["missing"] += 1
-                continue
-            truth = [int(submitted), int(started), int(ended)]
-            truth.append(outcome.get(state.split()[0], "failed"))
-            for name, a, b in zip(("submit", "start", "end", "state"), mine, truth, strict=True):
-                if a != b:
-                    counts[f"other {name}"] += 1
-                    print(f"job {job}: {name} {a} here, {b} in sacct", file=sys.stderr)
-        counts["more"] = len(ours)
-        return dict(counts)
+        for line in said.splitlines():
+            job, submitted, started, ended, state = line.split("|")
+            how = outcome.get(state.split()[0], "failed")
+            found[job] = _Told(int(submitted), int(started), int(ended), how)
+        return found
 
     def _refused(self) -> list[str]:
         """What Slurm says when nobody tries to change something."""

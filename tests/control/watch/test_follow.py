@@ -185,6 +185,35 @@ def test_a_number_that_is_used_again_is_another_job(watched: Watched) -> None:
     assert watched.see(540.0, ran) == []
 
 
+def test_a_controller_that_forgot_what_it_told(watched: Watched) -> None:
+    """It was killed, and came up with what it had written last."""
+    end = SeenEnd(20.0, Outcome.SUCCEEDED)
+    ended = replace(waiting("1", 6.0), runs=(run(10.0, "n0", end=end),))
+    running, young = replace(waiting("2", 6.0), runs=(run(15.0, "n0"),)), waiting("3", 16.0)
+    watched.see(21.0, ended, running, young)
+    # The first one runs again, the second was not started yet, the third is another.
+    back = replace(ended, runs=(run(10.0, "n0"),))
+    assert watched.see(25.0, back, waiting("2", 6.0), waiting("3", 24.0)) == [
+        *("20 JobSubmitted", "20 Launch", "20 JobStarted"),
+        *("24 JobSubmitted", "25 JobExited"),
+    ]
+    state = watched.follower.state
+    assert {name: job.state for name, job in state.jobs.items()} == {
+        "2": JobState.PENDING,
+        "3": JobState.PENDING,
+        "3@24": JobState.PENDING,
+        "1@6": JobState.RUNNING,
+    }
+    assert state.jobs["1@6"].mark == 10.0
+    again = replace(waiting("2", 6.0), runs=(run(30.0, "n1"),))
+    assert watched.see(31.0, back, again, waiting("3", 24.0)) == ["30 Launch", "30 JobStarted"]
+    assert state.jobs["2"].attempt == 2
+    watched.restart()
+    assert watched.see(32.0, back, again, waiting("3", 24.0)) == []
+    events = watched.see(32.0 + GONE_S, back, again, waiting("3", 24.0))
+    assert [event.partition(" ")[2] for event in events] == ["CancelRequested"]
+
+
 def test_nodes_come_go_and_change(watched: Watched) -> None:
     first, second = NODES
     down = replace(first, state=NodeState.DOWN)

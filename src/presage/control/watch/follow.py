@@ -6,6 +6,9 @@ submitted, ran and ended between two looks comes out as if each had been seen. E
 times that the cluster gave them, moved on only where the journal is further already. Starts and
 stops of the scheduler there are decisions, as if it had been ours.
 
+A run is known by when it started: a controller that crashed may have forgotten what it told
+before, give the number of a job or of an attempt again, or bring a job back that had ended.
+
 Pure: no clock, no I/O, and no policy is asked.
 """
 
@@ -78,10 +81,13 @@ class Follower:
         self._ended_before = ended_before
         self._missing: dict[str, float] = {}
         """Jobs that are no longer seen, and since when."""
+        self._there: set[str] = set()
+        """Jobs of the state that are seen."""
 
     def follow(self, sight: Sight) -> Iterator[Step]:
         """Bring the state up to what is seen; each step is applied when it is handed out."""
         state = self.state
+        self._there.clear()
         news = [item for seen in sight.jobs for item in _in_turn(self._of_job(seen, sight.now))]
         news += self._of_missing(sight)
         first = min((item.at for item in news), default=sight.now)
@@ -111,20 +117,23 @@ class Follower:
         if job_id is None:
             return
         self._missing.pop(job_id, None)
+        self._there.add(job_id)
         job = self.state.jobs.get(job_id)
         spec = spec_of(seen, job_id)
-        attempt = 0
+        attempt, began = 0, -inf
         if job is None:
             first = min([seen.submitted_at, *(run.started_at for run in seen.runs)])
             yield _News(first, _Rank.SUBMIT, lambda: (ev.JobSubmitted(spec),))
         else:
-            attempt = job.attempt
+            attempt, began = job.attempt, job.mark if job.allocation else job.since
             yield from self._of_present(job, seen, now)
         for run in seen.runs:
-            if run.attempt > attempt:
-                yield _News(run.started_at, _Rank.START, _bind(self._start, job_id, spec, run))
+            if run.started_at > began or (run.attempt > attempt and run.started_at == began):
+                attempt = max(run.attempt, attempt + 1)
+                started = replace(run, attempt=attempt)
+                yield _News(run.started_at, _Rank.START, _bind(self._start, job_id, spec, started))
                 if run.end is not None:
-                    yield _News(run.end.at, _Rank.END, _bind(_over, job_id, run.attempt, run.end))
+                    yield _News(run.end.at, _Rank.END, _bind(_over, job_id, attempt, run.end))
         if not seen.runs and seen.end is not None:
             yield _News(seen.end.at, _Rank.GIVE_UP, _bind(self._given_up, job_id, seen.end))
         waits = job is not None and not seen.running and seen.ended_at is None
@@ -135,11 +144,11 @@ class Follower:
         """What became of the run that the state knows."""
         if not job.allocation:
             return
-        run = next((run for run in seen.runs if run.attempt == job.attempt), None)
+        run = next((run for run in seen.runs if run.started_at == job.mark), None)
         if run is not None and run.end is not None:
             yield _News(run.end.at, _Rank.END, _bind(_over, job.id, job.attempt, run.end))
         elif run is None:
-            later = [run.started_at for run in seen.runs if run.attempt > job.attempt]
+            later = [run.started_at for run in seen.runs if run.started_at > job.mark]
             at = min([now, *later] + [seen.submitted_at] * (seen.submitted_at > job.since))
             end = SeenEnd(at, Outcome.STOPPED, _AGAIN, again=True)
             if not later and seen.ended_at is not None:
@@ -148,9 +157,8 @@ class Follower:
 
     def _of_missing(self, sight: Sight) -> Iterable[_News]:
         """Jobs of the state that the cluster no longer knows."""
-        seen = {seen.id for seen in sight.jobs}
         for job_id, job in self.state.jobs.items():
-            if job_id in seen or job_id.partition("@")[0] in seen:
+            if job_id in self._there:
                 continue
             since = self._missing.setdefault(job_id, sight.now)
             if sight.now - since >= GONE_S:
@@ -164,8 +172,11 @@ class Follower:
         """The name of a job here: its own, unless another one had it before; None for one that
         ended and was written down."""
         for job_id in (seen.id, f"{seen.id}@{seen.submitted_at:.0f}"):
-            if job_id in self.state.jobs:
+            job = self.state.jobs.get(job_id)
+            if job is not None and not _another(job, seen):
                 return job_id
+            if job is not None:
+                continue
             ended = self._ended_before(job_id)
             if ended is None:
                 return job_id
@@ -192,7 +203,8 @@ class Follower:
             taken |= {(worker.node, device) for device in devices_of}
             workers.append(Worker(role, index, worker.node, devices_of))
         yield ev.Launch(job_id, run.attempt, tuple(workers))
-        yield ev.JobStarted(job_id, run.attempt)
+        late = self.state.now > run.started_at
+        yield ev.JobStarted(job_id, run.attempt, run.started_at if late else None)
 
     def _devices(
         self, worker: SeenWorker, ask: Resources, taken: set[tuple[str, int]]
@@ -305,6 +317,16 @@ def _in_turn(news: Iterable[_News]) -> Iterator[_News]:
         rank = max(rank, item.rank) if item.at <= at else item.rank
         at = max(at, item.at)
         yield replace(item, at=at, rank=rank)
+
+
+def _another(job: Job, seen: SeenJob) -> bool:
+    """Whether a job that never ran was submitted after the one that has its number here."""
+    return not job.attempt and not _before(seen) and seen.submitted_at > job.submitted_at
+
+
+def _before(seen: SeenJob) -> bool:
+    """Whether a job had runs before the latest: who waits again was submitted again."""
+    return bool(seen.runs) and seen.runs[-1].attempt > 1
 
 
 def _over(job_id: str, attempt: int, end: SeenEnd) -> Iterable[ev.Event]:

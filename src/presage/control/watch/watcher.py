@@ -25,8 +25,8 @@ from presage.core.state import State
 from presage.model import event as ev
 from presage.model.codec import decode, encode
 from presage.model.errors import WatchError
-from presage.model.job import JobState
-from presage.model.watched import Sight
+from presage.model.job import JobSpec, JobState
+from presage.model.watched import SeenJob, Sight
 from presage.sim.ahead import Start
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
@@ -124,13 +124,13 @@ class Watcher:
 
     def _write(self, sight: Sight) -> int:
         """Append what is different to the journal."""
-        names = {seen.id: seen.name for seen in sight.jobs}
+        seen_jobs = {seen.id: seen for seen in sight.jobs}
         state, count = self.state, 0
         for now, facts, decisions in self._follower.follow(sight):
             rows = [
-                _row(now, fact, names)
+                _row(now, fact.spec, seen_jobs)
                 for fact in facts
-                if isinstance(fact, ev.JobSubmitted) and fact.spec.id
+                if isinstance(fact, ev.JobSubmitted)
             ]
             changes = changes_of(now, state, facts, decisions)
             self._store.append(
@@ -204,9 +204,13 @@ def latest(store: SqlStore) -> tuple[Sight, dict[str, Start]]:
     }
 
 
-def _row(now: float, fact: ev.JobSubmitted, names: dict[str, str]) -> JobRow:
-    spec = fact.spec
-    name = names.get(spec.id) or names.get(spec.id.partition("@")[0], spec.id)
+def _row(now: float, spec: JobSpec, jobs: dict[str, SeenJob]) -> JobRow:
+    seen = jobs.get(spec.id) or jobs.get(spec.id.partition("@")[0])
     return JobRow(
-        id=spec.id, name=name, owner=spec.owner, submitted_at=now, manifest={}, queue=spec.queue
+        id=spec.id,
+        name=spec.id if seen is None else seen.name,
+        owner=spec.owner,
+        submitted_at=now if seen is None else min(now, seen.submitted_at),
+        manifest={},
+        queue=spec.queue,
     )

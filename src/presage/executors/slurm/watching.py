@@ -53,7 +53,7 @@ __all__ = ["SlurmSource"]
 _GAP_S = 120.0
 """After so long without a look, accounts are read: the controller forgets jobs that ended."""
 _MOST_TASKS = 100_000
-_RUNNING = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING"}
+_RUNNING = {"RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT", "SIGNALING"}
 _RUNNING |= {"RESIZING", "STOPPED"}
 _ENDS: dict[str, tuple[Outcome, ReasonCode, str]] = {
     "COMPLETED": (Outcome.SUCCEEDED, ReasonCode.OK, ""),
