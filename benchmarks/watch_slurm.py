@@ -294,7 +294,7 @@ class Day:
         return dict(counts)
 
     def _fast(self, at: float) -> int:
-        return round(self.began + (at - self.began) / self.options.faster)
+        return round(self.began + (at - self.began) / float(self.options.faster))
 
     def _accounts(self) -> dict[str, _Told]:
         """What `sacct` says, by job; of several runs, the last."""
