@@ -4,18 +4,25 @@ watcher may run elsewhere, or not at all any more. Every answer says how old it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 from presage.control.advisors.starts import eta_view
 from presage.control.watch.outlook import Learner, Outlook, ahead_of
 from presage.control.watch.scores import Scores, read_scores, report
 from presage.control.watch.watcher import check_directory, latest
+from presage.edge import parse_yaml
+from presage.manifest import LIMITS
 from presage.model.cluster import WHOLE_GPU
-from presage.model.errors import NotFound, WatchError
+from presage.model.errors import ConfigError, NotFound, WatchError
 from presage.model.watched import NodeState, SeenJob, Sight
 from presage.model.words import duration
+from presage.policy import registry
+from presage.policy.config import ConfigFile
+from presage.sim.whatif import export_trace, figures, what_if
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
@@ -167,6 +174,32 @@ class WatchedCluster:
                 {"change": one.change, "eta_s": eta_view(one.start, sight.now, now)}
                 for one in options
             ],
+        }
+
+    def what_if(
+        self, names: Sequence[str], since: float | None, config: str | None
+    ) -> dict[str, Any]:
+        """What other policies would have done with the jobs of the journal; they know the true run
+        times."""
+        file = ConfigFile()
+        if config is not None:
+            file = parse_yaml(config, ConfigFile, ConfigError, "config", LIMITS)
+        known = registry.pipelines(file)
+        makers = {
+            name: partial(registry.build, registry.policy_config(name, known)) for name in names
+        }
+        export = export_trace(
+            self._store.read_steps(), since=-inf if since is None else since, name=self.name
+        )
+        results = what_if(export, makers)
+        notes = [*export.notes, "policies that need run times know the true ones"]
+        notes += [f"{name}: {note}" for name, result in results.items() for note in result.notes]
+        return {
+            "since": export.since,
+            "until": export.since + export.recorded.makespan_s,
+            "recorded": figures(export.recorded, export.trace),
+            "policies": {name: figures(result, export.trace) for name, result in results.items()},
+            "notes": notes,
         }
 
     def _outlook(self, sight: Sight) -> Outlook:
