@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -35,21 +34,20 @@ from presage.control.watch.scores import read_scores, report
 from presage.control.watch.watcher import Watcher
 from presage.executors.slurm.watching import SlurmSource
 from presage.layout import Layout
-from presage.model import event as ev
 from presage.model.watched import SeenEnd, SeenJob, SeenRun, Sight
 from presage.store import open_store
 from presage.store.sql import SqlStore
 from tests.slurm_cluster import SlurmCluster
-
-NOBODY = 65534
-AS_NOBODY = (
-    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-    # The interpreter and Slurm may be in a home directory that nobody else may enter.
-    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+from tests.watched_slurm import (
+    AS_NOBODY,
+    NOBODY,
+    accounts_of,
+    asked_by_nobody,
+    journal_of,
 )
+
 LIMITS_H = (1, 2, 4, 8, 24)
 GPUS = ((1, 0.55), (2, 0.15), (4, 0.25), (8, 0.05))
-READS = re.compile(r"REQUEST_(\w*INFO\w*|PING|BUILD_INFO|CONFIG)$")
 
 
 # -- the jobs of a day ----------------------------------------------------------------------------
@@ -126,6 +124,10 @@ class Stretched:
         jobs = tuple(self._job(job) for job in sight.jobs)
         return Sight(self._slow(sight.now), jobs, sight.nodes, sight.notes)
 
+    def annotate(self, job: str, text: str) -> None:
+        """Nothing is written."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Nothing to do."""
 
@@ -176,16 +178,6 @@ def watch(data: Path, began: float, faster: float, every_s: float) -> None:
 
 
 # -- the day --------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Told:
-    """What became of a job, in seconds of this machine's clock."""
-
-    submitted: int
-    started: int = 0
-    ended: int = 0
-    outcome: str = ""
 
 
 class Day:
@@ -252,8 +244,7 @@ class Day:
         compared = self._compare(store)
         store.close()
         half = self.began + self.options.hours * 1800
-        log = (self.slurm.directory / "slurmctld.log").read_text(errors="replace")
-        asked = Counter(re.findall(rf"Processing RPC: (\w+) from UID={NOBODY}\b", log))
+        asked, writes = asked_by_nobody(self.slurm)
         return {
             "faster": self.options.faster,
             "version": self.slurm.version,
@@ -261,28 +252,18 @@ class Day:
             "second_half": report(scored, half),
             "journal": compared,
             "asked": dict(asked),
-            "writes": sum(count for name, count in asked.items() if not READS.match(name)),
+            "writes": writes,
             "refused": self._refused(),
         }
 
     def _compare(self, store: SqlStore) -> dict[str, int]:
-        """The journal beside the accounts: submission, start, end and state of each job. A
+        """The journal beside the accounts: submission, start, end and outcome of each job. A
         controller that was killed may forget jobs and give their numbers again: the latest job
         of a number counts, as in the accounts."""
-        ours: dict[str, _Told] = {}
-        for now, event in store.read():
-            if isinstance(event, ev.JobSubmitted):
-                row = store.jobs.get(event.spec.id)
-                assert row is not None
-                ours[event.spec.id] = _Told(self._fast(row.submitted_at))
-            elif isinstance(event, ev.JobStarted):
-                ours[event.job].started = self._fast(now if event.at is None else event.at)
-            elif isinstance(event, ev.JobExited):
-                told = ours[event.job]
-                told.ended, told.outcome = self._fast(now), str(event.outcome)
+        ours = journal_of(store, self._fast)
         latest = {job.partition("@")[0]: told for job, told in ours.items()}
-        counts = Counter[str](jobs=0, missing=0, forgotten=len(ours) - len(latest))
-        for job, truth in self._accounts().items():
+        counts = Counter[str](jobs=0, missing=0, other=0, forgotten=len(ours) - len(latest))
+        for job, truth in accounts_of(self.slurm).items():
             counts["jobs"] += 1
             mine = latest.pop(job, None)
             if mine is None:
@@ -295,25 +276,6 @@ class Day:
 
     def _fast(self, at: float) -> int:
         return round(self.began + (at - self.began) / float(self.options.faster))
-
-    def _accounts(self) -> dict[str, _Told]:
-        """What `sacct` says, by job; of several runs, the last."""
-        fields = "JobID,Submit,Start,End,State"
-        words = ("-a", "-X", "-D", "-n", "-P", "-o", fields, "-S", "now-1days")
-        said = subprocess.run(
-            [str(self.slurm.bin / "sacct"), *words],
-            env={**self.slurm.env, "SLURM_TIME_FORMAT": "%s"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        found = {}
-        outcome = {"COMPLETED": "succeeded", "CANCELLED": "stopped", "PREEMPTED": "stopped"}
-        for line in said.splitlines():
-            job, submitted, started, ended, state = line.split("|")
-            how = outcome.get(state.split()[0], "failed")
-            found[job] = _Told(int(submitted), int(started), int(ended), how)
-        return found
 
     def _refused(self) -> list[str]:
         """What Slurm says when nobody tries to change something."""

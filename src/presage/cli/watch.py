@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,12 +18,13 @@ from presage.cli._output import print_json, say
 from presage.cli._tables import Column, show_facts, show_table
 from presage.layout import Layout
 from presage.model.answers import Eta
-from presage.model.errors import UserError, WatchError
+from presage.model.errors import MissingExtra, TelemetryError, UserError, WatchError
 from presage.model.words import duration, share, short_duration
 
 if TYPE_CHECKING:
     from presage.control.watch.answers import WatchedCluster
-    from presage.control.watch.watcher import Watcher
+    from presage.control.watch.busy import Busy
+    from presage.control.watch.watcher import Note, Watcher
     from presage.core.ports import ClusterSource
 
 __all__ = ["explain_watched", "watch", "watched"]
@@ -50,6 +51,23 @@ def watch(
         str, typer.Option(help="How far back to read accounts at the first look.")
     ] = "30d",
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Show it in a browser of this machine."
+        ),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask this Prometheus how busy GPUs are (DCGM)."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token for that Prometheus.")
+    ] = None,
+    annotate: Annotated[
+        bool,
+        typer.Option("--annotate", help="Write when a job starts to the job itself; off."),
+    ] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Say how well starts were foreseen so far.")
     ] = False,
@@ -65,7 +83,11 @@ def watch(
     """
     if report or status:
         with watched(data) as known:
-            body = known.report(-1.0) if report else known.overview(time.time())
+            body = (
+                known.report(-1.0)
+                if report
+                else known.overview(time.time(), _busy(prometheus, token_file)())
+            )
         if json:
             print_json(body)
         elif report:
@@ -77,8 +99,66 @@ def watch(
         raise UserError("say which cluster: --slurm or --kubernetes")
     every_s, past_s = seconds(every, "--every"), seconds(past, "--past")
     source = _source(slurm, cluster, context)
-    with _watcher(data, source, past_s) as watcher:
-        _loop(watcher, source, data, every_s, once=once, json=json)
+    busy = _busy(prometheus, token_file)
+    note = source.annotate if annotate else None
+    with _watcher(data, source, past_s, note) as watcher, _pages(data, serve, busy):
+        _loop(watcher, source, data, every_s, once=once)
+    if once:
+        with watched(data) as known:
+            body = known.overview(time.time(), busy())
+        print_json(body) if json else _show_overview(body)
+
+
+def _busy(url: str | None, token_file: Path | None) -> Callable[[], Busy | None]:
+    """Asks how busy GPUs are; a Prometheus that does not answer leaves it open."""
+    if url is None:
+        return lambda: None
+    from presage.control.watch.busy import read_busy
+    from presage.telemetry.prometheus import Prometheus, bearer_token
+
+    server = Prometheus(url, bearer_token(token_file))
+
+    def ask() -> Busy | None:
+        try:
+            return read_busy(server, time.time())
+        except TelemetryError as error:
+            say(f"note: {error}")
+            return None
+
+    return ask
+
+
+@contextmanager
+def _pages(data: Path, port: int | None, busy: Callable[[], Busy | None]) -> Iterator[None]:
+    """Answer browsers beside the loop, if that is wanted."""
+    if port is None:
+        yield
+        return
+    import socket
+
+    try:
+        import uvicorn
+
+        from presage.server.watching import create_watch_app
+    except ModuleNotFoundError:
+        raise MissingExtra("server", "--serve") from None
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UserError(f"--serve {port}: {error.strerror or error}; give another") from None
+    with watched(data) as known:
+        app = create_watch_app(known, busy)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        say(f"in a browser: http://127.0.0.1:{listener.getsockname()[1]}/")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(timeout=5)
+            listener.close()
 
 
 def _source(slurm: bool, cluster: str | None, context: str | None) -> ClusterSource:
@@ -96,7 +176,9 @@ def _source(slurm: bool, cluster: str | None, context: str | None) -> ClusterSou
 
 
 @contextmanager
-def _watcher(data: Path, source: ClusterSource, past_s: float) -> Iterator[Watcher]:
+def _watcher(
+    data: Path, source: ClusterSource, past_s: float, note: Note | None
+) -> Iterator[Watcher]:
     """A watcher, and the directory to itself."""
     from presage.control.seat import Seat
     from presage.control.watch.watcher import Watcher
@@ -111,7 +193,7 @@ def _watcher(data: Path, source: ClusterSource, past_s: float) -> Iterator[Watch
     store = open_store(f"sqlite:///{layout.database}")
     try:
         try:
-            watcher = Watcher(store, source, seat.take(), past_s=past_s)
+            watcher = Watcher(store, source, seat.take(), past_s=past_s, note=note)
         except WatchError as error:
             raise WatchError(f"--data {data}: {error}") from None
         try:
@@ -124,7 +206,7 @@ def _watcher(data: Path, source: ClusterSource, past_s: float) -> Iterator[Watch
 
 
 def _loop(
-    watcher: Watcher, source: ClusterSource, data: Path, every_s: float, *, once: bool, json: bool
+    watcher: Watcher, source: ClusterSource, data: Path, every_s: float, *, once: bool
 ) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -150,7 +232,7 @@ def _loop(
                     say(f"note: {note}")
                 noted = True
             if once:
-                break
+                return
         left = began + every_s - time.monotonic()
         while not stopping.is_set() and left > 0:
             stopping.wait(min(left, 5.0))
@@ -158,12 +240,6 @@ def _loop(
             left = began + every_s - time.monotonic()
         if stopping.is_set():
             return
-    with watched(data) as known:
-        body = known.overview(time.time())
-    if json:
-        print_json(body)
-    else:
-        _show_overview(body)
 
 
 @contextmanager

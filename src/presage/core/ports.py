@@ -197,6 +197,11 @@ class ClusterSource(Protocol):
         or that were thought `alive`; raises WatchError while the cluster does not answer."""
         ...
 
+    def annotate(self, job: str, text: str) -> None:
+        """Write a note to a job that waits: the one thing that may be written there, and only when
+        somebody asked for it. Raises WatchError where that is not allowed."""
+        ...
+
     def close(self) -> None:
         """Let go of connections."""
         ...

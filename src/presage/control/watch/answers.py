@@ -4,13 +4,14 @@ watcher may run elsewhere, or not at all any more. Every answer says how old it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
 
 from presage.control.advisors.starts import eta_view
+from presage.control.watch.busy import Busy
 from presage.control.watch.outlook import Learner, Outlook, ahead_of
 from presage.control.watch.scores import Scores, read_scores, report
 from presage.control.watch.watcher import check_directory, latest
@@ -27,9 +28,6 @@ from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
 __all__ = ["Held", "WatchedCluster", "held_gpus"]
-
-Utilization = Mapping[tuple[str, int], float]
-"""How busy GPUs are, 0 to 1, by node and number."""
 
 _AHEAD_SHOWN = 20
 _IDLE = 0.05
@@ -54,7 +52,7 @@ class Held:
         return self.busy is not None and self.busy < _IDLE
 
 
-def held_gpus(sight: Sight, utilization: Utilization | None = None) -> list[Held]:
+def held_gpus(sight: Sight, measured: Busy | None = None) -> list[Held]:
     """Which GPUs are held by whom; those that do nothing first, then the most."""
     found = []
     for seen in sight.jobs:
@@ -64,13 +62,7 @@ def held_gpus(sight: Sight, utilization: Utilization | None = None) -> list[Held
         gpus = sum(worker.resources.gpu_milli for worker in run.workers) // WHOLE_GPU
         if not gpus:
             continue
-        used = [
-            (utilization or {})[worker.node, device]
-            for worker in run.workers
-            for device in worker.devices
-            if (worker.node, device) in (utilization or {})
-        ]
-        busy = sum(used) / len(used) if used else None
+        busy = None if measured is None else measured.of(seen.id, run)
         nodes = tuple(dict.fromkeys(worker.node for worker in run.workers))
         found.append(Held(seen.id, seen.owner, gpus, run.started_at, nodes, busy))
     return sorted(found, key=lambda one: (not one.idle, -one.gpus, one.since))
@@ -84,12 +76,12 @@ class WatchedCluster:
         about = check_directory(store)
         self.kind, self.name = str(about["kind"]), str(about["name"])
 
-    def overview(self, now: float, utilization: Utilization | None = None) -> dict[str, Any]:
+    def overview(self, now: float, measured: Busy | None = None) -> dict[str, Any]:
         """The cluster at a glance."""
         sight, starts = latest(self._store)
         waiting = [seen for seen in sight.jobs if not seen.running]
         gpus = sum(len(one.node.devices) for one in sight.nodes)
-        held = held_gpus(sight, utilization)
+        held = held_gpus(sight, measured)
         idle = [one for one in held if one.idle]
         states = Counter(str(one.state) for one in sight.nodes)
         queues: dict[str, Counter[str]] = {}
@@ -106,7 +98,7 @@ class WatchedCluster:
             "gpus": {
                 "total": gpus,
                 "held": sum(one.gpus for one in held),
-                "idle": sum(one.gpus for one in idle) if utilization is not None else None,
+                "idle": sum(one.gpus for one in idle) if measured is not None else None,
             },
             "queues": {name: dict(count) for name, count in sorted(queues.items())},
             "held": [
@@ -210,6 +202,8 @@ class WatchedCluster:
 
     def _over(self, asked: str, sight: Sight, now: float) -> dict[str, Any]:
         row = self._store.jobs.get(asked)
+        if row is None:  # a pod, without the end of its id
+            row = next(iter(self._store.jobs.beginning(f"{asked}@", limit=1)), None)
         if row is None:
             raise NotFound(
                 f"{self.name} has no job {asked[:80]}: neither now nor since it is watched"

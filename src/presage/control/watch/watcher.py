@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from presage.control.board import changes_of
 from presage.control.watch.follow import Follower
@@ -31,7 +31,7 @@ from presage.sim.ahead import Start
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Watcher", "WatcherNews", "check_directory", "latest"]
+__all__ = ["Note", "Watcher", "WatcherNews", "check_directory", "latest"]
 
 log = logging.getLogger("presage.watch")
 
@@ -43,6 +43,10 @@ _SNAPSHOT_EVERY = 5_000
 """Events."""
 _STALE_S = 15.0
 """A forecast is renewed after so long even when nothing changed."""
+
+
+Note: TypeAlias = Callable[[str, str], None]
+"""Writes a text to a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,17 @@ class Watcher:
         *,
         past_s: float = 30 * 86_400.0,
         clock: Callable[[], float] = time.time,
+        note: Note | None = None,
     ) -> None:
+        """`note` writes to jobs when they start; without it nothing is written anywhere else."""
         check_directory(store, source)
         number = store.lease.acquire(holder, "", _LEASE_S)
         if number is None:
             raise WatchError("another process watches into this directory; end it first")
         self._store, self._source, self._clock = store, source, clock
         self._lease, self._renewed = number, time.monotonic()
-        self._past_s = past_s
+        self._past_s, self._note = past_s, note
+        self._noted: dict[str, str] = {}
         self._knowledge = store.knowledge.under(lambda: self._lease)
         about = json.dumps({"kind": source.kind, "name": source.name}).encode()
         if store.knowledge.get(ABOUT) != about:
@@ -160,6 +167,8 @@ class Watcher:
         self._starts = outlook.told(forecast)
         self.scores.foreseen(forecast, self._starts, sight)
         self._foreseen_at = sight.now
+        if self._note is not None:
+            self._annotate(sight)
         alive = tuple(job for job in sight.jobs if job.ended_at is None)
         body = Sight(sight.now, alive, sight.nodes, sight.notes)
         starts = {job: asdict(start) for job, start in self._starts.items()}
@@ -167,6 +176,17 @@ class Watcher:
             Entry(SIGHT, json.dumps(encode(body)).encode()),
             Entry(STARTS, json.dumps(starts).encode()),
         )
+
+    def _annotate(self, sight: Sight) -> None:
+        """Tell jobs when they start, where that is new to the minute."""
+        texts = {job: _text(sight.now, start) for job, start in self._starts.items()}
+        for job, text in texts.items():
+            if text and self._note is not None and self._noted.get(job) != text:
+                try:
+                    self._note(job, text)
+                except WatchError as error:
+                    log.warning("%s", error)
+        self._noted = texts
 
     def _ended_before(self, job_id: str) -> float | None:
         ended = self._ended.get(job_id)
@@ -202,6 +222,17 @@ def latest(store: SqlStore) -> tuple[Sight, dict[str, Start]]:
     return sight, {
         job: Start(**{**start, "nodes": tuple(start["nodes"])}) for job, start in starts.items()
     }
+
+
+def _text(now: float, start: Start) -> str:
+    """When a job starts, for a comment: `starts 2026-01-31T12:00Z to 14:30Z`."""
+    if start.p10_s is None:
+        return ""
+    first, last = (
+        "later" if wait is None else time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(now + wait))
+        for wait in (start.p10_s, start.p90_s)
+    )
+    return f"presage: starts {first} to {last}"
 
 
 def _row(now: float, spec: JobSpec, jobs: dict[str, SeenJob]) -> JobRow:

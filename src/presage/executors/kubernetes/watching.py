@@ -40,6 +40,8 @@ __all__ = ["KubernetesSource", "pod_id", "seen_pod"]
 
 _DELETED = Reason(ReasonCode.REQUESTED, "its pod was deleted")
 _MOST_WORDS = 200
+_NOTE = "presage.dev/starts"
+"""The annotation with when a pod is expected to start."""
 
 
 class KubernetesSource:
@@ -79,6 +81,15 @@ class KubernetesSource:
         if strange:
             notes = (f"{strange} pods that wait ask for more than is foreseen here",)
         return Sight(now, tuple(_ordered(jobs.values())), nodes, notes)
+
+    def annotate(self, job: str, text: str) -> None:
+        """As an annotation of the pod; takes patch on pods."""
+        namespace, _, name = job.partition("@")[0].partition("/")
+        body = {"metadata": {"annotations": {_NOTE: text}}}
+        try:
+            self._api.patch(PODS, name, body, namespace)
+        except KubernetesError as error:
+            raise WatchError(f"pod {name} gets no annotation: {error}") from None
 
     def close(self) -> None:
         """End the watches."""

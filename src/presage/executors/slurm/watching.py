@@ -174,6 +174,14 @@ class SlurmSource:
         seen_nodes = tuple(SeenNode(place.nodes[one.name], one.state) for one in nodes)
         return Sight(now, (*jobs.values(), *ordered), seen_nodes, self._notes)
 
+    def annotate(self, job: str, text: str) -> None:
+        """As the comment of the job; only its owner and operators may."""
+        name = job.partition("@")[0]
+        try:
+            self._commands.call("scontrol", "update", f"JobId={name}", f"Comment={text}")
+        except (SlurmUnreachable, SlurmRefused) as error:
+            raise WatchError(f"job {name} gets no comment: {error}") from None
+
     def close(self) -> None:
         """There is nothing to close."""
 
