@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from presage.control.seat import Seat
 from presage.control.watch.watcher import Watcher
 from presage.core.ports import ClusterSource
 from presage.layout import Layout
+from presage.model.errors import WatchError
 from presage.model.watched import SeenEnd, SeenJob, SeenRun, Sight
 from presage.store import open_store
 
@@ -107,9 +108,18 @@ class Stretched:
         )
 
 
-def watch(inner: ClusterSource, data: Path, began: float, faster: float, every_s: float) -> None:
+def watch(
+    make: Callable[[], ClusterSource], data: Path, began: float, faster: float, every_s: float
+) -> None:
     """Look again and again until somebody ends it."""
     layout = Layout(data)
+    while True:
+        try:
+            inner = make()
+            break
+        except WatchError as error:  # it is down at this moment
+            print(f"watcher: {error}", file=sys.stderr, flush=True)
+            time.sleep(every_s)
     source = Stretched(inner, began, faster)
     store = open_store(f"sqlite:///{layout.database}")
     past_s = 86_400.0

@@ -211,7 +211,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.watcher:
         data, began, faster = options.watcher
-        watch(KubernetesSource(), Path(data), float(began), float(faster), 1.0)
+        watch(KubernetesSource, Path(data), float(began), float(faster), 1.0)
         return
     plane = Plane()
     (plane.home / "audit.json").write_text(json.dumps(AUDIT))

@@ -181,7 +181,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.watcher:
         data, began, faster = options.watcher
-        watch(SlurmSource(), Path(data), float(began), float(faster), 1.0)
+        watch(SlurmSource, Path(data), float(began), float(faster), 1.0)
         return
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)

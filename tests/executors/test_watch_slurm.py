@@ -134,6 +134,8 @@ def test_the_journal_is_what_happened_whoever_was_killed(
     watcher = watch()
     slurm.kill_controller()
     slurm.start_controller()
+    slurm.call("scancel", waits, runs)  # it may have forgotten that, too
+    slurm.call("scontrol", "update", f"jobid={again}", "StartTime=now")
     submit(slurm, "-J", "last", sleep="0.2")
     eventually(lambda: not slurm.run("squeue", "-h", "-t", "running,completing,pending"))
 
