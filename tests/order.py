@@ -22,6 +22,7 @@ TOGETHER = {
     "tests/executors/test_kubernetes_api.py": "kubernetes",
     "tests/executors/test_kubernetes.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
+    "tests/executors/test_watch_kubernetes.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane for all of them."""
 
@@ -30,6 +31,7 @@ SECONDS: dict[str, float] = {
     "kubernetes": 60,
     "tests/web/test_every_page.py": 45,
     "tests/web/test_pages.py": 30,
+    "tests/executors/test_watch_slurm.py": 40,
     "tests/server/test_standby.py": 40,
     "tests/server/test_starts.py": 35,
     "tests/test_docs.py": 30,
