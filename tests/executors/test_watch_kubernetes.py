@@ -118,7 +118,10 @@ def test_the_journal_is_what_happened_whoever_was_killed(
     watcher = watch()
     for number in range(4):
         add(scheduled, f"p{number}", 2)
-    running = lambda: [k for k in range(4) if bound(scheduled, f"p{k}")]  # noqa: E731
+
+    def running() -> list[int]:
+        return [number for number in range(4) if bound(scheduled, f"p{number}")]
+
     first, second = eventually(lambda: found if len(found := running()) == 2 else [])
     eventually(lambda: sum(bool(one.started) for one in told(tmp_path).values()) == 2)
 

@@ -34,6 +34,7 @@ from presage.control.seat import Seat
 from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.usage import Accountant
+from presage.control.watch import refuse_watched
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
@@ -67,6 +68,7 @@ class Service:
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
+        refuse_watched(store.knowledge)
         take_over_files(layout, store.knowledge)
         oidc = settings.oidc
         self.sign_ins: SignIns | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from presage.control.watch import refuse_watched
 from presage.control.watch.answers import WatchedCluster, held_gpus
 from presage.control.watch.busy import Busy
 from presage.control.watch.outlook import ahead_of, present
@@ -16,7 +17,7 @@ from presage.control.watch.scores import Forecast, Scored, read_scores, report
 from presage.control.watch.watcher import Watcher, latest
 from presage.core.loop import fold
 from presage.model.cluster import Device, LabelRule, Node, Resources, Where
-from presage.model.errors import NotFound, WatchError
+from presage.model.errors import NotFound, UserError, WatchError
 from presage.model.event import JobSubmitted, Outcome
 from presage.model.job import Dependency, JobSpec, Role
 from presage.model.watched import SeenEnd, SeenJob, SeenNode, SeenRun, SeenWorker, Sight
@@ -153,6 +154,13 @@ def test_the_directory_of_a_server_is_left_alone(store: SqlStore, source: MadeSo
         Watcher(store, source, "me")
     with pytest.raises(WatchError, match="the journal of a server"):
         WatchedCluster(store)
+
+
+def test_no_server_decides_in_a_watched_directory(store: SqlStore, source: MadeSource) -> None:
+    refuse_watched(store.knowledge)
+    run_two(store, source)
+    with pytest.raises(UserError, match="what `presage watch` saw"):
+        refuse_watched(store.knowledge)
 
 
 def test_a_cluster_that_does_not_answer_changes_nothing(

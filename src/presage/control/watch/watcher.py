@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from presage.control.board import changes_of
+from presage.control.watch import ABOUT
 from presage.control.watch.follow import Follower
 from presage.control.watch.outlook import Learner, Outlook
 from presage.control.watch.scores import Scores
@@ -35,7 +36,7 @@ __all__ = ["Note", "Watcher", "WatcherNews", "check_directory", "latest"]
 
 log = logging.getLogger("presage.watch")
 
-ABOUT, SIGHT, STARTS = "watch/about", "watch/sight", "watch/starts"
+SIGHT, STARTS = "watch/sight", "watch/starts"
 _LEASE_S = 30.0
 _REMEMBERED = 50_000
 """Ended jobs that are remembered without asking the store."""
