@@ -100,7 +100,8 @@ def watch(slurm: SlurmCluster, data: Path) -> Iterator[Watch]:
 
     def start() -> subprocess.Popen[bytes]:
         command = [*AS_NOBODY, *PRESAGE, "watch", "--slurm", "--every", "1s", "--data", str(data)]
-        started.append(subprocess.Popen(command, env=slurm.env, stderr=subprocess.DEVNULL))
+        with (slurm.directory / "watcher.out").open("ab") as said:
+            started.append(subprocess.Popen(command, env=slurm.env, stderr=said))
         return started[-1]
 
     yield start
