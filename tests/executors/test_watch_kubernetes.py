@@ -75,7 +75,7 @@ def presage(plane: Plane, *words: str, code: int = 0, user: str = "watcher") -> 
 
 
 def told(data: Path) -> dict[str, Told]:
-    if not Layout(data).database.exists():
+    if not Layout(data).lock.exists():  # the database is the watcher's to make
         return {}
     store = open_store(f"sqlite:///{Layout(data).database}")
     try:

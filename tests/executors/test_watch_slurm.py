@@ -81,7 +81,7 @@ def submit(slurm: SlurmCluster, *words: str, sleep: str = "2") -> str:
 
 
 def told(data: Path) -> dict[str, Told]:
-    if not Layout(data).database.exists():  # it is the watcher's to make
+    if not Layout(data).lock.exists():  # the database is the watcher's to make
         return {}
     store = open_store(f"sqlite:///{Layout(data).database}")
     try:
