@@ -25,6 +25,7 @@ TOGETHER = {
     "tests/executors/test_kubernetes_adopted.py": "kubernetes",
     "tests/executors/test_kubernetes_operators.py": "kubernetes",
     "tests/test_deploy_kubernetes.py": "kubernetes",
+    "tests/cli/test_doctor.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane for all of them."""
 
