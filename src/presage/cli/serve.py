@@ -281,6 +281,7 @@ def _settings(
         policy=pipeline,
         policy_name=wanted.policy if own is None else own.name,
         own=own,
+        pipelines=wanted.policies,
         host=address.host,
         port=port,
         proxy_port=proxy_port,

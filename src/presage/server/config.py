@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from presage.control.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
-from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
 
