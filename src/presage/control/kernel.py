@@ -338,7 +338,7 @@ class Live:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
         rules = self._deciders.now.rules(lacks(executor))
-        unconfirmed = [d for d in unconfirmed(state) if type(d).__name__ not in rules.lacks]
+        again = [d for d in unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
         facts: list[ev.Fact] = [] if state.rules == rules else [rules]
@@ -353,7 +353,7 @@ class Live:
             elif state.capacity.nodes[i] != node:
                 self._returning[name] = node
                 facts.append(ev.NodeDown(name))
-        act(executor, unconfirmed)
+        act(executor, again)
         step(engine, executor, journal, self._now(state), facts, lease=self._lease)
 
     def _returned(self, state: State) -> list[ev.Fact]:
