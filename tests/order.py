@@ -36,6 +36,7 @@ TOGETHER = {
     "tests/executors/test_kubernetes_operators.py": "kubernetes",
     "tests/test_deploy_kubernetes.py": "kubernetes",
     "tests/cli/test_doctor.py": "kubernetes",
+    "tests/server/test_serve_adopt.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane, one browser and its
 server for all of them."""
