@@ -282,7 +282,7 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
             requests = []
             executor.wait(0.05)
             ended = fire.gangs - len(engine.state.pending) - len(engine.state.active)
-            while todo and todo[0][0] <= ended / fire.gangs:
+            if todo and todo[0][0] <= ended / fire.gangs:
                 blow = todo.pop(0)[1]
                 result.done[blow] += 1
                 if blow == "restart":

@@ -58,7 +58,9 @@ def cannot_run(plane: Plane) -> str:
     for program in ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr"):
         if not (plane.programs / program).is_file():
             return f"there is no {program} in {plane.programs}"
-    missing = [name for name in ("runc", "busybox", "unshare") if not shutil.which(name)]
+    missing = [
+        name for name in ("runc", "busybox", "unshare", "nsenter") if not shutil.which(name)
+    ]
     return f"{missing[0]} is not on PATH" if missing else ""
 
 
@@ -104,10 +106,6 @@ class Kubelet:
                         self._ctr("tasks", "delete", "-f", task)
             self._running[0].kill()
             self._running[0].wait()
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted(mounts, reverse=True):
-            if mount.startswith((str(self.home), str(self._run))):
-                subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
         shutil.rmtree(self._run, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -125,7 +123,14 @@ class Kubelet:
                 home=self.home, run=self._run, pause=_PAUSE, snapshotter=_snapshotter(self.home)
             )
         )
-        self._start("containerd", [str(self.plane.programs / "containerd"), "-c", str(config)])
+        # Both see the same mounts: those that the kubelet makes for volumes are for containers.
+        steps = []
+        for number, (name, value) in enumerate(_SYSCTLS.items()):
+            fake = self.home / f"sysctl-{number}"
+            fake.write_text(f"{value}\n")
+            steps.append(f"mount --bind {fake} /proc/sys/{name}")
+        steps.append(f"exec {self.plane.programs}/containerd -c {config}")
+        self._start("containerd", ["unshare", "-m", "sh", "-c", " && ".join(steps)])
         socket = self._run / "containerd.sock"
 
         def answers() -> bool:
@@ -141,11 +146,6 @@ class Kubelet:
         eventually(answers)
 
     def _start_kubelet(self) -> None:
-        fakes = []
-        for number, (name, value) in enumerate(_SYSCTLS.items()):
-            fake = self.home / f"sysctl-{number}"
-            fake.write_text(f"{value}\n")
-            fakes.append(f"mount --bind {fake} /proc/sys/{name}")
         flags = [
             f"--kubeconfig={self.plane.kubeconfig()}",
             "--container-runtime=remote",
@@ -168,8 +168,8 @@ class Kubelet:
             "--sync-frequency=1s",
             "--v=2",
         ]
-        start = " && ".join([*fakes, f"exec {self.plane.programs}/kubelet {' '.join(flags)}"])
-        self._start("kubelet", ["unshare", "-m", "--propagation", "unchanged", "sh", "-c", start])
+        within = ["nsenter", "-m", "-t", str(self._running[0].pid)]
+        self._start("kubelet", [*within, str(self.plane.programs / "kubelet"), *flags])
 
     def _start(self, name: str, argv: list[str]) -> None:
         parent = os.getpid()
@@ -249,7 +249,7 @@ def _python() -> dict[str, Path]:
     for path in library.rglob("*"):
         if path.is_file() and not skipped & set(path.relative_to(library).parts):
             files[str(path)[1:]] = path
-    for binary in (program, *library.glob("lib-dynload/_[psbz]*.so")):
+    for binary in (program, *library.glob("lib-dynload/_*.so")):
         listed = subprocess.run(["ldd", str(binary)], check=False, capture_output=True).stdout
         for word in listed.decode().split():
             if word.startswith("/") and Path(word).is_file():

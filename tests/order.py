@@ -30,13 +30,13 @@ TOGETHER = {
     "tests/web/test_pages.py": "web",
     "tests/executors/test_kubernetes_plane.py": "kubernetes",
     "tests/executors/test_kubernetes_api.py": "kubernetes",
-    "tests/executors/test_kubernetes.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
     "tests/executors/test_kubernetes_adopted.py": "kubernetes",
     "tests/executors/test_kubernetes_operators.py": "kubernetes",
     "tests/test_deploy_kubernetes.py": "kubernetes",
     "tests/cli/test_doctor.py": "kubernetes",
     "tests/server/test_serve_adopt.py": "kubernetes",
+    "tests/server/test_serve_kubernetes.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane, one browser and its
 server for all of them."""

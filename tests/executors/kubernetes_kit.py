@@ -11,7 +11,7 @@ from typing import Any
 from presage.core.ports import Executor
 from presage.executors.kubernetes.api import CONFIG_MAPS, PODS, SECRETS, KubeApi, connect
 from presage.executors.kubernetes.executor import KubernetesExecutor
-from presage.executors.kubernetes.pods import JOB, RUN, run_name
+from presage.executors.kubernetes.pods import JOB, RUN
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.processes import all_pids, environment, read_stat
 from presage.model.cluster import Worker
@@ -34,7 +34,9 @@ class KubernetesKit:
         self.data = data
         self.node = node
         self.api: KubeApi = connect(kubeconfig=plane.kubeconfig())
-        self._use = ClusterUse(image=IMAGE, host_network=True, host_path=str(data))
+        self._use = ClusterUse(
+            image=IMAGE, helper_image=IMAGE, host_network=True, host_path=str(data)
+        )
         self._options = options
         self._executors: list[KubernetesExecutor] = []
 
@@ -107,7 +109,7 @@ class KubernetesKit:
         ]
 
 
-def write_job(data: Path, job: str, **manifest: Any) -> None:
+def write_job(data: Path, job: str, /, **manifest: Any) -> None:
     """Write the file of a job from its manifest."""
     home = data / "jobs" / job
     home.mkdir(parents=True, exist_ok=True)
@@ -122,8 +124,3 @@ def _role(role: RoleWork) -> dict[str, Any]:
         resources["memory"] = f"{role.memory_mib}Mi"
     workers = f"{role.workers}..{role.most}" if role.most else role.workers
     return {"workers": workers, "command": command, "resources": resources}
-
-
-def first_pod(job: str, attempt: int = 1) -> str:
-    """What the pod of a job's first worker is called."""
-    return f"{run_name(job, attempt)}-worker-0"

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
-from presage.executors.kubernetes.devices import is_usable, node_of
+from presage.executors.kubernetes.devices import is_usable, run_node
 from presage.executors.kubernetes.logs import LogReaders
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
@@ -315,7 +315,7 @@ class KubernetesExecutor:
             cordoned = bool(item.get("spec", {}).get("unschedulable"))
             known = self._known.get(name)
             if usable:
-                facts += self._came(node_of(item), known)
+                facts += self._came(run_node(item), known)
             elif known is not None and cordoned and not change.deleted:
                 if name not in self._draining:
                     self._draining.add(name)
@@ -349,7 +349,7 @@ class KubernetesExecutor:
 
 def usable_nodes(api: KubeApi) -> tuple[Node, ...]:
     """The nodes of a cluster that take pods now."""
-    return tuple(node_of(item) for item in api.list(NODES).items if is_usable(item))
+    return tuple(run_node(item) for item in api.list(NODES).items if is_usable(item))
 
 
 def _complete(spec: RunSpec, launch: Launch) -> bool:

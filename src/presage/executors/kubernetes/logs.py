@@ -6,6 +6,7 @@ runs without its log being read. A log that grows too long is cut, as elsewhere.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +22,8 @@ from presage.model.errors import KubernetesError
 
 __all__ = ["LogReaders"]
 
+_REMOVED = re.compile(rb"rpc error: code = NotFound desc = [^\n]*container[^\n]*not found\n?")
+"""What a kubelet writes at the end of a log whose container was removed meanwhile."""
 _TRIES = 5
 _PAUSE_S = 0.3
 
@@ -86,6 +89,8 @@ class LogReaders:
         for part in self._api.follow_log(pod, self._namespace, container=MAIN):
             if self._closed.is_set():
                 return
+            if _REMOVED.fullmatch(part):
+                continue
             skipped, had = part[:had], max(0, had - len(part))
             new = part[len(skipped) :]
             with path.open("ab") as log:
