@@ -19,7 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from presage.executors.kubernetes.api import NODES, PODS, KubeApi
-from presage.executors.kubernetes.binding import JOB, WORKER, Binder, Bound, PodName, pod_name
+from presage.executors.kubernetes.binding import (
+    Binder,
+    Bound,
+    PodName,
+    Slot,
+    job_of_pod,
+    pod_name,
+    slot_of_pod,
+)
 from presage.executors.kubernetes.gangs import (
     FOREIGN,
     Gang,
@@ -45,8 +53,6 @@ __all__ = ["AdoptedPods"]
 _LONGEST_S = 60.0
 """Between two tries to bind a gang."""
 
-Slot = tuple[int, int]
-"""Role and index of a worker."""
 Key = tuple[str, str, str, str]
 
 
@@ -120,6 +126,8 @@ class AdoptedPods:
         """When gangs are looked at again though nothing happened."""
         self._facts: list[ev.Fact] = []
         self._told: dict[str, Node] = {}
+        self._ended: dict[str, dict[Slot, Ended]] = {}
+        """How pods ended that were over when we came, by job."""
         self._first = True
         self._now = 0.0
         self._nodes.start()
@@ -141,14 +149,15 @@ class AdoptedPods:
         self._runs[decision.job] = run
         for slot, uid in run.members.items():
             self._by_uid[uid] = decision.job, slot
-        missing = [s for s in run.places if s not in run.members and s not in run.ends]
-        broken = [uid for uid in run.members.values() if not self._can_be_bound(uid)]
-        if missing or broken:
-            names = ", ".join(self._pods[uid]["metadata"]["name"] for uid in broken) or "some"
-            self._undo(run, f"its pods changed before they were bound: {names}")
+        missing = [slot for slot in run.places if slot not in {*run.members, *run.ends}]
+        if run.started:  # and pods of it went away while nobody looked
+            run.ends |= {slot: Ended(None, "its pod was deleted") for slot in missing}
+        elif missing or not all(map(self._can_be_bound, run.members.values())):
+            self._undo(run, "some of its pods went away before they were bound")
             return
         if run.key is not None:
             self._by_key[run.key] = run.job
+        self._look_at(run)
         members = [self._bound(run, slot) for slot in run.members]
         self._binder.bind(run.job, run.attempt, [member for member in members if member])
 
@@ -183,6 +192,7 @@ class AdoptedPods:
                 self._look_at(run)
         if self._first:
             self._first = False
+            self._ended.clear()
             self._forget_lost()
         self._form_all()
         self._resubmit()
@@ -226,7 +236,7 @@ class AdoptedPods:
             self._others.node(change.object, gone=change.deleted)
         for change in self._watched.changes():
             pod = change.object
-            self._others.pod(pod, ours=_job_of(pod) in active, gone=change.deleted)
+            self._others.pod(pod, ours=job_of_pod(pod) in active, gone=change.deleted)
             if self._is_ours(pod):
                 if change.deleted:
                     self._pod_gone(pod, None)
@@ -277,6 +287,12 @@ class AdoptedPods:
                 del self._by_uid[uid], run.members[slot]
                 run.ends[slot] = end or Ended(None, f"pod {pod['metadata']['name']} was deleted")
                 self._look_at(run)
+        elif (
+            self._first
+            and end is not None
+            and (slot_of := slot_of_pod(pod, job_of_pod(pod))) is not None
+        ):
+            self._ended.setdefault(job_of_pod(pod), {})[slot_of] = end
         self._pods.pop(uid, None)
 
     def _drop_ready(self, uid: str) -> None:
@@ -418,7 +434,7 @@ class AdoptedPods:
         else:
             members = {}
             for uid, pod in self._pods.items():
-                slot = _slot(pod, decision.job)
+                slot = slot_of_pod(pod, decision.job)
                 if slot is not None:
                     members[slot] = uid
                     key = gang_of(pod, self._owners.find).key
@@ -427,7 +443,11 @@ class AdoptedPods:
                 gang = self._gangs.get(uid)
                 key = gang.key if gang else key
                 self._drop_ready(uid)
-        return _PodRun(decision.job, decision.attempt, key, places, members)
+        run = _PodRun(decision.job, decision.attempt, key, places, members)
+        run.ends = {s: e for s, e in self._ended.get(run.job, {}).items() if s not in members}
+        job = self._jobs().get(run.job)
+        run.started = job is not None and job.state is JobState.RUNNING
+        return run
 
     def _rest_of_gang(self, job: str, bound: dict[Slot, str], key: Key | None) -> dict[Slot, str]:
         """All pods of a job, found by the name that they give it together."""
@@ -568,21 +588,6 @@ def _places(pod: Json) -> bool:
     return not (
         spec.get("nodeName") or meta.get("deletionTimestamp") or spec.get("schedulingGates")
     )
-
-
-def _job_of(pod: Json) -> str:
-    meta = pod["metadata"]
-    named = (meta.get("annotations") or {}).get(JOB) or (meta.get("labels") or {}).get(JOB)
-    return str(named or "")
-
-
-def _slot(pod: Json, job: str) -> Slot | None:
-    """Which worker of a job a bound pod is."""
-    marks = pod["metadata"].get("annotations") or {}
-    role, _, index = str(marks.get(WORKER, "")).partition("/")
-    if marks.get(JOB) != job or not (role.isdecimal() and index.isdecimal()):
-        return None
-    return int(role), int(index)
 
 
 def _phase(pod: Json) -> str:
