@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from presage.executors.kubernetes.api import PODS, Json, KubeApi
+from presage.executors.kubernetes.pods import JOB, WORKER
 from presage.executors.kubernetes.reading import Json as ReadOnly
 from presage.model.errors import KubernetesError
 
@@ -37,8 +38,6 @@ log = logging.getLogger("presage.kubernetes")
 
 Slot = tuple[int, int]
 """Role and index of a worker."""
-JOB, WORKER = "presage.dev/job", "presage.dev/worker"
-"""Annotations that a Binding puts on its pod: whose it is, after a restart as well."""
 _THREADS = 8
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -148,6 +147,7 @@ class Binder:
     def _bind(self, job: str, member: Bound) -> str:
         """Empty when the pod is bound; else why it never will be."""
         pod = member.pod
+        # The annotations go to the pod: they say whose it is, after a restart as well.
         body: Json = {
             "apiVersion": "v1",
             "kind": "Binding",
