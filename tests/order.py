@@ -37,6 +37,7 @@ TOGETHER = {
     "tests/cli/test_doctor.py": "kubernetes",
     "tests/server/test_serve_adopt.py": "kubernetes",
     "tests/server/test_serve_kubernetes.py": "kubernetes",
+    "tests/executors/test_watch_kubernetes.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane, one browser and its
 server for all of them."""
@@ -45,6 +46,7 @@ SECONDS: dict[str, float] = {
     "ray": 100,
     "web": 75,
     "kubernetes": 60,
+    "tests/executors/test_watch_slurm.py": 40,
     "tests/foresee/graph/test_precomputed.py": 48,
     "tests/server/test_starts.py": 41,
     "tests/test_docs.py": 38,

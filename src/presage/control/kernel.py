@@ -25,7 +25,7 @@ from presage.control.dependencies import settle_dependencies
 from presage.control.foreign import found_rows
 from presage.control.seat import Seat
 from presage.core.engine import Engine
-from presage.core.loop import act, fold, step, unconfirmed
+from presage.core.loop import act, recover, step, unconfirmed
 from presage.core.ports import CanAttach, CanNote, Executor, lacks
 from presage.core.state import State
 from presage.model import event as ev
@@ -303,21 +303,7 @@ class Live:
 
     def _recover(self) -> tuple[Engine, int]:
         """The state that the journal leads to."""
-        snapshot = self.store.load_snapshot()
-        since = 0
-        state = State()
-        if snapshot is not None:
-            since, body = snapshot
-            state = State.restore(body)
-        events = 0
-
-        def counted() -> Iterable[tuple[float, ev.Event]]:
-            nonlocal events
-            for item in self.store.read(since):
-                events += 1
-                yield item
-
-        fold(counted(), state)
+        state, position = recover(self.store)
         self._webhooks = {}
         for job in state.jobs.values():
             if "presage/webhooks" in job.spec.labels:
@@ -332,7 +318,7 @@ class Live:
                 decider.name,
                 started,
             )
-        return Engine(decider.make(), decider.predict, state), since + events
+        return Engine(decider.make(), decider.predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""

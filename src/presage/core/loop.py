@@ -11,13 +11,13 @@ from operator import itemgetter
 from typing import Any
 
 from presage.core.engine import Engine
-from presage.core.ports import Executor, Store
+from presage.core.ports import Executor, KeepsSnapshots, Store
 from presage.core.state import State
 from presage.model.errors import InternalError
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
 from presage.model.job import JobState, Reason, ReasonCode, StopIntent
 
-__all__ = ["act", "fold", "step", "unconfirmed"]
+__all__ = ["act", "fold", "recover", "step", "unconfirmed"]
 
 
 def step(
@@ -93,3 +93,20 @@ def unconfirmed(state: State) -> Iterable[Decision]:
             if job.limits is not None:
                 reason = Reason(ReasonCode.OK, "limits it had")
                 yield Limit(job.id, job.attempt, job.limits, reason)
+
+
+def recover(store: Store) -> tuple[State, int]:
+    """The state that a stored journal leads to, from its newest snapshot on, and how many events
+    it has."""
+    state, position = State(), 0
+    if isinstance(store, KeepsSnapshots) and (snapshot := store.load_snapshot()) is not None:
+        position, state = snapshot[0], State.restore(snapshot[1])
+
+    def counted() -> Iterable[tuple[float, Event]]:
+        nonlocal position
+        for item in store.read(position):
+            position += 1
+            yield item
+
+    fold(counted(), state)
+    return state, position

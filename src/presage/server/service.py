@@ -40,6 +40,7 @@ from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.unix_users import UnixUsers
 from presage.control.usage import Accountant
+from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
@@ -71,6 +72,7 @@ class Service:
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
+        refuse_watched(store.knowledge)
         take_over_files(layout, store.knowledge)
         self.sign_ins, self.accounts = _doors(settings, store)
         self.recent, self.news = Recent(), News()

@@ -102,6 +102,7 @@ class KubernetesExecutor:
             node=self._nodes.get,
             tell=self._tell,
             follow=self._logs.follow if self._use.logs else lambda *_: None,
+            listen=self._logs.listen if self._use.logs else lambda *_: None,
             logs_are_in=self._logs.are_in,
         )
         self._nodes.start()

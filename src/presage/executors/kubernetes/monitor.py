@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from presage.executors.kubernetes.api import Json
 from presage.executors.kubernetes.pods import COMPANION, MAIN
@@ -111,6 +111,13 @@ def started_at(sights: Sequence[Sight]) -> float | None:
 def has_begun(pod: Json | None) -> bool:
     """Whether the job's program has been started in a pod, so that there is a log."""
     return _begun(pod) is not None
+
+
+def has_steps(pod: Json | None) -> TypeGuard[Json]:
+    """Whether a step of Presage runs, or ran, beside the job."""
+    statuses = _statuses(pod) if pod else []
+    states = [each.get("state") or {} for each in statuses if each["name"] == COMPANION]
+    return any("running" in state or "terminated" in state for state in states)
 
 
 def over(pod: Json) -> bool:

@@ -31,6 +31,7 @@ from presage.executors.kubernetes.monitor import (
     Key,
     Sight,
     has_begun,
+    has_steps,
     judge,
     last_word,
     over,
@@ -47,6 +48,7 @@ from presage.executors.kubernetes.pods import (
     worker_name,
 )
 from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.node.messages import ProgressReport, StepWord
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.layout import Layout
@@ -85,6 +87,8 @@ class RunContext:
     tell: Callable[[Fact], None]
     follow: Callable[[Key, str, str], None]
     """Read the log of a worker's pod from now on; called again and again."""
+    listen: Callable[[Key, str, Callable[[StepWord], None]], None]
+    """Hear what the step beside a worker says; called again and again."""
     logs_are_in: Callable[[Key], bool]
     """Whether everything that pods printed was read, or never will be."""
 
@@ -120,6 +124,7 @@ class PodRun:
         self._placed = False
         """Whether all its pods are bound, so that a missing one has vanished."""
         self._stage = ""
+        self._report: ProgressReport | None = None
         self._since = time.monotonic()
         self._looked = 0.0
         if record is not None:
@@ -332,6 +337,9 @@ class PodRun:
         for sight in sights:
             if sight.pod is not None and has_begun(sight.pod):
                 cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
+        first = sights[0].pod
+        if has_steps(first):
+            cluster.listen(self.key, first["metadata"]["name"], self._hear)
         return None if self._told_start else self._look_for_trouble(sights)
 
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
@@ -382,8 +390,14 @@ class PodRun:
 
     def _tell_progress(self) -> None:
         """How far the job was in the end, as the step beside its first worker said."""
-        words = filter(None, map(last_word, self._sights()))
-        for report in [word.progress for word in words if word.progress][:1]:
+        for word in filter(None, map(last_word, self._sights())):
+            self._hear(word)
+
+    def _hear(self, word: StepWord) -> None:
+        """Tell how far the job is, if that is new."""
+        report = word.progress
+        if report is not None and report != self._report:
+            self._report = report
             self._context.tell(Progress(*self.key, report.done, report.detail))
 
     def _end_pod(self, name: str, pod: Json) -> None:
