@@ -38,7 +38,7 @@ from presage.executors.kubernetes.gangs import (
 )
 from presage.executors.kubernetes.others import OtherPods, held_devices
 from presage.executors.kubernetes.owners import FRESH_S, Owners
-from presage.executors.kubernetes.pod_ends import Ended, ended_as
+from presage.executors.kubernetes.pod_ends import PodEnd, ended_as
 from presage.executors.kubernetes.pod_events import PodEvents
 from presage.executors.kubernetes.pods import MANAGED
 from presage.executors.kubernetes.reading import Json, is_over, refusals
@@ -78,7 +78,7 @@ class _PodRun:
     key: Key | None
     places: dict[Slot, Worker]
     members: dict[Slot, str]
-    ends: dict[Slot, Ended] = field(default_factory=dict)
+    ends: dict[Slot, PodEnd] = field(default_factory=dict)
     """How the pod of a worker ended, until another takes its place."""
     started: bool = False
     bound: bool = False
@@ -126,7 +126,7 @@ class AdoptedPods:
         """When gangs are looked at again though nothing happened."""
         self._facts: list[ev.Fact] = []
         self._told: dict[str, Node] = {}
-        self._ended: dict[str, dict[Slot, Ended]] = {}
+        self._ended: dict[str, dict[Slot, PodEnd]] = {}
         """How pods ended that were over when we came, by job."""
         self._first = True
         self._now = 0.0
@@ -151,7 +151,7 @@ class AdoptedPods:
             self._by_uid[uid] = decision.job, slot
         missing = [slot for slot in run.places if slot not in {*run.members, *run.ends}]
         if run.started:  # and pods of it went away while nobody looked
-            run.ends |= {slot: Ended(None, "its pod was deleted") for slot in missing}
+            run.ends |= {slot: PodEnd(None, "its pod was deleted") for slot in missing}
         elif missing or not all(map(self._can_be_bound, run.members.values())):
             self._undo(run, "some of its pods went away before they were bound")
             return
@@ -274,7 +274,7 @@ class AdoptedPods:
         else:
             self._drop_ready(uid)
 
-    def _pod_gone(self, pod: Json, end: Ended | None) -> None:
+    def _pod_gone(self, pod: Json, end: PodEnd | None) -> None:
         """A pod ended (`end` says how) or was deleted."""
         uid = pod["metadata"]["uid"]
         self._drop_ready(uid)
@@ -285,7 +285,7 @@ class AdoptedPods:
                 self._member_left(uid)
             elif run.members.get(slot) == uid:
                 del self._by_uid[uid], run.members[slot]
-                run.ends[slot] = end or Ended(None, f"pod {pod['metadata']['name']} was deleted")
+                run.ends[slot] = end or PodEnd(None, f"pod {pod['metadata']['name']} was deleted")
                 self._look_at(run)
         elif (
             self._first
