@@ -70,7 +70,7 @@ class _Waiting:
 
 
 @dataclass(slots=True, eq=False)
-class _PodRun:
+class _AdoptedRun:
     """A run: its workers, and the pod that each of them is now."""
 
     job: str
@@ -116,7 +116,7 @@ class AdoptedPods:
         """Pods that wait to be placed and are in no job yet, by gang, in the order they came."""
         self._touched: dict[Key, None] = {}
         self._waiting: dict[str, _Waiting] = {}
-        self._runs: dict[str, _PodRun] = {}
+        self._runs: dict[str, _AdoptedRun] = {}
         self._by_uid: dict[str, tuple[str, Slot]] = {}
         self._by_key: dict[Key, str] = {}
         """The run of a gang."""
@@ -374,7 +374,7 @@ class AdoptedPods:
         if spec.id not in self._jobs():
             self._facts.append(ev.JobSubmitted(spec))
 
-    def _take_over(self, run: _PodRun, uid: str) -> bool:
+    def _take_over(self, run: _AdoptedRun, uid: str) -> bool:
         """Whether a pod was put in the place of one of the same kind that ended."""
         (role,), _ = workers_of([self._pods[uid]])
         job = self._jobs().get(run.job)
@@ -423,7 +423,7 @@ class AdoptedPods:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def _run_of(self, decision: ev.Launch) -> _PodRun:
+    def _run_of(self, decision: ev.Launch) -> _AdoptedRun:
         """The pods that a launch is about: those of the job that waits; after a restart, those
         that carry its name, and those of the gang that do not yet."""
         places = {(worker.role, worker.index): worker for worker in decision.workers}
@@ -443,7 +443,7 @@ class AdoptedPods:
                 gang = self._gangs.get(uid)
                 key = gang.key if gang else key
                 self._drop_ready(uid)
-        run = _PodRun(decision.job, decision.attempt, key, places, members)
+        run = _AdoptedRun(decision.job, decision.attempt, key, places, members)
         run.ends = {s: e for s, e in self._ended.get(run.job, {}).items() if s not in members}
         job = self._jobs().get(run.job)
         run.started = job is not None and job.state is JobState.RUNNING
@@ -470,14 +470,14 @@ class AdoptedPods:
         node = pod["spec"].get("nodeName")
         return place is not None and (not node or node == place.node)
 
-    def _bound(self, run: _PodRun, slot: Slot) -> Bound | None:
+    def _bound(self, run: _AdoptedRun, slot: Slot) -> Bound | None:
         """A pod that is still to be bound."""
         pod = self._pods[run.members[slot]]
         if pod["spec"].get("nodeName"):
             return None
         return Bound(pod_name(pod), run.places[slot].node, f"{slot[0]}/{slot[1]}")
 
-    def _undo(self, run: _PodRun, why: str) -> None:
+    def _undo(self, run: _AdoptedRun, why: str) -> None:
         """A gang that cannot be whole: nothing of it stays that somebody would make again."""
         placed = [
             pod_name(self._pods[uid])
@@ -487,7 +487,7 @@ class AdoptedPods:
         self._binder.delete([pod for pod in placed if pod.made_again])
         self._fail(run, why, tuple(pod for pod in placed if not pod.made_again))
 
-    def _fail(self, run: _PodRun, why: str, kept: Sequence[PodName] = ()) -> None:
+    def _fail(self, run: _AdoptedRun, why: str, kept: Sequence[PodName] = ()) -> None:
         """A launch failed: pods that were not bound wait again."""
         for pod in kept:
             text = "runs without its gang: nobody would make it again, so it was not deleted"
@@ -502,7 +502,7 @@ class AdoptedPods:
                 self._events.say(pod_name(self._pods[uid]), "NotBound", why, warning=True)
         self._forget(run)
 
-    def _look_at(self, run: _PodRun) -> None:
+    def _look_at(self, run: _AdoptedRun) -> None:
         """What the pods of a run say about it as a whole."""
         if not run.members:
             self._exit(run)
@@ -514,7 +514,7 @@ class AdoptedPods:
                     self._failed.pop(run.key, None)
                 self._facts.append(ev.JobStarted(run.job, run.attempt))
 
-    def _exit(self, run: _PodRun) -> None:
+    def _exit(self, run: _AdoptedRun) -> None:
         """The last pod of a run has ended."""
         ends = list(run.ends.values())
         bad = [end for end in ends if end.outcome not in (None, Outcome.SUCCEEDED)]
@@ -533,7 +533,7 @@ class AdoptedPods:
         self._facts.append(fact)
         self._forget(run)
 
-    def _stopped(self, run: _PodRun, stop: ev.Stop) -> ev.JobExited:
+    def _stopped(self, run: _AdoptedRun, stop: ev.Stop) -> ev.JobExited:
         """A job of pods is not started again: those that are made instead are another job."""
         if stop.intent is StopIntent.CANCEL:
             return ev.JobExited(run.job, run.attempt, Outcome.STOPPED, stop.reason)
@@ -541,7 +541,7 @@ class AdoptedPods:
         reason = Reason(stop.reason.code, text)
         return ev.JobExited(run.job, run.attempt, Outcome.FAILED, reason)
 
-    def _forget(self, run: _PodRun) -> None:
+    def _forget(self, run: _AdoptedRun) -> None:
         del self._runs[run.job]
         if run.key is not None and self._by_key.get(run.key) == run.job:
             del self._by_key[run.key]
