@@ -34,6 +34,8 @@ TOGETHER = {
     "tests/executors/test_kubernetes_adopted.py": "kubernetes",
     "tests/executors/test_kubernetes_operators.py": "kubernetes",
     "tests/test_deploy_kubernetes.py": "kubernetes",
+    "tests/cli/test_doctor.py": "kubernetes",
+    "tests/server/test_serve_adopt.py": "kubernetes",
     "tests/server/test_serve_kubernetes.py": "kubernetes",
     "tests/executors/test_watch_kubernetes.py": "kubernetes",
 }
