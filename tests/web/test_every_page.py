@@ -154,7 +154,10 @@ def _keep(page: Page, name: str, width: int, colours: str) -> None:
     page.screenshot(path=place)
     if DRAWN == "docs" and (width, colours) in IN_DOCS.get(name, ()):
         few = Image.open(place).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        few.save(ROOT / "docs" / "images" / f"page-{place.name}", optimize=True)
+        images = ROOT / "docs" / "images"
+        few.save(images / f"page-{place.name}", optimize=True)
+        if (name, width) == ("cluster", 1440):  # what the front page shows
+            few.save(images / "dashboard-cluster.png", optimize=True)
 
 
 # -- the first page -------------------------------------------------------------------------------
