@@ -14,7 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +26,7 @@ from hypothesis import HealthCheck, settings
 from tests.order import Groups, arrange, group_of
 
 if TYPE_CHECKING:
+    from tests.kubernetes_plane import Plane
     from tests.server.kit import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +49,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     """Several workers: groups start in the order of the tests, not by their number of tests."""
     config.option.loadscopereorder = False
     return Groups(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """A run of all tests: its workers are forked by a process that has imported what they need."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return  # a few tests need less than all
+    from tests.forking import Forker
+
+    os.environ["FORKER_OF_TESTS"] = str(os.getpid())  # the workers': it is known before they are
+    forker = Forker()
+    folder = Path(tempfile.mkdtemp(prefix="presage-tests-"))
+    config.add_cleanup(partial(shutil.rmtree, folder))
+    config.add_cleanup(forker.close)
+    python = forker.program(folder, "python")
+    for spec in specs:
+        spec.python = str(python)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,6 +111,25 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     started = Zygote(tmp_path_factory.mktemp("commands"))
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def shared_plane() -> Iterator[Plane]:
+    """A Kubernetes control plane, where `tools/engines kubernetes` has built one."""
+    from tests.kubernetes_plane import PlaneError, find_programs, plane_for_tests
+
+    try:
+        find_programs()
+    except PlaneError as error:
+        _missing(str(error))
+    yield from plane_for_tests()
+
+
+@pytest.fixture
+def plane(shared_plane: Plane) -> Iterator[Plane]:
+    """The control plane of the test run, up, with no nodes and nothing in its namespace."""
+    yield shared_plane
+    shared_plane.clear()
 
 
 @pytest.fixture(scope="session")

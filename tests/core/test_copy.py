@@ -32,7 +32,7 @@ FROZEN: tuple[type, ...] = (str, int, float, tuple, Enum, type(None))
 FROZEN += (Node, JobSpec, Reason, Resources, Estimates, ev.RulesChanged)
 OF_THE_STEP = {"State.ended", "State.moves", "State.changes", "Gates._closed"}
 """A copy begins a step, and who reads its changes looks at everything first."""
-MADE_ANEW = {"Capacity._arrays", "Capacity._touched", "Capacity._last_mask"}
+MADE_ANEW = {"Capacity._arrays", "Capacity._touched", "Capacity._last_mask", "Capacity._where"}
 """These only save time."""
 BOUND = {"State._handlers"}
 
@@ -40,7 +40,7 @@ BOUND = {"State._handlers"}
 def rich() -> State:
     """A state with something in every field."""
     labels = {"rack": "r0"}
-    big = Node("n0", (Device("a100", 40_000),) * 8, 64_000, 99_000, labels)
+    big = Node("n0", (Device("a100", 40_000),) * 8, 64_000, 99_000, labels, ("a=b:NoSchedule",))
     state = State(7)
     elastic = Role("worker", Resources(1000, 512, 1000), 2, 4)
     share = Role("worker", Resources(0, 0, 500, 100))

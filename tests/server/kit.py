@@ -112,7 +112,8 @@ class Zygote:
         """A directory for PATH with a `presage` that starts as quickly."""
         folder = self._home / "bin"
         folder.mkdir()
-        return self._forker.programs(folder)
+        self._forker.program(folder, "presage")
+        return folder
 
     def close(self) -> None:
         """End it."""

@@ -18,13 +18,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.model.cluster import ANY_GPU, UNLIMITED, WHOLE_GPU, Node, Resources
+from presage.model.cluster import (
+    ANY_GPU,
+    ANYWHERE,
+    UNLIMITED,
+    WHOLE_GPU,
+    Node,
+    Resources,
+    Where,
+)
 
 __all__ = ["Arrays", "Capacity", "bits", "lowest"]
 
@@ -71,6 +79,11 @@ class Capacity:
         self.types: dict[str, int] = {}
         self.labels: dict[str, dict[str, int]] = {}
         """Label name → value → mask of the nodes that carry it."""
+        self.tainted = False
+        """Whether some node is not for everybody."""
+        self.described = 0
+        """Rises whenever a node is another than before; what others hold there does not count."""
+        self._where: dict[Where, int] = {}
         self.plain = True
         """No node limits CPU, memory or GPU memory: only GPUs have to be looked at."""
         self.total_milli = 0
@@ -90,8 +103,8 @@ class Capacity:
         count = len(node.devices)
         self.nodes.append(node)
         self.index[node.name] = i
-        self.free_cpu.append(node.cpu_milli)
-        self.free_memory.append(node.memory_mib)
+        self.free_cpu.append(node.cpu_milli - node.taken.cpu_milli)
+        self.free_memory.append(node.memory_mib - node.taken.memory_mib)
         self.free_gpu.append([WHOLE_GPU] * count)
         self.free_gpu_memory.append([device.memory_mib for device in node.devices])
         self.sharers.append([0] * count)
@@ -101,6 +114,42 @@ class Capacity:
         while len(self.by_whole) <= count:
             self.by_whole.append(0)
         self.by_whole[count] |= 1 << i
+        self._describe(i, node)
+        self.total_milli += count * WHOLE_GPU
+        self.free_milli += count * WHOLE_GPU
+        self._arrays = None
+        self.described += 1
+        for d in node.taken.devices:
+            self.shift(i, _ALONE, (d,), -1)
+        return i
+
+    def change(self, node: Node) -> None:
+        """Another description of a node that is there, with as many devices; who is on it
+        stays."""
+        i = self.index.get(node.name)
+        if i is None or len(node.devices) != len(self.nodes[i].devices):
+            return
+        before = self.nodes[i]
+        self.nodes[i] = node
+        self.described += before != replace(node, taken=before.taken)
+        for name, value in before.labels.items():
+            self.labels[name][value] &= ~(1 << i)
+        for device in before.devices:
+            self.types[device.type] &= ~(1 << i)
+        self._describe(i, node)
+        had, has = before.taken, node.taken
+        self.free_cpu[i] += node.cpu_milli - has.cpu_milli - before.cpu_milli + had.cpu_milli
+        self.free_memory[i] += node.memory_mib - has.memory_mib
+        self.free_memory[i] -= before.memory_mib - had.memory_mib
+        for d, (was, now) in enumerate(zip(before.devices, node.devices, strict=True)):
+            self.free_gpu_memory[i][d] += now.memory_mib - was.memory_mib
+        for d in set(had.devices) ^ set(has.devices):
+            self.shift(i, _ALONE, (d,), -1 if d in has.devices else 1)
+        self._touched.add(i)
+        self.released += 1
+
+    def _describe(self, i: int, node: Node) -> None:
+        """Find a node by what it says of itself."""
         for device in node.devices:
             self.types[device.type] = self.types.get(device.type, 0) | 1 << i
         for name, value in node.labels.items():
@@ -108,10 +157,8 @@ class Capacity:
             values[value] = values.get(value, 0) | 1 << i
         limits = [node.cpu_milli, node.memory_mib, *(d.memory_mib for d in node.devices)]
         self.plain = self.plain and min(limits) >= UNLIMITED
-        self.total_milli += count * WHOLE_GPU
-        self.free_milli += count * WHOLE_GPU
-        self._arrays = None
-        return i
+        self.tainted = self.tainted or bool(node.taints)
+        self._where = {}
 
     def copy(self) -> Capacity:
         """One of its own, equal to this one; what only saves time is made anew."""
@@ -125,6 +172,7 @@ class Capacity:
         copy.whole, copy.by_whole = self.whole.copy(), self.by_whole.copy()
         copy._bit, copy.open, copy.types = self._bit.copy(), self.open, self.types.copy()
         copy.labels = {name: values.copy() for name, values in self.labels.items()}
+        copy.tainted, copy.described = self.tainted, self.described
         copy.plain, copy.released = self.plain, self.released
         copy.total_milli, copy.open_milli = self.total_milli, self.open_milli
         copy.free_milli = self.free_milli
@@ -134,9 +182,9 @@ class Capacity:
         """Whether nothing is held or promised on a node."""
         node = self.nodes[i]
         return (
-            self.whole[i] == len(node.devices)
-            and self.free_cpu[i] == node.cpu_milli
-            and self.free_memory[i] == node.memory_mib
+            self.whole[i] == len(node.devices) - len(node.taken.devices)
+            and self.free_cpu[i] == node.cpu_milli - node.taken.cpu_milli
+            and self.free_memory[i] == node.memory_mib - node.taken.memory_mib
         )
 
     def retire(self, i: int) -> None:
@@ -144,7 +192,7 @@ class Capacity:
         node = self.nodes[i]
         self.set_open(i, False)
         self.total_milli -= len(node.devices) * WHOLE_GPU
-        self.free_milli -= len(node.devices) * WHOLE_GPU
+        self.free_milli -= (len(node.devices) - len(node.taken.devices)) * WHOLE_GPU
         del self.index[node.name]
 
     def set_open(self, i: int, is_open: bool) -> None:
@@ -210,15 +258,26 @@ class Capacity:
             by_whole[whole] |= bit
             self.whole[i] = whole
 
-    def accepts(self, types: tuple[str, ...]) -> int:
-        """Mask of the open nodes that have one of these GPU types; all open nodes for none
-        named."""
+    def accepts(self, types: tuple[str, ...], where: Where = ANYWHERE) -> int:
+        """Mask of the open nodes that have one of these GPU types, or any when none is named, and
+        where a worker may be."""
+        nodes = self.open
+        if self.tainted or where.any_of:
+            nodes &= self._may_be(where)
         if not types:
-            return self.open
+            return nodes
         mask = self.types.get(ANY_GPU, 0)
         for name in types:
             mask |= self.types.get(name, 0)
-        return mask & self.open
+        return mask & nodes
+
+    def _may_be(self, where: Where) -> int:
+        """Mask of the nodes, open or not, where a worker may be; worked out once."""
+        found = self._where.get(where)
+        if found is None:
+            found = sum(1 << i for i, node in enumerate(self.nodes) if where.accepts(node))
+            self._where[where] = found
+        return found
 
     def has_whole(self, count: int) -> bool:
         """Whether any node, open or not, has so many wholly free GPUs: a bound at a glance."""
@@ -317,6 +376,7 @@ def lowest(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
+_ALONE = Resources(gpu_milli=WHOLE_GPU)
 _TAKEN = -WHOLE_GPU, WHOLE_GPU, 0, 1
 _GIVEN = WHOLE_GPU, 0, WHOLE_GPU, 0
 """Of a device for a worker alone: the change, free before it, free after it, workers after it."""

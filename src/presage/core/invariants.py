@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from presage.core.gates import Gates
 from presage.core.workers import ask_of, missing
-from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.cluster import WHOLE_GPU, Resources, Taken, Worker
 from presage.model.errors import InvariantBroken
 from presage.model.event import Resize
 from presage.model.job import Job, JobState
@@ -121,10 +121,14 @@ def _check_gates(state: State) -> None:
 
 def _check_capacity(state: State) -> None:
     capacity = state.capacity
-    cpu, memory = [0] * len(capacity.nodes), [0] * len(capacity.nodes)
-    gpu = [[0] * len(node.devices) for node in capacity.nodes]
-    sharers = [[0] * len(node.devices) for node in capacity.nodes]
-    releasing = [False] * len(capacity.nodes)
+    cpu = [node.taken.cpu_milli for node in capacity.nodes]
+    memory = [node.taken.memory_mib for node in capacity.nodes]
+    taken = [[int(d in n.taken.devices) for d in range(len(n.devices))] for n in capacity.nodes]
+    gpu = [[WHOLE_GPU * others for others in row] for row in taken]
+    sharers = [row.copy() for row in taken]
+    releasing = [
+        node.taken != Taken() for node in capacity.nodes
+    ]  # others may come where runs are
 
     def add(job: Job, worker: Worker) -> None:
         i = capacity.index[worker.node]

@@ -323,9 +323,8 @@ class State:
             self.speeds.add(same_work(job.spec), e.point)
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
-        if e.counts and not self.counts:
-            for job in self.active.values():
-                job.held_since = now
+        for job in self.active.values() if e.counts and not self.counts else ():
+            job.held_since = now
         self.rules = e
 
     def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
@@ -338,9 +337,7 @@ class State:
         i = capacity.index.get(name)
         if i is not None and capacity.nodes[i] != e.node:
             if not capacity.idle(i):
-                raise InternalError(
-                    f"node {name} came back with other hardware and runs still on it"
-                )
+                raise InternalError(f"node {name} came back as another, with runs still on it")
             capacity.retire(i)
             i = None
         if i is None:
@@ -348,6 +345,9 @@ class State:
         self.down.discard(name)
         self.draining.discard(name)
         capacity.set_open(i, True)
+
+    def _node_changed(self, now: float, e: ev.NodeChanged) -> None:
+        self.capacity.change(e.node)
 
     def _node_down(self, now: float, e: ev.NodeDown) -> None:
         if e.node in self.capacity.index:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from presage.model.value import value
 
 __all__ = [
+    "ANYWHERE",
     "ANY_GPU",
     "UNLIMITED",
     "WHOLE_GPU",
     "Device",
+    "LabelOperator",
+    "LabelRule",
     "Node",
     "Resources",
+    "Taken",
+    "Where",
     "Worker",
     "gpu_count",
 ]
@@ -66,6 +72,15 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What others hold on a node: who was not placed there by this scheduler."""
+
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One machine. Labels such as `rack` and `area` say where it stands."""
 
@@ -74,6 +89,91 @@ class Node:
     cpu_milli: int = UNLIMITED
     memory_mib: int = UNLIMITED
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    taints: tuple[str, ...] = ()
+    """`key=value:effect` each: only workers that tolerate all of them go there (`Where`)."""
+    taken: Taken = Taken()
+
+
+class LabelOperator(StrEnum):
+    """How a rule looks at a label; the words are those of Kubernetes."""
+
+    IN = "In"
+    """It has one of the values."""
+    NOT_IN = "NotIn"
+    """It has none of them, or is not there."""
+    EXISTS = "Exists"
+    """It is there."""
+    DOES_NOT_EXIST = "DoesNotExist"
+    """It is not there."""
+    GT = "Gt"
+    """It is a whole number above the value."""
+    LT = "Lt"
+    """It is a whole number below the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """What a label of a node must be."""
+
+    key: str
+    operator: LabelOperator = LabelOperator.EXISTS
+    values: tuple[str, ...] = ()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels will do."""
+        there = labels.get(self.key)
+        match self.operator:
+            case LabelOperator.IN:
+                return there in self.values
+            case LabelOperator.NOT_IN:
+                return there not in self.values
+            case LabelOperator.EXISTS:
+                return there is not None
+            case LabelOperator.DOES_NOT_EXIST:
+                return there is None
+        try:
+            found, bound = int(there or ""), int(self.values[0])
+        except (ValueError, IndexError):
+            return False
+        return found > bound if self.operator is LabelOperator.GT else found < bound
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """On which nodes a worker may be."""
+
+    any_of: tuple[tuple[LabelRule, ...], ...] = ()
+    """Sets of rules; all rules of one set must hold. No sets: any node."""
+    tolerates: tuple[str, ...] = ()
+    """Taints it puts up with, `key=value:effect`; a `*` stands for any key, value or effect."""
+
+    def accepts(self, node: Node) -> bool:
+        """Whether a worker may be on a node."""
+        if node.taints and not all(map(self._bears, node.taints)):
+            return False
+        return not self.any_of or any(
+            all(rule.holds(node.labels) for rule in rules) for rules in self.any_of
+        )
+
+    def _bears(self, taint: str) -> bool:
+        return any(
+            all(
+                wanted in ("*", found)
+                for wanted, found in zip(_taint(pattern), _taint(taint), strict=True)
+            )
+            for pattern in self.tolerates
+        )
+
+
+ANYWHERE = Where()
+"""Of a worker that does not care; it keeps off tainted nodes."""
+
+
+def _taint(text: str) -> tuple[str, str, str]:
+    """Key, value and effect; neither key nor value holds a colon."""
+    rest, _, effect = text.rpartition(":")
+    key, _, value_ = rest.partition("=")
+    return key, value_, effect
 
 
 @value

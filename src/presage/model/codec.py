@@ -48,13 +48,17 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     },
     "JobStarted": {"at": None},
     "JobSubmitted": {"estimates": None},
-    "Node": {"devices": [], "cpu_milli": 1 << 50, "memory_mib": 1 << 50, "labels": {}},
+    "Node": {"devices": [], "cpu_milli": 1 << 50, "memory_mib": 1 << 50, "labels": {}}
+    | {"taints": [], "taken": {}},
     "OomRetry": {"times": 3, "factor": 1.5, "ceiling_mib": 0},
     "Progress": {"detail": {}},
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
-    "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": []},
+    "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": [], "where": {}},
     "RulesChanged": {"lacks": [], "counts": False, "chosen": ""},
     "SpeedBook": {"count": 0, "points": {}},
+    "Taken": {"cpu_milli": 0, "memory_mib": 0, "devices": []},
+    "LabelRule": {"operator": "Exists", "values": []},
+    "Where": {"any_of": [], "tolerates": []},
     "Worker": {"devices": []},
 }
 """What a field means that is not there, of each type in journals and snapshots, as JSON: part of

@@ -15,7 +15,10 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── PackError             a folder that cannot be sent
 │   ├── BackupError           a backup that cannot be made, read or restored
 │   ├── RunSpecError          a job that an executor cannot read
-│   └── RayUnreachable        no Ray cluster at the address
+│   ├── RayUnreachable        no Ray cluster at the address
+│   ├── KubernetesError       a Kubernetes cluster does not answer, or said no
+│   ├── SlurmUnreachable      no Slurm here, or its controller does not answer
+│   └── SlurmRefused          Slurm does not take what was asked of it
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
 ├── BadRequest                a part of a request is not what it must be
 ├── TooLarge                  more was sent than is taken
@@ -55,6 +58,7 @@ __all__ = [
     "InternalError",
     "InvariantBroken",
     "JournalError",
+    "KubernetesError",
     "ManifestError",
     "MissingExtra",
     "NeverFits",
@@ -67,6 +71,8 @@ __all__ = [
     "ProvisionError",
     "RayUnreachable",
     "RunSpecError",
+    "SlurmRefused",
+    "SlurmUnreachable",
     "StaleLease",
     "StoreUnavailable",
     "TelemetryError",
@@ -179,6 +185,29 @@ class RayUnreachable(UserError):
     """There is no Ray cluster at the address, or it cannot be used from here."""
 
     code = "ray_unreachable"
+
+
+class KubernetesError(UserError):
+    """A Kubernetes cluster does not answer, or said no; `status` is the HTTP status it said that
+    with, 0 when nobody answered."""
+
+    code = "kubernetes_error"
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SlurmUnreachable(UserError):
+    """There is no Slurm here that can be used, or its controller does not answer now."""
+
+    code = "slurm_unreachable"
+
+
+class SlurmRefused(UserError):
+    """Slurm does not take a command: no such partition, no room on any node, not allowed."""
+
+    code = "slurm_refused"
 
 
 class MissingExtra(PresageError):

@@ -36,6 +36,7 @@ __all__ = [
     "LaunchFailed",
     "Limit",
     "LimitsAdvised",
+    "NodeChanged",
     "NodeDown",
     "NodeDraining",
     "NodeUp",
@@ -225,6 +226,13 @@ class NodeUp:
 
 
 @value
+class NodeChanged:
+    """A node has the devices it had, and other labels, taints, or room that others hold."""
+
+    node: Node
+
+
+@value
 class NodeDown:
     """A node went away; the executor reports the runs on it as lost."""
 
@@ -325,6 +333,7 @@ Fact: TypeAlias = (
     | RulesChanged
     | LimitsAdvised
     | NodeUp
+    | NodeChanged
     | NodeDown
     | NodeDraining
     | Woke

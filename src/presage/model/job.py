@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from presage.model.cluster import WHOLE_GPU, Resources, Worker
+from presage.model.cluster import ANYWHERE, WHOLE_GPU, Resources, Where, Worker
 from presage.model.estimate import Estimates
 from presage.model.value import value
 
@@ -152,10 +152,12 @@ class Role:
     max: int = 1
     gpu_types: tuple[str, ...] = ()
     """GPU types it accepts; empty means any."""
+    where: Where = ANYWHERE
+    """The nodes that it may be on."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        key = (self.name, self.resources, self.min, self.max, self.gpu_types)
+        key = (self.name, self.resources, self.min, self.max, self.gpu_types, self.where)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:

@@ -147,7 +147,7 @@ def _size(job: Job) -> tuple[object, tuple[int, ...]]:
         return None, ()
     role, ask = job.spec.roles[0], ask_of(job, 0)
     size = (role.min, ask.gpu_milli, ask.cpu_milli, ask.memory_mib, ask.gpu_memory_mib)
-    return (role.gpu_types, job.spec.placement, job.spec.queue), size
+    return (role.gpu_types, role.where, job.spec.placement, job.spec.queue), size
 
 
 def waits(job: Job, state: State) -> bool:

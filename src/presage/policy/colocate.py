@@ -27,6 +27,7 @@ from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.policy.elastic import least_workers
 from presage.policy.placer import Placer
+from presage.policy.request import nodes_for
 from presage.policy.sharing import HasKinds, SharingRules, movable, shares
 
 __all__ = ["Tenancy"]
@@ -163,7 +164,7 @@ class Tenancy:
         if not shares(job):
             return placer.find(job, self.plan, least_workers(job))
         capacity, wanted = self._capacity, least_workers(job)
-        open_nodes = capacity.accepts(job.spec.roles[0].gpu_types)
+        open_nodes = nodes_for(job.spec.roles[0], capacity)
         largest = self._largest_of(open_nodes)
         if not largest:
             return None
@@ -197,7 +198,7 @@ class Tenancy:
         here = self._capacity.index[worker.node], worker.devices[0]
         if self._on.get(here) != (job,):
             return ()
-        open_nodes = self._capacity.accepts(job.spec.roles[0].gpu_types)
+        open_nodes = nodes_for(job.spec.roles[0], self._capacity)
         self._on[here] = ()
         self._offers.pop(here[0], None)
         places = sorted(self._places(job, open_nodes, 1))
@@ -294,12 +295,12 @@ class Tenancy:
 
     def _fits_aside(self, job: Job) -> bool | None:
         """True for a job of one GPU that could run on one that is set aside; else None."""
-        capacity, ask, types = self._capacity, ask_of(job, 0), job.spec.roles[0].gpu_types
+        capacity, ask = self._capacity, ask_of(job, 0)
         for i, d in self._aside if len(least_workers(job)) == 1 else ():
             node = capacity.nodes[i]
             enough = node.cpu_milli >= ask.cpu_milli and node.memory_mib >= ask.memory_mib
             enough = enough and node.devices[d].memory_mib >= ask.gpu_memory_mib
-            if enough and capacity.accepts(types) >> i & 1:
+            if enough and nodes_for(job.spec.roles[0], capacity) >> i & 1:
                 return True
         return None
 
@@ -307,7 +308,7 @@ class Tenancy:
         """What keeps a job off each GPU, counted."""
         capacity, ask, wanted = self._capacity, ask_of(job, 0), len(least_workers(job))
         counts: dict[str, int] = {}
-        for i in bits(capacity.accepts(job.spec.roles[0].gpu_types)):
+        for i in bits(nodes_for(job.spec.roles[0], capacity)):
             for d, free in enumerate(capacity.free_gpu[i]):
                 tenants = self._on.get((i, d), ())
                 why = _COULD

@@ -8,6 +8,7 @@ from presage.core.workers import ask_of
 from presage.model.cluster import UNLIMITED, WHOLE_GPU, Resources, gpu_count
 from presage.model.job import Job, Placement, Reason, ReasonCode
 from presage.policy.placer import Placer
+from presage.policy.request import nodes_for
 from presage.policy.score import Topology, free_gpus
 
 __all__ = ["describe", "why_no_room"]
@@ -32,7 +33,7 @@ def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
     text = f"needs {describe(job)}"
     level = _level(job, placer, capacity)
     if level:
-        nodes = capacity.accepts(_types(job))
+        nodes = _nodes(job, capacity)
         best = max(
             (free_gpus(capacity, mask & nodes) for mask in capacity.labels[level].values()),
             default=0,
@@ -48,9 +49,11 @@ def why_no_room(job: Job, plan: Plan, ahead: int, placer: Placer) -> Reason:
 def _room(job: Job, capacity: Capacity) -> str:
     roles = job.spec.roles
     types = _types(job)
-    nodes = capacity.accepts(types)
+    nodes = _nodes(job, capacity)
     kind = f" {' or '.join(types)}" if types else ""
     if not nodes:
+        if any(capacity.accepts(role.gpu_types) for role in roles) or capacity.tainted:
+            return "no open node has the labels it asks for and only taints that it tolerates"
         return f"no node with{kind or ' room'} is open"
     total = free_gpus(capacity, nodes)
     largest = max(ask_of(job, r).gpu_milli for r in range(len(roles)))
@@ -84,6 +87,14 @@ def _rest(capacity: Capacity, nodes: int) -> str:
 
 def _cores(milli: int) -> str:
     return f"{milli / 1000:g} core{'' if milli == 1000 else 's'}"
+
+
+def _nodes(job: Job, capacity: Capacity) -> int:
+    """Mask of the open nodes that some role may be on."""
+    mask = 0
+    for role in job.spec.roles:
+        mask |= nodes_for(role, capacity)
+    return mask
 
 
 def _types(job: Job) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.core.state import State
 from presage.core.workers import least_milli
+from presage.model.cluster import Taken
 from presage.model.event import NodeUp
 from presage.model.job import Job, JobState, Reason, ReasonCode
 from presage.policy.backlog import Groups, waits
@@ -61,7 +62,7 @@ class Pipeline:
         self._reader = Reader()
         self._seen: Changes | None = None
         self._groups = self._no_groups()
-        self._empty: Plan | None = None
+        self._empty: tuple[tuple[int, int], Plan] | None = None
         self._keys: tuple[Any, dict[Any, list[SortKey]]] = (None, {})
         """The keys of all waiting jobs by band, in order, and the moment they belong to."""
 
@@ -174,18 +175,20 @@ class Pipeline:
 
     def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         """Why no state of this cluster could hold a job, submitted or not; None when one could."""
-        group, nodes = self._groups.of(job), len(plan.state.capacity.nodes)
+        group, nodes = self._groups.of(job), plan.state.capacity.described
         if group.checked != nodes:
             group.checked, group.never = nodes, self._find_never(job, plan, predict)
         return group.never
 
     def _find_never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
-        names = plan.state.capacity.index
-        if self._empty is None or self._empty.state.capacity.index.keys() != names.keys():
-            self._empty = _empty_cluster(plan.state)
+        capacity = plan.state.capacity
+        key = capacity.described, len(capacity.index)
+        if self._empty is None or self._empty[0] != key:
+            self._empty = key, _empty_cluster(plan.state)
+        empty = self._empty[1]
         reason = self.rules.queues.never(job)
-        if reason is None and self._walk.find(job, self._empty, predict) is None:
-            room = why_no_room(job, self._empty, 0, self.rules.placer)
+        if reason is None and self._walk.find(job, empty, predict) is None:
+            room = why_no_room(job, empty, 0, self.rules.placer)
             reason = Reason(ReasonCode.NEVER_FITS, f"larger than the cluster: {room.text}")
         return reason
 
@@ -276,9 +279,10 @@ twice as old: sorting them must not keep the loop busy."""
 
 
 def _empty_cluster(state: State) -> Plan:
-    """The same nodes with nothing on them, all open."""
+    """The same nodes with nothing on them, all open: taints go and others leave."""
     empty = State(state.seed)
     for name, i in state.capacity.index.items():
         assert state.capacity.nodes[i].name == name
-        empty.apply(0.0, NodeUp(state.capacity.nodes[i]))
+        node = replace(state.capacity.nodes[i], taints=(), taken=Taken())
+        empty.apply(0.0, NodeUp(node))
     return Plan(empty)

@@ -25,6 +25,7 @@ from presage.policy.request import (
     Request,
     Score,
     feasible,
+    nodes_for,
     slots,
 )
 from presage.policy.score import Pack
@@ -72,9 +73,9 @@ class Placer:
         ask = ask_of(job, r)
         if ask.gpu_milli > capacity.free_milli:
             return None
-        types = job.spec.roles[r].gpu_types
-        request = Request(job, plan, capacity, ask, types, self.most, 1, ask)
-        nodes = capacity.accepts(types) if types else capacity.open
+        role = job.spec.roles[r]
+        request = Request(job, plan, capacity, ask, role.gpu_types, self.most, 1, ask)
+        nodes = nodes_for(role, capacity)
         if within is not None:
             nodes &= within
         i = self._choose(request, nodes)
@@ -101,15 +102,15 @@ class Placer:
         """Whether each role on its own would find places enough: cheap, and most fail here."""
         roles = job.spec.roles
         if len(roles) == 1:
-            ask, count, types = ask_of(job, 0), len(wanted), roles[0].gpu_types
+            ask, count, role = ask_of(job, 0), len(wanted), roles[0]
             if count * ask.gpu_milli > capacity.free_milli:
                 return False
-            return slots(capacity, ask, nodes & capacity.accepts(types), count) >= count
+            nodes &= nodes_for(role, capacity)
+            return slots(capacity, ask, nodes, count) >= count
         counts = Counter(r for r, _ in wanted)
         milli = sum(count * ask_of(job, r).gpu_milli for r, count in counts.items())
         return milli <= capacity.free_milli and all(
-            slots(capacity, ask_of(job, r), nodes & capacity.accepts(roles[r].gpu_types), count)
-            >= count
+            slots(capacity, ask_of(job, r), nodes & nodes_for(roles[r], capacity), count) >= count
             for r, count in counts.items()
         )
 
@@ -122,8 +123,9 @@ class Placer:
         found: list[Worker] = []
         for r, index in wanted:
             request.ask = ask_of(job, r)
-            request.types = job.spec.roles[r].gpu_types
-            i = self._choose(request, domain & capacity.accepts(request.types))
+            role = job.spec.roles[r]
+            request.types = role.gpu_types
+            i = self._choose(request, domain & nodes_for(role, capacity))
             if i is None:
                 break
             devices = self._devices(request, i)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from presage.core.capacity import Bools, Capacity
 from presage.core.plan import Plan
 from presage.model.cluster import WHOLE_GPU, Resources
-from presage.model.job import Job
+from presage.model.job import Job, Role
 
 __all__ = [
     "ByRoom",
@@ -26,6 +26,7 @@ __all__ = [
     "Request",
     "Score",
     "feasible",
+    "nodes_for",
     "slots",
 ]
 
@@ -97,6 +98,11 @@ class ByRoom(Protocol):
     """A score that says whether it looks at nothing but free room and what is asked for."""
 
     by_room: bool
+
+
+def nodes_for(role: Role, capacity: Capacity) -> int:
+    """Mask of the open nodes that workers of a role may be on, with room or not."""
+    return capacity.accepts(role.gpu_types, role.where)
 
 
 def feasible(request: Request, nodes: int) -> Bools:

@@ -45,6 +45,7 @@ from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.model.job import Reason
 from presage.server.executors import make_executor
 from presage.server.settings import Settings
 from presage.store import open_store
@@ -112,6 +113,15 @@ class Service:
             self.accountant,
             Unattended(self.attendance, _idle_stops(settings)),
         ]
+        if settings.kubernetes is not None and settings.kubernetes.adopt:
+            from presage.control.advisors.notes import WaitNotes
+            from presage.executors.kubernetes.gangs import FOREIGN
+
+            def explain(job: str) -> Reason | None:
+                reason: Reason | None = live.ask(lambda engine: engine.explain(job))
+                return reason
+
+            advisors.append(WaitNotes(FOREIGN, explain, self.starts.eta, live.note))
         if settings.rightsize:
             self.sizing = _sizing(store, knowledge)
             advisors.append(self.sizing)
@@ -126,7 +136,8 @@ class Service:
             live, store, self.estimator, layout, settings.queues, rules.check, may_see
         )
         self.sweeps = Sweeps(self.requests, store)
-        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        elsewhere = settings.ray or settings.kubernetes
+        self.memory_limits = "" if elsewhere else how_memory_is_held(delegated_group())
         """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()

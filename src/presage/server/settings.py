@@ -11,6 +11,7 @@ from pathlib import Path
 
 from presage.control.access_config import AccessConfig, OidcConfig
 from presage.control.retention import KINDS, KeepRule
+from presage.executors.kubernetes.settings import KubernetesLink
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
 from presage.model.cluster import Node
@@ -64,6 +65,8 @@ class Settings:
     """The cluster that the executor `ray` runs jobs on; None for the executor `local`."""
     ray_shared: Path | None = None
     """Where all nodes of that cluster and this machine find the same files."""
+    kubernetes: KubernetesLink | None = None
+    """The cluster that the executor `kubernetes` runs jobs in."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""

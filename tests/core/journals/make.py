@@ -14,7 +14,16 @@ from presage.core.engine import Engine
 from presage.core.loop import fold
 from presage.core.ports import Store
 from presage.model import event as ev
-from presage.model.cluster import Device, Node, Resources, Worker
+from presage.model.cluster import (
+    Device,
+    LabelOperator,
+    LabelRule,
+    Node,
+    Resources,
+    Taken,
+    Where,
+    Worker,
+)
 from presage.model.estimate import Estimate, Estimates
 from presage.model.event import Outcome
 from presage.model.job import JobSpec, OomRetry, Placement, Reason, ReasonCode, Role, StopIntent
@@ -32,8 +41,15 @@ LATE = Reason(ReasonCode.TIME_LIMIT, "it ran longer than 60 s")
 def main() -> None:
     """One journal of each kind."""
     folder = Path(__file__).with_name(__version__)
-    folder.mkdir()
-    for name, journal in {"told": told(), "lost": lost(), "lived": lived()}.items():
+    folder.mkdir(exist_ok=True)
+    for name, journal in {
+        "told": told(),
+        "lost": lost(),
+        "lived": lived(),
+        "placed": placed(),
+    }.items():
+        if (folder / f"{name}.jsonl").exists():
+            continue
         journal.dump(folder / f"{name}.jsonl")
         events = list(journal.read())
         with (folder / f"{name}.states.jsonl").open("w", encoding="utf-8") as file:
@@ -147,7 +163,23 @@ def told() -> MemoryStore:
     )
     tell.tell(ev.NodeUp(Node("plain", (Device(),) * 8)))
     kinds = {type(event) for _, event in tell.store.read()}
-    assert kinds == {*ev.FACTS, *ev.DECISIONS}, {*ev.FACTS, *ev.DECISIONS} - kinds
+    assert kinds == {*ev.FACTS, *ev.DECISIONS} - {ev.NodeChanged}
+    return tell.store
+
+
+def placed() -> MemoryStore:
+    """Jobs that may be on some nodes only, and nodes that others use as well."""
+    tell = Teller()
+    two, zone = (Device("a100", 40_960),) * 2, {"zone": "a"}
+    tell.tell(
+        ev.NodeUp(Node("n", two, 8000, 8192, zone, ("gpu=yes:NoSchedule",), Taken(500, 256, (1,))))
+    )
+    rules = LabelRule("zone", LabelOperator.IN, ("a", "b")), LabelRule("zone")
+    role = Role(resources=Resources(1000, 1024, 1000), where=Where((rules,), ("gpu=*:*",)))
+    tell.tell(ev.JobSubmitted(JobSpec("a", (role,))), ev.JobSubmitted(JobSpec("b", (role,))))
+    tell.run("a", Worker(0, 0, "n", (0,)))
+    tell.tell(ev.NodeChanged(Node("n", two, 6000, 4096)))
+    tell.run("b", Worker(0, 0, "n", (1,)))
     return tell.store
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "pick_cores",
     "plan_workers",
     "secret_path",
+    "worker_environment",
 ]
 
 LOG_CAP = 256 << 20
@@ -182,7 +183,7 @@ def _worker(
     name = f"{role.name}-{worker.index}"
     progress = plan.progress_dir / f"{name}.json"
     devices = ",".join(_cuda_name(plan.gpus, device) for device in worker.devices)
-    env = _environment(plan, spec, role.name, rank, count)
+    env = worker_environment(plan, spec, role.name, rank, count)
     env |= {"PRESAGE_PROGRESS": str(progress), "CUDA_VISIBLE_DEVICES": devices}
     container = f"presage-{plan.job}-{plan.attempt}-{name}" if plan.engine else None
 
@@ -211,7 +212,9 @@ def _worker(
     )
 
 
-def _environment(plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int) -> dict[str, str]:
+def worker_environment(
+    plan: RunPlan, spec: RunSpec, role: str, rank: int, count: int
+) -> dict[str, str]:
     """What Presage promises to every worker."""
     env = {
         "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once

@@ -34,7 +34,15 @@ from presage.telemetry.processes import ProcessTree
 if TYPE_CHECKING:
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["StartError", "WorkerProcess", "missing_program", "start_all"]
+__all__ = [
+    "StartError",
+    "WorkerProcess",
+    "cut_log",
+    "is_memory_error",
+    "missing_program",
+    "start_all",
+    "telling_line",
+]
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"))
 _OUT_OF_MEMORY = (
@@ -255,32 +263,17 @@ class WorkerProcess:
             if size <= most:
                 self._times.note(size, time.time())
                 return
-            tail = _tail(self.plan.log, most // 4).partition(b"\n")[2]
-            note = f"[presage: the log passed {most} bytes; what came before was cut]\n"
-            fd = os.open(self.plan.log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                os.ftruncate(fd, 0)
-                os.write(fd, note.encode() + tail)
-            finally:
-                os.close(fd)
-            self._times.cut(size - len(tail), len(note))
+            kept, note = cut_log(self.plan.log, most)
+            self._times.cut(size - kept, note)
 
     def last_words(self) -> str:
         """The line of its log that says most about an error: the end of the last traceback, else
         the last line."""
-        lines = _tail(self.plan.log, _TAIL).decode("utf-8", "replace").splitlines()
-        starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-        if starts:
-            for line in lines[starts[-1] + 1 :]:
-                if line.strip() and not line.startswith(" "):
-                    return _printable(line)
-        said = [line for line in lines if line.strip()]
-        return _printable(said[-1]) if said else ""
+        return telling_line(_tail(self.plan.log, _TAIL).decode("utf-8", "replace"))
 
     def says_out_of_memory(self) -> bool:
         """Whether its last words are those of a program that got no memory."""
-        words = self.last_words().lower()
-        return any(sign in words for sign in _OUT_OF_MEMORY)
+        return is_memory_error(self.last_words())
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -324,6 +317,38 @@ class WorkerProcess:
         for group in (*below, self.pid):
             with suppress(OSError):
                 os.killpg(group, number)
+
+
+def cut_log(log: Path, most: int) -> tuple[int, int]:
+    """Keep the last part of a log that has passed `most` bytes, and say so in it; how many bytes
+    are left of it, and how many say so."""
+    tail = _tail(log, most // 4).partition(b"\n")[2]
+    note = f"[presage: the log passed {most} bytes; what came before was cut]\n".encode()
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, note + tail)
+    finally:
+        os.close(fd)
+    return len(tail), len(note)
+
+
+def telling_line(text: str) -> str:
+    """The line of a log that says most about an error: the end of the last traceback, else the
+    last line."""
+    lines = text.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    if starts:
+        for line in lines[starts[-1] + 1 :]:
+            if line.strip() and not line.startswith(" "):
+                return _printable(line)
+    said = [line for line in lines if line.strip()]
+    return _printable(said[-1]) if said else ""
+
+
+def is_memory_error(words: str) -> bool:
+    """Whether these are the last words of a program that got no memory."""
+    return any(sign in words.lower() for sign in _OUT_OF_MEMORY)
 
 
 def start_all(

@@ -24,6 +24,7 @@ from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 from presage.policy.backlog import Group, waits
 from presage.policy.reclaim import lend
+from presage.policy.request import nodes_for
 from presage.policy.runs import Runs
 from presage.policy.start import Starter
 from presage.policy.walks.last import Last
@@ -203,7 +204,7 @@ def _stop(plan: Plan, losers: list[Job], waiting: list[Job]) -> None:
     wanted = 0
     for job in waiting:
         for role in job.spec.roles:
-            wanted |= capacity.accepts(role.gpu_types)
+            wanted |= nodes_for(role, capacity)
     reason = Reason(ReasonCode.PREEMPTED, f"{len(waiting)} waiting jobs rank before it")
     for loser in losers:
         for worker in loser.allocation:

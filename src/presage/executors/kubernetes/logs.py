@@ -1,0 +1,99 @@
+"""Logs of pods, read from their kubelets into the data directory while they are written.
+
+A thread follows each worker. Where the kubelet cannot be asked, the log says so in one line: a job
+runs without its log being read. A log that grows too long is cut, as elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from presage.executors.kubernetes.api import KubeApi
+from presage.executors.kubernetes.monitor import Key
+from presage.executors.kubernetes.pods import MAIN
+from presage.executors.node.log_times import LogTimes
+from presage.executors.node.worker import cut_log
+from presage.layout import Layout
+from presage.model.errors import KubernetesError
+
+__all__ = ["LogReaders"]
+
+_TRIES = 5
+_PAUSE_S = 0.3
+
+
+class LogReaders:
+    """The threads that read logs. Any thread may ask."""
+
+    def __init__(self, api: KubeApi, layout: Layout, namespace: str, log_cap: int) -> None:
+        self._api = api
+        self._layout = layout
+        self._namespace = namespace
+        self._cap = log_cap
+        self._reading: dict[tuple[Key, str], threading.Thread] = {}
+        self._closed = threading.Event()
+
+    def follow(self, key: Key, worker: str, pod: str) -> None:
+        """Read a worker's log to its end; again changes nothing."""
+        mark = (key, worker)
+        if mark in self._reading:
+            return
+        path = self._layout.log(*key, worker)
+        thread = threading.Thread(
+            target=self._read, args=(pod, path), name=f"log-{pod}", daemon=True
+        )
+        self._reading[mark] = thread
+        thread.start()
+
+    def are_in(self, key: Key) -> bool:
+        """Whether everything that was followed of a run is read."""
+        return not any(
+            thread.is_alive() for (run, _), thread in list(self._reading.items()) if run == key
+        )
+
+    def forget(self, key: Key) -> None:
+        """A run is over."""
+        for mark in [mark for mark in list(self._reading) if mark[0] == key]:
+            self._reading.pop(mark, None)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._closed.set()
+
+    def _read(self, pod: str, path: Path) -> None:
+        had = path.stat().st_size if path.exists() else 0
+        trouble = ""
+        for _ in range(_TRIES):
+            try:
+                self._copy(pod, path, had)
+                return
+            except KubernetesError as error:
+                trouble = str(error)
+                if self._closed.wait(_PAUSE_S) or error.status == 404:
+                    break
+                had = path.stat().st_size if path.exists() else 0
+        if not self._closed.is_set():
+            with path.open("ab") as log:
+                log.write(f"[presage: the log cannot be read: {trouble}]\n".encode())
+
+    def _copy(self, pod: str, path: Path, had: int) -> None:
+        """Append what is printed from now on, and what was before, but for the bytes we have."""
+        times = LogTimes(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for part in self._api.follow_log(pod, self._namespace, container=MAIN):
+            if self._closed.is_set():
+                return
+            skipped, had = part[:had], max(0, had - len(part))
+            new = part[len(skipped) :]
+            with path.open("ab") as log:
+                log.write(new)
+                size = log.tell()
+            with suppress(OSError):
+                if size > self._cap:
+                    kept, note = cut_log(path, self._cap)
+                    times.cut(size - kept, note)
+                else:
+                    times.note(size, time.time())

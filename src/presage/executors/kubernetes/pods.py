@@ -1,0 +1,385 @@
+"""The objects of a run, from what a job asks for: record, pods, Service, NetworkPolicy, Secret.
+
+The record is a ConfigMap and the owner of all else, so that nothing outlives it. Pods name our
+scheduler and wait until the executor binds them. Nothing here talks to a cluster, and the content
+of a secret is in the Secret alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from presage.executors.kubernetes.api import Json
+from presage.executors.kubernetes.devices import gpu_request
+from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.node.messages import RunPlan
+from presage.executors.node.plan import worker_environment
+from presage.executors.node.runspec import RoleSpec, RunSpec
+from presage.executors.node.wire import pack
+from presage.layout import Layout
+from presage.model.cluster import Worker
+from presage.model.errors import RunSpecError
+
+__all__ = [
+    "COMPANION",
+    "GATE",
+    "JOB",
+    "MAIN",
+    "MANAGED",
+    "RUN",
+    "WORKER",
+    "RunObjects",
+    "run_name",
+    "worker_name",
+]
+
+MANAGED = "app.kubernetes.io/managed-by"
+RUN = "presage.dev/run"
+JOB, ATTEMPT = "presage.dev/job", "presage.dev/attempt"
+WORKER = "presage.dev/worker"
+GATE = "presage.dev/gang"
+RECORD = "presage.dev/record"
+MAIN, COMPANION, BRING = "main", "presage-keep", "presage-bring"
+PORT = 29_400
+"""Where workers of torchrun meet."""
+_INSIDE = Layout(Path("/presage"))
+"""Files inside a pod have the paths that the server's data directory has, below this one."""
+_OBJECT = "presage.executors.kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class RunObjects:
+    """All objects of one run."""
+
+    job: str
+    attempt: int
+    spec: RunSpec
+    workers: Sequence[Worker]
+    """In the order of their ranks."""
+    use: ClusterUse
+    namespace: str
+    nodes: Mapping[str, Json]
+    """The nodes of the workers, as the cluster has them."""
+
+    @property
+    def name(self) -> str:
+        """What its record and Service are called, and how its pods begin."""
+        return run_name(self.job, self.attempt)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether something must be brought in or taken away by Presage's own image."""
+        spec = self.spec
+        return bool(spec.folder or spec.git or spec.data or spec.results)
+
+    def check(self) -> None:
+        """Raise RunSpecError for what cannot be run in a cluster like this."""
+        if not (self.spec.image or self.use.image):
+            raise RunSpecError("the manifest names no image, and the server has no default one")
+        if self.has_steps and not self.use.helper_image:
+            raise RunSpecError(
+                "the job has a work folder, data or results, and this server has no helper image "
+                "to bring them; set executor.kubernetes.helper_image, or put them into the image"
+            )
+        if self.spec.folder and not self.use.lasting:
+            raise RunSpecError(
+                "the job has a work folder, and pods see no storage with the server's data; name "
+                "a claim in executor.kubernetes.claim, or put the code into the job's image"
+            )
+        if self.spec.console:
+            raise RunSpecError("a console cannot be offered on Kubernetes")
+
+    def record(self) -> Json:
+        """The object that owns all others and holds what was decided about the run."""
+        placed = [[w.role, w.index, w.node, list(w.devices)] for w in self.workers]
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {**self._meta(self.name), "labels": {**self._labels(), RECORD: "true"}},
+            "data": {
+                "state": "creating",
+                "workers": json.dumps(placed),
+                RunPlan.FILE: json.dumps(pack(self._plan())),
+            },
+        }
+
+    def secret(self, contents: Mapping[str, str], owner: Json) -> Json:
+        """The content of the job's secrets, by environment variable."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": self._meta(self.name, owner),
+            "data": {name: b64encode(text.encode()).decode() for name, text in contents.items()},
+        }
+
+    def service(self, owner: Json) -> Json:
+        """Names for the workers, so that they find each other."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": self._meta(self.name, owner),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {RUN: self.name},
+                "ports": [{"name": "rendezvous", "port": PORT}],
+            },
+        }
+
+    def policy(self, owner: Json) -> Json:
+        """Nobody but the run's own workers reaches them; they reach whom they like."""
+        own = {"podSelector": {"matchLabels": {RUN: self.name}}}
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": self._meta(self.name, owner),
+            "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+        }
+
+    def pods(self, owner: Json) -> dict[str, Json]:
+        """A pod for each worker, by the worker's name."""
+        plan = self._plan()
+        made = {}
+        for rank, worker in enumerate(self.workers):
+            name = worker_name(self.spec, worker)
+            meta = self._meta(f"{self.name}-{name}", owner)
+            meta["labels"] = {**meta["labels"], WORKER: name}
+            spec = self._pod_spec(plan, worker, rank)
+            made[name] = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+        return made
+
+    def binding(self, pod: Json, node: str) -> Json:
+        """The decision that a pod goes to a node."""
+        meta = {name: pod["metadata"][name] for name in ("name", "namespace", "uid")}
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        return {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+
+    # -- parts of a pod -------------------------------------------------------------------------
+
+    def _labels(self) -> dict[str, str]:
+        return {
+            MANAGED: "presage",
+            RUN: self.name,
+            JOB: _slug(self.job, 63),
+            ATTEMPT: str(self.attempt),
+        }
+
+    def _meta(self, name: str, owner: Json | None = None) -> Json:
+        meta: Json = {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": self._labels(),
+            "annotations": {JOB: self.job, ATTEMPT: str(self.attempt)},
+        }
+        if owner is not None:
+            known = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+            meta["ownerReferences"] = [
+                {"apiVersion": "v1", "kind": "ConfigMap", "controller": True, **known}
+            ]
+        return meta
+
+    def _pod_spec(self, plan: RunPlan, worker: Worker, rank: int) -> Json:
+        use, spec, role = self.use, self.spec, self.spec.roles[worker.role]
+        steps = self.has_steps
+        containers = [self._main(plan, worker, role, rank)]
+        if steps and (rank == 0 or spec.folder or spec.git):
+            containers.append(self._step(COMPANION, "keep"))
+        made: Json = {
+            "schedulerName": use.scheduler_name,
+            "schedulingGates": [{"name": GATE}],
+            "restartPolicy": "Never",
+            "hostname": worker_name(spec, worker),
+            "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace_s)),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            # The programs of a job are not process 1, so that a signal means what it always does.
+            "shareProcessNamespace": True,
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "containers": containers,
+            "volumes": self._volumes(),
+        }
+        if steps:
+            made["initContainers"] = [self._step(BRING, "bring")]
+        if use.host_network:
+            made["hostNetwork"] = True
+        else:
+            made["subdomain"] = self.name
+        if spec.time_limit_s is not None:
+            made["activeDeadlineSeconds"] = max(1, math.ceil(spec.time_limit_s))
+        if use.service_account:
+            made["serviceAccountName"] = use.service_account
+        if use.pull_secrets:
+            made["imagePullSecrets"] = [{"name": name} for name in use.pull_secrets]
+        return made
+
+    def _main(self, plan: RunPlan, worker: Worker, role: RoleSpec, rank: int) -> Json:
+        spec = self.spec
+        env = worker_environment(plan, spec, role.name, rank, len(self.workers))
+        env["PRESAGE_PROGRESS"] = f"{plan.progress_dir}/{worker_name(spec, worker)}.json"
+        if plan.torchrun:
+            env |= {"MASTER_ADDR": self._first_address(), "MASTER_PORT": str(self._port())}
+        gpus = gpu_request(role.gpus, 0, self.nodes[worker.node])
+        if not gpus:  # an image that says "all" would see every GPU of the node
+            env |= {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}
+        limits = dict(gpus)
+        if role.cpus:
+            limits["cpu"] = f"{math.ceil(role.cpus * 1000)}m"
+        if role.memory_mib:
+            limits["memory"] = f"{role.memory_mib}Mi"
+        variables: list[Json] = [{"name": key, "value": value} for key, value in env.items()]
+        for name in spec.secrets:
+            key = {"secretKeyRef": {"name": self.name, "key": name}}
+            variables.append({"name": name, "valueFrom": key})
+        made: Json = {
+            "name": MAIN,
+            "image": spec.image or self.use.image,
+            "command": list(self._command(role)),
+            "workingDir": str(plan.work),
+            "env": variables,
+            "resources": {"limits": limits, "requests": limits},
+            "volumeMounts": self._mounts(),
+            # An error's last words come with the status, also where no kubelet can be asked.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+        if spec.ports:
+            made["ports"] = [{"containerPort": port} for port in spec.ports]
+        return made
+
+    def _command(self, role: RoleSpec) -> Sequence[str]:
+        """What to start; with a command to continue, the shell of the image looks whether there is
+        a checkpoint."""
+        if not self.spec.resume:
+            return role.argv
+        begin, go_on = shlex.join(role.argv), shlex.join(self.spec.resume)
+        kept = _INSIDE.checkpoints(self.job)
+        look = f'if [ -n "$(ls -A {kept})" ]; then exec {go_on}; fi; exec {begin}'
+        return "/bin/sh", "-c", look
+
+    def _step(self, name: str, step: str) -> Json:
+        place = f"{_INSIDE.data}/record"
+        return {
+            "name": name,
+            "image": self.use.helper_image,
+            "command": ["python3", "-m", f"{_OBJECT}.steps", step],
+            "env": [{"name": "PRESAGE_PLAN", "value": f"{place}/{RunPlan.FILE}"}],
+            "volumeMounts": [
+                {"name": "run", "mountPath": str(_INSIDE.run(self.job, self.attempt))},
+                *self._mounts(),
+                {"name": "record", "mountPath": place, "readOnly": True},
+            ],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+
+    def _mounts(self) -> list[Json]:
+        run = _INSIDE.run(self.job, self.attempt)
+        mounts: list[Json] = [
+            {"name": "run", "mountPath": f"{run}/{part}", "subPath": part}
+            for part in ("work", "data", "progress")  # so that they are there, whoever looks
+        ]
+        kept = [_INSIDE.checkpoints(self.job), _INSIDE.results(self.job)]
+        for path in kept:
+            inside = str(path.relative_to(_INSIDE.data)) if self.use.lasting else path.name
+            volume = "data" if self.use.lasting else "run"
+            mounts.append({"name": volume, "mountPath": str(path), "subPath": inside})
+        if self.spec.folder:
+            folder = _INSIDE.folder(self.spec.folder)
+            inside = str(folder.relative_to(_INSIDE.data))
+            mount = {"mountPath": str(folder), "subPath": inside, "readOnly": True}
+            mounts.append({"name": "data", **mount})
+        return mounts
+
+    def _volumes(self) -> list[Json]:
+        volumes: list[Json] = [{"name": "run", "emptyDir": {}}]
+        if self.use.claim:
+            claim = {"claimName": self.use.claim}
+            volumes.append({"name": "data", "persistentVolumeClaim": claim})
+        elif self.use.host_path:
+            volumes.append({"name": "data", "hostPath": {"path": self.use.host_path}})
+        if self.has_steps:
+            keys = [{"key": RunPlan.FILE, "path": RunPlan.FILE}]
+            volumes.append({"name": "record", "configMap": {"name": self.name, "items": keys}})
+        return volumes
+
+    def _first_address(self) -> str:
+        first = self.workers[0]
+        if not self.use.host_network:
+            return f"{worker_name(self.spec, first)}.{self.name}.{self.namespace}.svc"
+        addresses = self.nodes[first.node].get("status", {}).get("addresses") or ()
+        inside = [each["address"] for each in addresses if each["type"] == "InternalIP"]
+        return inside[0] if inside else first.node
+
+    def _port(self) -> int:
+        """Where rank 0 waits; on the network of a node, runs must not share one."""
+        shift = int(sha256(self.name.encode()).hexdigest(), 16) % 3000
+        return PORT + shift if self.use.host_network else PORT
+
+    def _plan(self) -> RunPlan:
+        """The run as Presage's own steps see it, inside the pod."""
+        spec, run = self.spec, _INSIDE.run(self.job, self.attempt)
+        return RunPlan(
+            job=self.job,
+            attempt=self.attempt,
+            run=run,
+            wake=_INSIDE.wake,
+            work=run / "work",
+            folder=_INSIDE.folder(spec.folder) if spec.folder else None,
+            data=dict(spec.data),
+            data_dir=run / "data",
+            progress_dir=run / "progress",
+            results=spec.results,
+            git=spec.git,
+            keep=spec.keep,
+            ignore=spec.ignore,
+            most_results=spec.most_results,
+            result_dir=_INSIDE.results(self.job),
+            checkpoint_dir=_INSIDE.checkpoints(self.job),
+            checkpoint_link="",
+            log_dir=_INSIDE.logs(self.job, self.attempt),
+            log_cap=0,
+            telemetry=_INSIDE.telemetry(self.job, self.attempt),
+            gpus=(),
+            nvml=None,
+            secrets={},
+            env=dict(spec.env),
+            time_limit_s=spec.time_limit_s,
+            grace_s=spec.grace_s,
+            torchrun=spec.launcher == "torchrun",
+            agents=False,
+            live=False,
+            engine=None,
+            image=spec.image,
+            cgroup=None,
+            workers=(),
+            ports=spec.ports,
+        )
+
+
+def run_name(job: str, attempt: int) -> str:
+    """What the objects of a run are called: readable, and one for each run."""
+    mark = sha256(job.encode()).hexdigest()[:8]
+    return f"presage-{_slug(job, 24)}-{mark}-{attempt}".lower()
+
+
+def worker_name(spec: RunSpec, worker: Worker) -> str:
+    """What a worker is called, here and in logs."""
+    return f"{spec.roles[worker.role].name}-{worker.index}"
+
+
+def _slug(text: str, most: int) -> str:
+    """A text as names and labels may have it."""
+    return re.sub(r"[^a-zA-Z0-9]+", "-", text)[:most].strip("-") or "job"
+
+
+def ranked(workers: Sequence[Any]) -> list[Worker]:
+    """Workers in the order of their ranks."""
+    return sorted(workers, key=lambda worker: (worker.role, worker.index))

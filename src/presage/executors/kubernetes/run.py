@@ -1,0 +1,485 @@
+"""One run in a cluster: from a launch to the moment that nothing of it is left.
+
+What was decided about a run is written into its record (a ConfigMap) before anything follows from
+it, so whoever comes after a crash reads there how far it got: `creating`, `placed`, or at its
+`end`. `advance` does the next step and may be called at any time, as often as one likes; one
+thread at a time. What the API server refuses for now is tried again by who calls.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from presage.executors.kubernetes.api import (
+    CONFIG_MAPS,
+    EVENTS,
+    NETWORK_POLICIES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Json,
+    KubeApi,
+    Resource,
+)
+from presage.executors.kubernetes.devices import is_usable
+from presage.executors.kubernetes.monitor import (
+    Key,
+    Sight,
+    judge,
+    over,
+    seconds,
+    started_at,
+    trouble,
+    why_gone,
+)
+from presage.executors.kubernetes.pods import (
+    RUN,
+    RunObjects,
+    ranked,
+    run_name,
+    worker_name,
+)
+from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.node.plan import secret_path
+from presage.executors.node.runspec import RunSpec
+from presage.layout import Layout
+from presage.model.cluster import Worker
+from presage.model.errors import KubernetesError, RunSpecError
+from presage.model.event import (
+    Fact,
+    JobExited,
+    JobStarted,
+    LaunchFailed,
+    Outcome,
+    StageChanged,
+    event_from_json,
+    event_to_json,
+)
+from presage.model.job import Reason, ReasonCode
+
+__all__ = ["PodRun", "RunContext", "may_pass"]
+
+_LOOK_AT_EVENTS_S = 10.0
+_SILENT_S = 300.0
+"""A node that was not heard of for so long runs nothing any more, as far as we are concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a run needs of the executor it belongs to."""
+
+    api: KubeApi
+    use: ClusterUse
+    layout: Layout
+    namespace: str
+    node: Callable[[str], Json | None]
+    """A node as the cluster has it now."""
+    tell: Callable[[Fact], None]
+    follow: Callable[[Key, str, str], None]
+    """Read the log of a worker's pod from now on; called again and again."""
+    logs_are_in: Callable[[Key], bool]
+    """Whether everything that pods printed was read, or never will be."""
+
+
+def may_pass(error: KubernetesError) -> bool:
+    """Whether the same request may succeed later."""
+    return error.status in (0, 409, 410, 429) or error.status >= 500
+
+
+class PodRun:
+    """One run."""
+
+    def __init__(self, key: Key, context: RunContext, record: Json | None = None) -> None:
+        self.key = key
+        self.name = run_name(*key)
+        self.workers: tuple[Worker, ...] = ()
+        self.pods: dict[str, Json] = {}
+        """By name of the worker, as last seen; the watch writes here, from its own thread."""
+        self.gone: dict[str, Json] = {}
+        """Pods that were there and are not any more, as they were."""
+        self.stop: Reason | None = None
+        self.end: JobExited | LaunchFailed | None = None
+        self.told_end = False
+        self.heard = False
+        """Whether its end was polled, and the poll after that has come or is about to."""
+        self.lock = threading.Lock()
+        self.tries = 0
+        self._context = context
+        self._adopted = record is not None
+        self._record = record
+        self._spec: RunSpec | None = None
+        self._told_start = False
+        self._stage = ""
+        self._since = time.monotonic()
+        self._looked = 0.0
+        if record is not None:
+            self._read(record)
+
+    # -- what others ask ------------------------------------------------------------------------
+
+    def on(self, node: str) -> bool:
+        """Whether a worker of it is, or is to be, on a node."""
+        return any(worker.node == node for worker in self.workers)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the cluster knows of it."""
+        return self._record is not None
+
+    def saw(self, worker: str, pod: Json, *, deleted: bool) -> None:
+        """The watch saw a pod of it."""
+        if not deleted:
+            self.pods[worker] = pod
+            return
+        known = self.pods.get(worker)
+        if known is None or known["metadata"]["uid"] == pod["metadata"]["uid"]:
+            self.gone[worker] = pod
+            self.pods.pop(worker, None)
+
+    def remove(self) -> None:
+        """Its end is written down elsewhere: take away what is left."""
+        api, where = self._context.api, self._context.namespace
+        if self.pods:
+            query = {"labelSelector": f"{RUN}={self.name}"}
+            body = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+            api.request("DELETE", PODS.path(where), query=query, body=body)
+        if self._record is not None:
+            api.delete(CONFIG_MAPS, self.name, where, uid=self._record["metadata"]["uid"])
+
+    # -- the next step --------------------------------------------------------------------------
+
+    def advance(self) -> float | None:
+        """Do what is to be done next; in how many seconds to look again although nothing was
+        heard, if so. Raises KubernetesError for what may pass."""
+        if self.told_end:
+            return None
+        try:
+            if self._record is None and self.stop is None and self.end is None:
+                self._make_record()
+            self._tell_start()
+            self._decide()
+            if self.end is not None:
+                return self._finish()
+            if self._state == "creating":
+                self._place()
+                self._tell_start()
+            return self._watch()
+        except RunSpecError as error:
+            self._refuse(str(error), ReasonCode.LAUNCH_FAILED)
+        except KubernetesError as error:
+            if may_pass(error):
+                raise
+            quota = "exceeded quota" in str(error)
+            self._refuse(str(error), ReasonCode.ERROR if quota else ReasonCode.LAUNCH_FAILED)
+        return self._finish()
+
+    def _tell_start(self) -> None:
+        """Tell that all workers are up, once they are; a short one may be over already."""
+        if self._told_start or self._state != "placed" or self.end is not None:
+            return
+        began = started_at(self._sights())
+        if began is None:
+            return
+        self._told_start = True
+        if self._stage:
+            self._context.tell(StageChanged(*self.key, ""))
+        self._context.tell(JobStarted(*self.key, began if self._adopted else None))
+
+    def _decide(self) -> None:
+        """See how the run ends, if it does, and write that down before anything follows."""
+        if self.end is not None:
+            return
+        if self.stop is not None:
+            self._note_end(JobExited(*self.key, Outcome.STOPPED, self.stop))
+            return
+        spec, sights = self._spec_now(), self._sights()
+        if self._state == "placed":
+            for sight in sights:
+                if sight.pod is None:
+                    self._note_end(self._vanished(sight.name))
+                    return
+        else:  # a pod that has run already does not start once more beside the others
+            ran = [
+                name for name, pod in self.gone.items() if pod["status"].get("containerStatuses")
+            ]
+            if ran:
+                self._note_end(self._vanished(ran[0]))
+                return
+        end = judge(
+            self.key, sights, started=self._told_start, time_limit_s=spec.time_limit_s
+        ) or self._taken_away(sights)
+        if end is not None:
+            if isinstance(end, LaunchFailed) and self._told_start:
+                end = JobExited(*self.key, Outcome.FAILED, end.reason)
+            self._note_end(end)
+
+    def _taken_away(self, sights: Sequence[Sight]) -> JobExited | None:
+        """What becomes of a run whose pod somebody deletes, or whose node went away."""
+        for sight in sights:
+            pod, place = sight.pod, self._node_of(sight.name)
+            node = self._context.node(place)
+            leaving = pod is not None and pod["metadata"].get("deletionTimestamp") is not None
+            if leaving and pod is not None and not over(pod):
+                text = why_gone(sight.name, pod, node or {})
+            elif node is None and (self._state == "placed" or pod is not None):
+                text = f"node {place} of {sight.name} went away"
+            elif node is not None and _silent_s(node) > _SILENT_S:
+                text = f"node {place} of {sight.name} does not answer"
+            else:
+                continue
+            return JobExited(*self.key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text))
+        return None
+
+    def _vanished(self, name: str) -> JobExited:
+        pod = self.gone.get(name)
+        text = why_gone(name, pod, self._context.node(self._node_of(name)))
+        return JobExited(*self.key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text))
+
+    # -- placing --------------------------------------------------------------------------------
+
+    def _make_record(self) -> None:
+        objects = self._objects()
+        objects.check()
+        self._secrets()  # a missing one is found before anything is made
+        logs = self._context.layout.logs(*self.key)
+        logs.mkdir(parents=True, exist_ok=True)  # from here on, the run was started
+        self._record = self._made(CONFIG_MAPS, objects.record())
+        self._read(self._record)
+
+    def _place(self) -> None:
+        """Make all objects, then bind every pod: all or none, since `_decide` has the rest removed
+        when one is refused."""
+        cluster, objects, record = self._context, self._objects(), self._record
+        assert record is not None
+        if not self.pods:
+            if secrets := self._secrets():
+                self._made(SECRETS, objects.secret(secrets, record))
+            if not cluster.use.host_network:
+                if len(self.workers) > 1:
+                    self._made(SERVICES, objects.service(record))
+                if cluster.use.network_policy:
+                    self._made(NETWORK_POLICIES, objects.policy(record))
+        for name, body in objects.pods(record).items():
+            if name not in self.pods:
+                self.pods.setdefault(name, self._made(PODS, body))
+        for worker in self.workers:
+            node = cluster.node(worker.node)
+            if node is None or not is_usable(node):
+                why = "went away" if node is None else "takes no pods now"
+                reason = Reason(ReasonCode.NODE_LOST, f"node {worker.node} {why}")
+                self._note_end(JobExited(*self.key, Outcome.LOST, reason))
+                return
+        for worker in self.workers:
+            if self.stop is not None:
+                return
+            self._bind(worker, objects)
+        self._note(state="placed")
+
+    def _bind(self, worker: Worker, objects: RunObjects) -> None:
+        cluster = self._context
+        name = worker_name(self._spec_now(), worker)
+        pod = self.pods.get(name)
+        if pod is None:
+            raise KubernetesError(f"the pod of {name} is gone; it is made again", 409)
+        if pod["spec"].get("nodeName") == worker.node:
+            return
+        called = pod["metadata"]["name"]
+        if pod["spec"].get("schedulingGates"):
+            ungated = [{"op": "remove", "path": "/spec/schedulingGates"}]
+            with suppress(KubernetesError):  # it was removed before; else the binding says so
+                cluster.api.patch(PODS, called, ungated, cluster.namespace)
+        body = objects.binding(pod, worker.node)
+        try:
+            cluster.api.create(PODS, body, cluster.namespace, name=called, sub="binding")
+        except KubernetesError as error:
+            if error.status not in (404, 409):
+                raise
+            self._look_again(name, called, worker.node)
+
+    def _look_again(self, name: str, called: str, node: str) -> None:
+        """A binding was refused: it was bound before (fine), or is not what we think it is."""
+        try:
+            pod = self._context.api.get(PODS, called, self._context.namespace)
+        except KubernetesError as error:
+            if error.status == 404:
+                self.pods.pop(name, None)
+                raise KubernetesError(
+                    f"the pod of {name} is gone; it is made again", 409
+                ) from None
+            raise
+        self.pods[name] = pod
+        bound = pod["spec"].get("nodeName")
+        if bound == node:
+            return
+        if bound:
+            text = f"{name} was bound to node {bound} by somebody else"
+            reason = Reason(ReasonCode.NODE_LOST, text)
+            self._note_end(JobExited(*self.key, Outcome.LOST, reason))
+        raise KubernetesError(f"{name} cannot be bound now", 409)
+
+    # -- while it runs --------------------------------------------------------------------------
+
+    def _watch(self) -> float | None:
+        """Tell what is new of a run that goes on."""
+        if self.end is not None:
+            return self._finish()
+        cluster, sights = self._context, self._sights()
+        for sight in sights:
+            if sight.pod is not None and sight.pod["status"].get("containerStatuses"):
+                cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
+        return None if self._told_start else self._look_for_trouble(sights)
+
+    def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
+        """Say what keeps workers from starting; after a while, the launch has failed."""
+        cluster, clock = self._context, time.monotonic()
+        if clock - self._since < _LOOK_AT_EVENTS_S or clock - self._looked < _LOOK_AT_EVENTS_S:
+            return _LOOK_AT_EVENTS_S
+        self._looked = clock
+        said = ""
+        for sight in sights:
+            if sight.pod is None or sight.pod["status"].get("phase") != "Pending":
+                continue
+            fields = f"involvedObject.uid={sight.pod['metadata']['uid']}"
+            events: Sequence[Json] = ()
+            with suppress(KubernetesError):  # without permission for events, the pod itself tells
+                events = cluster.api.list(EVENTS, cluster.namespace, fields=fields).items
+            said = said or trouble(sight.pod, events)
+        if clock - self._since > cluster.use.patience_s:
+            text = (
+                f"not started after {cluster.use.patience_s:g} s: {said or 'no reason is given'}"
+            )
+            self._refuse(text, ReasonCode.ERROR)
+        elif said != self._stage:
+            self._stage = said
+            cluster.tell(StageChanged(*self.key, said))
+        return _LOOK_AT_EVENTS_S
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def _finish(self) -> float | None:
+        """End what still runs; once nothing does, tell the end."""
+        assert self.end is not None
+        cluster = self._context
+        left = [(name, pod) for name, pod in list(self.pods.items()) if not over(pod)]
+        for name, pod in left:
+            self._end_pod(name, pod)
+        if any(name in self.pods for name, _ in left):
+            return 1.0
+        for name, pod in list(self.pods.items()):
+            if pod["status"].get("containerStatuses"):
+                cluster.follow(self.key, name, pod["metadata"]["name"])
+        if not cluster.logs_are_in(self.key):
+            return 0.1
+        self.told_end = True
+        cluster.tell(self.end)
+        return None
+
+    def _end_pod(self, name: str, pod: Json) -> None:
+        """Ask a pod to end; where no kubelet can, remove it."""
+        cluster, meta = self._context, pod["metadata"]
+        place = pod["spec"].get("nodeName")
+        node = cluster.node(place) if place else None
+        deserted = place is None or node is None or _silent_s(node) > _SILENT_S
+        grace_s = 0 if deserted else pod["spec"].get("terminationGracePeriodSeconds", 30)
+        if meta.get("deletionTimestamp") is not None and not deserted:
+            return
+        cluster.api.delete(PODS, meta["name"], cluster.namespace, uid=meta["uid"], grace_s=grace_s)
+        if deserted:
+            self.saw(name, pod, deleted=True)
+
+    # -- the record -----------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> str:
+        return str(self._record["data"]["state"]) if self._record else ""
+
+    def _read(self, record: Json) -> None:
+        data = record["data"]
+        placed = json.loads(data["workers"])
+        self.workers = tuple(
+            Worker(role, index, node, tuple(devices)) for role, index, node, devices in placed
+        )
+        if "end" in data:
+            end = event_from_json(json.loads(data["end"]))
+            assert isinstance(end, JobExited | LaunchFailed)
+            self.end = end
+
+    def _note_end(self, end: JobExited | LaunchFailed) -> None:
+        """Decide how the run ends, and write it down."""
+        if self._record is not None:
+            try:
+                self._note(end=json.dumps(event_to_json(end)))
+            except KubernetesError as error:
+                if error.status != 404:
+                    raise  # somebody removed the record: there is nothing to write into
+        self.end = end
+
+    def _note(self, **data: str) -> None:
+        where = self._context.namespace
+        self._record = self._context.api.patch(CONFIG_MAPS, self.name, {"data": data}, where)
+
+    def _refuse(self, text: str, code: ReasonCode) -> None:
+        self._note_end(LaunchFailed(*self.key, Reason(code, text)))
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _made(self, resource: Resource, body: Json) -> Json:
+        """Make an object of the run; one that was made before is taken as it is."""
+        api, where = self._context.api, self._context.namespace
+        try:
+            return api.create(resource, body, where)
+        except KubernetesError as error:
+            if error.status != 409 or "exceeded quota" in str(error):
+                raise
+        return api.get(resource, body["metadata"]["name"], where)
+
+    def _sights(self) -> list[Sight]:
+        spec = self._spec_now()
+        sights = []
+        for worker in self.workers:
+            role, name = spec.roles[worker.role], worker_name(spec, worker)
+            pod = self.pods.get(name)
+            sights.append(Sight(name, pod, role.memory_mib, serves=role.name == "ps"))
+        return sights
+
+    def _node_of(self, name: str) -> str:
+        spec = self._spec_now()
+        return next((w.node for w in self.workers if worker_name(spec, w) == name), "")
+
+    def _spec_now(self) -> RunSpec:
+        if self._spec is None:
+            self._spec = RunSpec.load(self._context.layout.job_file(self.key[0]))
+        return self._spec
+
+    def _objects(self) -> RunObjects:
+        cluster = self._context
+        self.workers = tuple(ranked(self.workers))
+        nodes = {worker.node: cluster.node(worker.node) for worker in self.workers}
+        gone: Json = {"metadata": {"name": "gone"}}
+        found = {name: node if node is not None else gone for name, node in nodes.items()}
+        spec = self._spec_now()
+        return RunObjects(*self.key, spec, self.workers, cluster.use, cluster.namespace, found)
+
+    def _secrets(self) -> dict[str, str]:
+        spec, contents = self._spec_now(), {}
+        for variable, name in spec.secrets.items():
+            try:
+                path = secret_path(self._context.layout, spec, name)
+                contents[variable] = path.read_text().rstrip("\n")
+            except (OSError, ValueError):
+                text = f"there is no secret {name!r} that can be read, for {variable}"
+                raise RunSpecError(text) from None
+        return contents
+
+
+def _silent_s(node: Json) -> float:
+    """For how long a node has not been ready."""
+    for condition in node.get("status", {}).get("conditions") or ():
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            return time.time() - seconds(condition["lastTransitionTime"])
+    return 0.0
