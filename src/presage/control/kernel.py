@@ -309,15 +309,7 @@ class Live:
             if "presage/webhooks" in job.spec.labels:
                 row = self.store.jobs.get(job.id)
                 self._remember_webhooks(row)
-        decider = self._deciders.follow(state.rules)
-        started = self._deciders.started.name
-        if decider.chosen and decider.name != started:
-            log.warning(
-                "policy %s decides: it was chosen with `presage policy set`. This server was "
-                "started with %s, which counts again after `presage policy reset`",
-                decider.name,
-                started,
-            )
+        decider = self._deciders.begin(state.rules)
         return Engine(decider.make(), decider.predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
