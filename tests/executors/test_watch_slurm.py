@@ -130,9 +130,13 @@ def test_the_journal_is_what_happened_whoever_was_killed(
         lambda: not slurm.run("squeue", "-h", "-t", "running,completing,pending", "-p", "main")
     )
     watcher = watch()
+    # What it has not written yet when it is killed, it has forgotten, and takes minutes to notice.
+    written = slurm.directory / "state" / "job_state"
+    marker = submit(slurm, "-H", "-J", "written-by-now")
+    eventually(lambda: written.exists() and b"written-by-now" in written.read_bytes())
     slurm.kill_controller()
     slurm.start_controller()
-    slurm.call("scancel", waits, runs)  # it may have forgotten that, too
+    slurm.run("scancel", marker)
     submit(slurm, "-J", "last", sleep="0.2")
     eventually(lambda: not slurm.run("squeue", "-h", "-t", "running,completing,pending"))
 
