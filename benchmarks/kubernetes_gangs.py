@@ -44,7 +44,10 @@ def main() -> None:
             f"{result.attempts} attempts, {result.bindings} bindings, "
             f"{result.lost_answers} lost answers, {dict(result.done)}"
         )
-        print(f"longest that a gang was bound in part: {result.longest_partly_s:.1f} s")
+        print(
+            f"longest that a gang was bound in part before it was whole: "
+            f"{result.longest_partly_s:.1f} s; when it went: {result.longest_leaving_s:.1f} s"
+        )
         print(f"breaches: {result.breaches or 'none'}; left behind: {result.left or 'nothing'}")
         plane.clear()
         deadlock(plane)
