@@ -31,7 +31,11 @@ TOGETHER = {
     "tests/executors/test_kubernetes_plane.py": "kubernetes",
     "tests/executors/test_kubernetes_api.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
+    "tests/executors/test_kubernetes_adopted.py": "kubernetes",
+    "tests/executors/test_kubernetes_operators.py": "kubernetes",
+    "tests/test_deploy_kubernetes.py": "kubernetes",
     "tests/server/test_serve_kubernetes.py": "kubernetes",
+    "tests/executors/test_watch_kubernetes.py": "kubernetes",
 }
 """Files that are one group: one Ray cluster, one Kubernetes control plane, one browser and its
 server for all of them."""
@@ -40,6 +44,7 @@ SECONDS: dict[str, float] = {
     "ray": 100,
     "web": 75,
     "kubernetes": 60,
+    "tests/executors/test_watch_slurm.py": 40,
     "tests/foresee/graph/test_precomputed.py": 48,
     "tests/server/test_starts.py": 41,
     "tests/test_docs.py": 38,

@@ -23,7 +23,7 @@ resources: {gpus: 1, cpus: 1, memory: 64Mi}
 """
 
 
-def submit(server: Server, token: str, command: str = "sleep 60", name: str = "job") -> str:
+def submit(server: Server, token: str, command: str = "sleep 600", name: str = "job") -> str:
     """A job of somebody's."""
     body = {"name": name, "command": command, "resources": {"gpus": 1}}
     headers = {"Authorization": f"Bearer {token}"}
@@ -75,7 +75,7 @@ def test_halt_and_resume(visit: Visitor, guarded: Server, tokens: dict[str, str]
 
 
 def test_scale(visit: Visitor, guarded: Server) -> None:
-    job = guarded.submit("sleep 60", workers="1..3", resources={"gpus": 1}, grace="1s")
+    job = guarded.submit("sleep 600", workers="1..3", resources={"gpus": 1}, grace="1s")
     guarded.wait(job, "PROCESSING")
     page = visit(f"/ui/jobs/{job}", "admin")
     size = page.locator("dl.facts div").filter(has_text="Workers").locator("dd")
@@ -92,7 +92,7 @@ def test_scale(visit: Visitor, guarded: Server) -> None:
     expect(size).to_have_text(str(wanted))
     guarded.tell(job, "stop")
     guarded.wait(job)
-    fixed = guarded.submit("sleep 60")
+    fixed = guarded.submit("sleep 600")
     page.goto(f"{guarded.url}/ui/jobs/{fixed}")
     expect(page.get_by_role("button", name="Halt")).to_be_visible()
     expect(page.get_by_role("button", name="Scale")).to_have_count(0)
@@ -104,8 +104,8 @@ def test_a_waiting_job_says_when_it_starts_and_what_would_help(
     visit: Visitor, guarded: Server
 ) -> None:
     full = {"resources": {"gpus": 4}, "grace": "1s"}
-    taken = [guarded.submit("sleep 60", **full) for _ in range(2)]
-    taken.append(guarded.submit("sleep 60", resources={"gpus": 2}, grace="1s"))
+    taken = [guarded.submit("sleep 600", **full) for _ in range(2)]
+    taken.append(guarded.submit("sleep 600", resources={"gpus": 2}, grace="1s"))
     for job in taken:
         guarded.wait(job, "PROCESSING")
     waits = guarded.submit("true", **full)
@@ -334,7 +334,7 @@ def test_estimates_that_are_far_off_are_an_alert(visit: Visitor) -> None:
 
 
 def test_jobs_come_in_pages(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
-    guarded.submit("sleep 60", workers=3, resources={"gpus": 4})
+    guarded.submit("sleep 600", workers=3, resources={"gpus": 4})
     for number in range(52):
         submit(guarded, tokens["ada"], name=f"many-{number}")
     page = visit("/ui/queue?show=waiting&owner=ada")

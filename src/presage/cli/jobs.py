@@ -210,11 +210,23 @@ _HALTED = 4
 """The exit code of `wait` for a job that stands still until somebody resumes it."""
 
 
-def explain(id: JobId, json: Json = False) -> None:
+def explain(
+    id: JobId,
+    watch: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Ask about a job of the cluster watched into DIR."),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Say why a job is where it is.
 
     What it waits for, who is ahead, when it starts, and what would help.
     """
+    if watch is not None:
+        from presage.cli.watch import explain_watched
+
+        explain_watched(watch, id, json)
+        return
     with Client() as client:
         if client.is_array(id):
             sweep.explain_array(client, id, json)

@@ -53,6 +53,7 @@ _PANELS = {
     },
     "Run a cluster": {
         "serve": "serve:serve",
+        "watch": "watch:watch",
         "top": "top:top",
         "nodes": "cluster:nodes",
         "drain": "cluster:drain",

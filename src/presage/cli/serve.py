@@ -110,6 +110,14 @@ def serve(
             help="Kubernetes: where jobs run.", show_default="that of the context, else default"
         ),
     ] = None,
+    adopt: Annotated[
+        bool | None,
+        typer.Option(
+            "--adopt/--no-adopt",
+            help="Kubernetes: schedule pods of others that name our scheduler, too.",
+            show_default="no",
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -318,8 +326,9 @@ def _print(wanted: ServerFile) -> None:
 
 def _check_executor(wish: ExecutorSection) -> None:
     """Refuse what does not go together."""
-    if wish.kind != "kubernetes" and (wish.context or wish.namespace):
-        raise UserError("--context and --namespace go with --executor kubernetes: add it")
+    if wish.kind != "kubernetes" and (wish.context or wish.namespace or wish.adopt):
+        text = "--context, --namespace and --adopt go with --executor kubernetes: add it"
+        raise UserError(text)
     if wish.kind == "kubernetes":
         if wish.nodes or wish.rightsize:
             raise UserError(
@@ -381,7 +390,9 @@ def _world(
         from presage.executors.kubernetes.executor import usable_nodes
         from presage.executors.kubernetes.settings import KubernetesLink
 
-        link = KubernetesLink.to(wish.context, wish.namespace, wish.kubernetes.use())
+        link = KubernetesLink.to(
+            wish.context, wish.namespace, wish.kubernetes.use(), adopt=wish.adopt
+        )
         yield usable_nodes(link.api), None, link
         return
     ray = _connect(wish.ray_address or "auto", data)

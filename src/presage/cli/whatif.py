@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,10 @@ def what_if(
         Path | None,
         typer.Option(help="Write the jobs as a trace (.parquet), and beside it their nodes."),
     ] = None,
+    watch: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take the jobs of the cluster watched into DIR."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Replay the server's journal under other policies, and compare them with what happened."""
@@ -61,6 +66,9 @@ def what_if(
         raise UserError("name policies to compare: --policy sjf,backfill; or --export a trace")
     since_s = None if since is None else seconds(since, "--since")
     text = None if config is None else _read(config)
+    if watch is not None:
+        _watched(watch, names, since_s, text, export, json)
+        return
     files = [name for name in names if is_file(name)]
     mine = own_policies(files)
     report: dict[str, Any] = {}
@@ -78,6 +86,33 @@ def what_if(
         print_json(report if answer is None else report | to_json(answer))
     elif answer is not None:
         _show(answer)
+
+
+def _watched(
+    data: Path,
+    names: list[str],
+    since_s: float | None,
+    config: str | None,
+    export: Path | None,
+    json: bool,
+) -> None:
+    """The same for a cluster that somebody else schedules."""
+    from presage.cli.watch import watched
+
+    if export is not None:
+        raise UserError("--export goes with a server's journal, not with --watch")
+    if not names:
+        raise UserError("name policies to compare: --policy sjf,backfill")
+    since = None if since_s is None else time.time() - since_s
+    with watched(data) as known:
+        answer = known.what_if(names, since, config)
+    if json:
+        print_json(answer)
+        return
+    _show_figures(answer["recorded"], answer["policies"], ())
+    say(f"{answer['recorded']['jobs']:,.0f} jobs in {duration(answer['until'] - answer['since'])}")
+    for note in answer["notes"]:
+        say(f"note: {note}")
 
 
 def _read(config: Path) -> str:
@@ -105,11 +140,13 @@ def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
     return {"trace": str(path), "cluster": str(nodes), "jobs": jobs}
 
 
-def _show(report: WhatIf) -> None:
+def _show_figures(
+    recorded: Mapping[str, Any], policies: Mapping[str, Any], own_names: Collection[str]
+) -> None:
     table: list[list[str]] = []
-    own = [f"{name} *" if name in report.own else name for name in report.policies]
-    rows = {"as it happened": report.recorded}
-    rows |= dict(zip(own, report.policies.values(), strict=True))
+    own = [f"{name} *" if name in own_names else name for name in policies]
+    rows = {"as it happened": recorded}
+    rows |= dict(zip(own, policies.values(), strict=True))
     for name, figures in rows.items():
         cells = []
         for key, text in _COLUMNS.values():
@@ -117,6 +154,10 @@ def _show(report: WhatIf) -> None:
             cells.append("" if value is None else text(value))
         table.append([name, *cells])
     show_table([Column("POLICY"), *(Column(name, right=True) for name in _COLUMNS)], table)
+
+
+def _show(report: WhatIf) -> None:
+    _show_figures(report.recorded, report.policies, report.own)
     span = duration(report.until - report.since)
     say(f"{report.recorded['jobs'] or 0:,.0f} jobs in {span}")
     if report.own:

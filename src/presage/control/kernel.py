@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from socket import socket
@@ -22,10 +22,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from presage.control.board import changes_of
 from presage.control.deciding import Deciders
 from presage.control.dependencies import settle_dependencies
+from presage.control.foreign import found_rows
 from presage.control.seat import Seat
 from presage.core.engine import Engine
-from presage.core.loop import act, fold, step
-from presage.core.ports import CanAttach, Executor, lacks
+from presage.core.loop import act, recover, step
+from presage.core.ports import CanAttach, CanNote, Executor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -37,7 +38,7 @@ from presage.model.errors import (
     StaleLease,
     StoreUnavailable,
 )
-from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
+from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, StopIntent
 from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
@@ -231,6 +232,16 @@ class Live:
         assert self._engine is not None
         return self._engine.state.jobs[job_id].spec
 
+    def note(self, job: str, text: str) -> None:
+        """Let the owner of a waiting job know something where the executor shows it."""
+        executor = self._executor
+        if isinstance(executor, CanNote):
+            executor.note(job, text)
+
+    def jobs(self) -> Mapping[str, Job]:
+        """All jobs that are not over; for the executor, on the thread that decides."""
+        return self._engine.state.jobs if self._engine is not None else {}
+
     # -- the loop -------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -292,21 +303,7 @@ class Live:
 
     def _recover(self) -> tuple[Engine, int]:
         """The state that the journal leads to."""
-        snapshot = self.store.load_snapshot()
-        since = 0
-        state = State()
-        if snapshot is not None:
-            since, body = snapshot
-            state = State.restore(body)
-        events = 0
-
-        def counted() -> Iterable[tuple[float, ev.Event]]:
-            nonlocal events
-            for item in self.store.read(since):
-                events += 1
-                yield item
-
-        fold(counted(), state)
+        state, position = recover(self.store)
         self._webhooks = {}
         for job in state.jobs.values():
             if "presage/webhooks" in job.spec.labels:
@@ -321,7 +318,7 @@ class Live:
                 decider.name,
                 started,
             )
-        return Engine(decider.make(), decider.predict, state), since + events
+        return Engine(decider.make(), decider.predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
@@ -336,6 +333,9 @@ class Live:
             i = known.get(name)
             if i is None or (state.capacity.nodes[i] == node and name in state.down):
                 facts.append(ev.NodeUp(node))
+            elif state.capacity.nodes[i].devices == node.devices and name not in state.down:
+                if state.capacity.nodes[i] != node:
+                    facts.append(ev.NodeChanged(node))
             elif state.capacity.nodes[i] != node:
                 self._returning[name] = node
                 facts.append(ev.NodeDown(name))
@@ -496,6 +496,7 @@ class _Journal:
         """Write a turn; when this returns, it is on disk and its requests are answered."""
         live, batch = self._live, self.batch
         rows = [row for request in batch for row in request.rows]
+        rows += found_rows(now, facts, {row.id for row in rows})
         arrays = [request.array for request in batch if request.array is not None]
         audit = [request.audit for request in batch if request.audit is not None]
         for row in rows:

@@ -11,12 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 from presage.core.engine import Engine
-from presage.core.ports import Executor, Store
+from presage.core.ports import Executor, KeepsSnapshots, Store
 from presage.core.state import State
 from presage.model.errors import InternalError
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
 
-__all__ = ["act", "fold", "step"]
+__all__ = ["act", "fold", "recover", "step"]
 
 
 def step(
@@ -77,3 +77,20 @@ def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> 
         state.apply_all(now, map(itemgetter(1), events))
     state.apply_all(state.now, ())  # what ended then is no news
     return state
+
+
+def recover(store: Store) -> tuple[State, int]:
+    """The state that a stored journal leads to, from its newest snapshot on, and how many events
+    it has."""
+    state, position = State(), 0
+    if isinstance(store, KeepsSnapshots) and (snapshot := store.load_snapshot()) is not None:
+        position, state = snapshot[0], State.restore(snapshot[1])
+
+    def counted() -> Iterable[tuple[float, Event]]:
+        nonlocal position
+        for item in store.read(position):
+            position += 1
+            yield item
+
+    fold(counted(), state)
+    return state, position

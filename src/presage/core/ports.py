@@ -7,7 +7,7 @@ to be thread-safe towards itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -16,6 +16,7 @@ from presage.model.estimate import Estimate
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop
 from presage.model.job import Job, Reason
 from presage.model.speed import SpeedBook
+from presage.model.watched import Sight
 
 if TYPE_CHECKING:
     from socket import socket
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CanAttach",
     "CanLimit",
+    "CanNote",
     "CanResize",
+    "ClusterSource",
     "CountsHours",
     "Entry",
     "Executor",
@@ -173,6 +176,15 @@ class CanAttach(Protocol):
         ...
 
 
+@runtime_checkable
+class CanNote(Protocol):
+    """An executor whose world has its own place to tell owners of jobs. Any thread may ask."""
+
+    def note(self, job: str, text: str) -> None:
+        """Say something about a job that waits; nothing happens for one that is not known."""
+        ...
+
+
 def lacks(executor: Executor) -> tuple[str, ...]:
     """The names of decisions that an executor cannot carry out: what `RulesChanged` tells."""
     return tuple(
@@ -180,6 +192,29 @@ def lacks(executor: Executor) -> tuple[str, ...]:
         for kind, ability in ((Limit, CanLimit), (Resize, CanResize))
         if not isinstance(executor, ability)
     )
+
+
+class ClusterSource(Protocol):
+    """A cluster that somebody else schedules, to look at; nothing is changed there."""
+
+    kind: str
+    """Which scheduler it has: `slurm`, `kubernetes`."""
+    name: str
+    """What tells it from others of its kind."""
+
+    def look(self, since: float, alive: Collection[str]) -> Sight:
+        """Everything that waits and runs now, and what became of the jobs that ended since then
+        or that were thought `alive`; raises WatchError while the cluster does not answer."""
+        ...
+
+    def annotate(self, job: str, text: str) -> None:
+        """Write a note to a job that waits: the one thing that may be written there, and only when
+        somebody asked for it. Raises WatchError where that is not allowed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
 
 
 class Store(Protocol):

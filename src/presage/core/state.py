@@ -72,13 +72,10 @@ class State:
         """Jobs that hold devices: starting, running or stopping."""
         self.incomplete: dict[str, Job] = {}
         """Starting jobs that still lack workers (only when a policy switches gang off)."""
-        self.gates = Gates()
-        """Jobs that wait for other jobs, not for room."""
+        self.gates = Gates()  # jobs that wait for other jobs, not for room
         self.reservations: dict[str, tuple[Worker, ...]] = {}
-        self.usage: dict[str, int] = {}
-        """Milli-GPUs held by each queue."""
-        self.scaling: set[str] = set()
-        """Jobs whose owner asked for a number of workers."""
+        self.usage: dict[str, int] = {}  # milli-GPUs held by each queue
+        self.scaling: set[str] = set()  # jobs whose owner asked for a number of workers
         self.wake_at: float | None = None
         self.submitted = 0
         self.shapes: dict[tuple[Role, ...], int] = {}
@@ -86,12 +83,10 @@ class State:
         self.spent = Spent()  # GPU time by day, where `rules` say that it counts
         self.speeds = SpeedBook()
         """How fast runs of each workload were at the sizes they had."""
-        self.rules: ev.RulesChanged | None = None
-        """What it is decided by, where somebody said so."""
+        self.rules: ev.RulesChanged | None = None  # what decides, where somebody said so
         self.changes = Changes()
         """Which jobs changed, for whoever keeps something about them (`changes.Reader`)."""
-        self.ended: list[Job] = []
-        """Jobs that ended in the present step."""
+        self.ended: list[Job] = []  # jobs that ended in the present step
         self.moves: list[Move] = []
         """What became of jobs in it, in order; launches and stops are decisions and not here."""
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
@@ -218,6 +213,12 @@ class State:
                 job.state = BLOCKED
                 del self.pending[job_id]
         self.changes.note(job)
+
+    def _changed(self, now: float, e: ev.JobChanged) -> None:
+        if (job := self.pending.get(e.spec.id)) is not None:
+            self._drop_reservation(job.id)
+            job.spec = e.spec
+            self.changes.note(job)
 
     def _cancel_requested(self, now: float, e: ev.CancelRequested) -> None:
         job = self.jobs.get(e.job)
@@ -584,8 +585,7 @@ class State:
             return hold is not None
         capacity, job = self.capacity, self.jobs[job_id]
         for worker in hold:
-            ask = ask_of(job, worker.role)
-            capacity.give(capacity.index[worker.node], ask, worker.devices)
+            capacity.give(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
         return False
 
 

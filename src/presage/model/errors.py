@@ -18,7 +18,8 @@ PresageError                  anything Presage says on purpose: a machine code, 
 │   ├── RayUnreachable        no Ray cluster at the address
 │   ├── KubernetesError       a Kubernetes cluster does not answer, or said no
 │   ├── SlurmUnreachable      no Slurm here, or its controller does not answer
-│   └── SlurmRefused          Slurm does not take what was asked of it
+│   ├── SlurmRefused          Slurm does not take what was asked of it
+│   └── WatchError            a cluster of somebody else's that cannot be watched
 ├── MissingExtra              an optional dependency is not installed                 (exit 2)
 ├── BadRequest                a part of a request is not what it must be
 ├── TooLarge                  more was sent than is taken
@@ -81,6 +82,7 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "UserError",
+    "WatchError",
 ]
 
 
@@ -185,6 +187,12 @@ class RayUnreachable(UserError):
     """There is no Ray cluster at the address, or it cannot be used from here."""
 
     code = "ray_unreachable"
+
+
+class WatchError(UserError):
+    """A cluster of somebody else's cannot be watched, or nothing is known of it."""
+
+    code = "cannot_watch"
 
 
 class KubernetesError(UserError):

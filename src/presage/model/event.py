@@ -28,6 +28,7 @@ __all__ = [
     "Event",
     "Fact",
     "HaltRequested",
+    "JobChanged",
     "JobExited",
     "JobResized",
     "JobStarted",
@@ -81,6 +82,15 @@ class JobSubmitted:
     spec: JobSpec
     estimates: Estimates | None = None
     """What was foreseen of it then."""
+
+
+@value
+class JobChanged:
+    """A job that waits asks for something else now: its owner changed it, or a scheduler that is
+    watched settled what the job had left open."""
+
+    spec: JobSpec
+    """As it is from now on."""
 
 
 @value
@@ -318,6 +328,7 @@ class Reject:
 
 Fact: TypeAlias = (
     JobSubmitted
+    | JobChanged
     | CancelRequested
     | HaltRequested
     | ResumeRequested

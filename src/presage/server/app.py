@@ -15,6 +15,7 @@ from presage import __version__, web
 from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
+    admission,
     ahead,
     arrays,
     attach,
@@ -118,6 +119,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         usage,
         folders,
         health,
+        admission,
     ):
         app.router.routes += part.router.routes
 

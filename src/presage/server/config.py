@@ -76,7 +76,7 @@ class KubernetesSection(_Section):
     pull_secrets: tuple[str, ...] = ()
     host_network: bool = False
     network_policy: bool = True
-    patience_s: float = Field(600.0, gt=0)
+    patience_s: Annotated[float, Field(gt=0)] = 600.0
 
     def use(self) -> ClusterUse:
         """The same for the executor."""
@@ -94,6 +94,7 @@ class ExecutorSection(_Section):
     ray_shared: Path | None = None
     context: str | None = None
     namespace: str | None = None
+    adopt: bool = False
     kubernetes: KubernetesSection = KubernetesSection()
     rightsize: bool = False
 
@@ -196,6 +197,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "ray_shared": ("executor", "ray_shared"),
     "context": ("executor", "context"),
     "namespace": ("executor", "namespace"),
+    "adopt": ("executor", "adopt"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
     "oidc_issuer": ("oidc", "issuer"),

@@ -40,11 +40,13 @@ from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
 from presage.control.unix_users import UnixUsers
 from presage.control.usage import Accountant
+from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
+from presage.model.job import Reason
 from presage.server.executors import make_executor
 from presage.server.settings import Settings
 from presage.store import open_store
@@ -70,6 +72,7 @@ class Service:
         self.settings = settings
         self.layout = layout = settings.layout
         self.store = store = open_store(settings.database)
+        refuse_watched(store.knowledge)
         take_over_files(layout, store.knowledge)
         self.sign_ins, self.accounts = _doors(settings, store)
         self.recent, self.news = Recent(), News()
@@ -112,6 +115,15 @@ class Service:
             self.accountant,
             Unattended(self.attendance, _idle_stops(settings)),
         ]
+        if settings.kubernetes is not None and settings.kubernetes.adopt:
+            from presage.control.advisors.notes import WaitNotes
+            from presage.executors.kubernetes.gangs import FOREIGN
+
+            def explain(job: str) -> Reason | None:
+                reason: Reason | None = live.ask(lambda engine: engine.explain(job))
+                return reason
+
+            advisors.append(WaitNotes(FOREIGN, explain, self.starts.eta, live.note))
         if settings.rightsize:
             self.sizing = _sizing(store, knowledge)
             advisors.append(self.sizing)

@@ -49,12 +49,14 @@ def what_would_help(
     calibration: Calibration | None = None,
     time_box: Callable[[], TimeBox | None] = lambda: None,
     grain: float = 0.0,
+    variants: Sequence[tuple[str, JobSpec]] | None = None,
 ) -> tuple[Start | None, list[Option]]:
     """When a waiting job (or one not yet submitted) will start, and the changes with which it
     would start notably earlier, the best first.
 
     `queues` are those that its owner may use; `time_box` makes one for each variant that is tried.
-    None instead of a start: it would be rejected.
+    None instead of a start: it would be rejected. `variants` are tried instead of the usual ones,
+    each with what is said of it.
     """
     waiting = state.pending.get(job) if isinstance(job, str) else None
     if isinstance(job, str) and waiting is None:
@@ -83,7 +85,8 @@ def what_would_help(
 
     base = start_of(spec)
     options = []
-    for change, variant in _variants(spec, state, queues):
+    tried = _variants(spec, state, queues) if variants is None else variants
+    for change, variant in tried:
         start = start_of(variant)
         if start is not None and _notably_earlier(start, base):
             options.append(Option(change, variant, start))

@@ -43,6 +43,7 @@ from presage.model.estimate import Estimates
 from presage.model.event import (
     Decision,
     Fact,
+    JobChanged,
     JobSubmitted,
     Launch,
     NodeDown,
@@ -308,6 +309,8 @@ class _JournalReader:
                 self._start(now, job)
             if job is not None:
                 self.work.look(now, job)
+            if isinstance(event, JobChanged) and event.spec.id in self.state.pending:
+                self.stories[event.spec.id].spec = event.spec
             if isinstance(event, JobSubmitted) and event.spec.id in jobs:
                 story = _JobHistory(event.spec, now, event.estimates, marked_at=now)
                 self.stories.setdefault(event.spec.id, story)

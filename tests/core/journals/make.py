@@ -47,6 +47,7 @@ def main() -> None:
         "lost": lost(),
         "lived": lived(),
         "placed": placed(),
+        "changed": changed(),
     }.items():
         if (folder / f"{name}.jsonl").exists():
             continue
@@ -163,7 +164,7 @@ def told() -> MemoryStore:
     )
     tell.tell(ev.NodeUp(Node("plain", (Device(),) * 8)))
     kinds = {type(event) for _, event in tell.store.read()}
-    assert kinds == {*ev.FACTS, *ev.DECISIONS} - {ev.NodeChanged}
+    assert kinds == {*ev.FACTS, *ev.DECISIONS} - {ev.JobChanged, ev.NodeChanged}
     return tell.store
 
 
@@ -180,6 +181,21 @@ def placed() -> MemoryStore:
     tell.run("a", Worker(0, 0, "n", (0,)))
     tell.tell(ev.NodeChanged(Node("n", two, 6000, 4096)))
     tell.run("b", Worker(0, 0, "n", (1,)))
+    return tell.store
+
+
+def changed() -> MemoryStore:
+    """Jobs that ask for something else while they wait, and one for which room was held."""
+    tell, worker = Teller(), Worker(0, 0, "n", (0,))
+    one, two = (Role(resources=Resources(gpu_milli=gpus)) for gpus in (1000, 2000))
+    tell.tell(ev.NodeUp(Node("n", (Device(),) * 2)))
+    tell.tell(*(ev.JobSubmitted(JobSpec(name, (two,))) for name in "abc"))
+    tell.tell(ev.Reserve("a", (Worker(0, 0, "n", (0, 1)),)))
+    tell.tell(ev.JobChanged(JobSpec("a", (one,), queue="short", time_limit_s=60.0)))
+    tell.run("a", worker)
+    tell.tell(ev.JobChanged(JobSpec("a", (two,))), ev.JobChanged(JobSpec("nobody", (two,))))
+    tell.tell(ev.JobChanged(JobSpec("b", (one,))), ev.JobExited("a", 1, Outcome.SUCCEEDED))
+    tell.run("b", worker)
     return tell.store
 
 

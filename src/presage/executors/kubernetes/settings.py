@@ -49,10 +49,19 @@ class KubernetesLink:
 
     api: KubeApi
     use: ClusterUse
+    adopt: bool = False
+    """Whether pods that others made and that name our scheduler are scheduled, too."""
 
     @classmethod
-    def to(cls, context: str | None, namespace: str | None, use: ClusterUse) -> KubernetesLink:
+    def to(
+        cls,
+        context: str | None,
+        namespace: str | None,
+        use: ClusterUse,
+        *,
+        adopt: bool = False,
+    ) -> KubernetesLink:
         """The cluster of a context; raises KubernetesError when it does not answer."""
         from presage.executors.kubernetes.api import connect
 
-        return cls(connect(context, namespace=namespace), use)
+        return cls(connect(context, namespace=namespace), use, adopt)
