@@ -144,7 +144,10 @@ class Recorder:
         self.breaches: list[str] = []
         self.bindings = 0
         self.partly_s: list[float] = []
-        """For how long gangs were bound in part, before they were whole or gone."""
+        """For how long gangs were bound in part before they were whole or gone."""
+        self.leaving_s: list[float] = []
+        """For how long gangs that had been whole were there in part before they were gone."""
+        self._whole: set[str] = set()
         self.sizes = sizes
         """Workers of each job."""
         self._partly: dict[str, float] = {}
@@ -168,7 +171,8 @@ class Recorder:
                 self._node_of[uid] = node
             elif node and self._node_of[uid] != node:
                 self.breaches.append(f"{meta['name']} bound to {self._node_of[uid]} and {node}")
-            self._count(meta, bound=bool(node) and not change.deleted)
+            live = bool(node) and not change.deleted and pod["status"].get("phase") not in _OVER
+            self._count(meta, live)
             before = self._held.pop(uid, None)
             if before:
                 self._load[before[0]] -= before[1]
@@ -186,13 +190,17 @@ class Recorder:
         """Gangs of which a part is bound and the rest is not."""
         return [f"{run}: {len(self._bound[run])} bound" for run in self._partly]
 
-    def _count(self, meta: Json, *, bound: bool) -> None:
+    def _count(self, meta: Json, live: bool) -> None:
         run, bounds = meta["labels"][RUN], self._bound.setdefault(meta["labels"][RUN], set())
-        bounds.add(meta["uid"]) if bound else bounds.discard(meta["uid"])
-        if 0 < len(bounds) < self.sizes[meta["annotations"][JOB]]:
+        bounds.add(meta["uid"]) if live else bounds.discard(meta["uid"])
+        size = self.sizes[meta["annotations"][JOB]]
+        if 0 < len(bounds) < size:
             self._partly.setdefault(run, time.monotonic())
         elif run in self._partly:
-            self.partly_s.append(time.monotonic() - self._partly.pop(run))
+            times = self.leaving_s if run in self._whole else self.partly_s
+            times.append(time.monotonic() - self._partly.pop(run))
+        if len(bounds) == size:
+            self._whole.add(run)
 
 
 class LossyApi(KubeApi):
@@ -241,7 +249,9 @@ class FireResult:
     lost_answers: int = 0
     seconds: float = 0.0
     longest_partly_s: float = 0.0
-    """The longest time that a gang was bound in part."""
+    """The longest time that a gang was bound in part before it was whole, or taken back."""
+    longest_leaving_s: float = 0.0
+    """The longest time that a gang which had been whole was there in part before it was gone."""
     done: Counter[str] = field(default_factory=Counter)
 
 
@@ -309,6 +319,7 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
     result.succeeded = len({end.job for end in well})
     result.attempts = sum(isinstance(event, ev.Launch) for event in events)
     result.longest_partly_s = max(recorder.partly_s, default=0.0)
+    result.longest_leaving_s = max(recorder.leaving_s, default=0.0)
     result.breaches, result.bindings = recorder.breaches, recorder.bindings
     result.lost_answers = LossyApi.lost
     return result

@@ -10,7 +10,7 @@ import kubernetes_validate  # type: ignore[import-untyped]  # ships none
 import pytest
 
 from presage.executors.kubernetes.devices import gpu_request, run_node
-from presage.executors.kubernetes.monitor import Sight, judge, trouble, why_gone
+from presage.executors.kubernetes.monitor import Sight, judge, started_at, trouble, why_gone
 from presage.executors.kubernetes.pods import RunObjects, run_name
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.runspec import RunSpec
@@ -217,6 +217,15 @@ def test_all_must_end_well_but_those_who_serve() -> None:
     assert isinstance(end, JobExited)
     assert end.outcome is Outcome.SUCCEEDED
     assert judge(("j", 1), (*sights, Sight("worker-1", runs)), started=True) is None
+
+
+def test_a_program_that_could_not_be_started_has_not_begun() -> None:
+    runs = _pod({"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    typo = _pod(_ended(128, reason="StartError", startedAt="1970-01-01T00:00:00Z"))
+    assert started_at([Sight("worker-0", runs)]) is not None
+    assert started_at([Sight("worker-0", runs), Sight("worker-1", typo)]) is None
+    end = judge(("j", 1), [Sight("worker-0", runs), Sight("worker-1", typo)], started=False)
+    assert isinstance(end, LaunchFailed)
 
 
 def test_what_keeps_a_pod_from_starting() -> None:

@@ -49,7 +49,7 @@ __all__ = ["KubernetesExecutor", "usable_nodes"]
 
 log = logging.getLogger("presage.kubernetes")
 
-_HANDS = 8
+_HANDS = 16
 """Runs that are taken further at the same time."""
 _LONGEST_PAUSE_S = 2.0
 

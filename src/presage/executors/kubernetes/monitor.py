@@ -256,7 +256,10 @@ def _main(pod: Json | None) -> Json:
 
 
 def _begun(pod: Json | None) -> float | None:
+    """When the job's program began; one that could not be started has ended, and never began."""
     state = _main(pod)
+    if (state.get("terminated") or {}).get("reason") in _NO_START:
+        return None
     began = (state.get("running") or state.get("terminated") or {}).get("startedAt")
     return None if began is None else seconds(began)
 
