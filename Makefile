@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MYPY := $(BIN)/mypy --no-error-summary
-# Four on two cores: many tests wait for processes; with three, a core was idle nearly half of the time.
-PYTEST := $(BIN)/pytest -n 4
+# Six on two cores: many tests wait for processes, and a worker is forked (tests/forking.py), so it costs little.
+PYTEST := $(BIN)/pytest -n 6
 CLUSTER := 32x4:32c:128g
 # Many commands are started: none should compile the package again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -4,8 +4,9 @@
 
 A real server on a new data directory with SQLite, and real `presage` commands, start of Python
 included. `accepted` is the request alone, the median of five, once the server has loaded all of
-its parts. CPU time, of the server for `accepted` and of the command for the rest, says more than
-wall time while others use the machine.
+its parts. `presage submit` is measured on a server without other work, and once more while
+it works on other sweeps. CPU time, of the server for `accepted` and of the command for the rest,
+says more than wall time while others use the machine.
 """
 
 from __future__ import annotations
@@ -67,38 +68,43 @@ def measure(home: Path, jobs: int) -> dict[str, tuple[float, float]]:
         text = manifest.read_bytes()
         process = psutil.Process(server.pid)
         _settle(process)
-        array, accepted = "", list[tuple[float, float]]()
-        for _ in range(_TIMES):
-            array, wall_s, cpu_s = _accepted(url, text, jobs, process)
-            accepted.append((wall_s, cpu_s))
+        accepted = [_accepted(url, text, jobs, process) for _ in range(_TIMES)]
         walls, cpus = zip(*accepted, strict=True)
         figures = {"accepted": (median(walls), median(cpus))}
-        for name, words in (
-            ("presage submit", ["submit", str(manifest)]),
-            ("presage ps", ["ps"]),
-            ("presage ps ARRAY", ["ps", array]),
-            ("presage best ARRAY", ["best", array]),
-            ("presage stop ARRAY", ["stop", array]),
-        ):
+
+        def run(name: str, *words: str) -> str:
             began, before = time.perf_counter(), _children_s()
-            subprocess.run([*presage, *words], env=env, check=True, capture_output=True)
+            done = subprocess.run([*presage, *words], env=env, check=True, capture_output=True)
             figures[name] = time.perf_counter() - began, _children_s() - before
+            return done.stdout.decode().strip()
+
+        run("submit beside others", "submit", str(manifest))
+        _stop(url, process)
+        array = run("presage submit", "submit", str(manifest))
+        run("presage ps", "ps")
+        for command in ("ps", "best", "stop"):
+            run(f"presage {command} ARRAY", command, array)
         return figures
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
 
 
-def _accepted(
-    url: str, text: bytes, jobs: int, server: psutil.Process
-) -> tuple[str, float, float]:
-    """Submit the sweep: its id, and what that took."""
+def _accepted(url: str, text: bytes, jobs: int, server: psutil.Process) -> tuple[float, float]:
+    """Submit the sweep; what that took."""
     headers = {"Content-Type": "application/yaml"}
     began, before = time.perf_counter(), sum(server.cpu_times()[:2])
     answer = httpx.post(f"{url}/api/v1/jobs", content=text, headers=headers, timeout=60)
     wall_s, cpu_s = time.perf_counter() - began, sum(server.cpu_times()[:2]) - before
     assert answer.json()["jobs"] == jobs, answer.text
-    return answer.json()["id"], wall_s, cpu_s
+    return wall_s, cpu_s
+
+
+def _stop(url: str, server: psutil.Process) -> None:
+    """End every sweep, and wait until the server has nothing to do."""
+    for one in httpx.get(f"{url}/api/v1/arrays").json()["arrays"]:
+        httpx.post(f"{url}/api/v1/arrays/{one['id']}/stop", timeout=60)
+    _settle(server)
 
 
 def _settle(server: psutil.Process) -> None:

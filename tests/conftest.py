@@ -14,7 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,6 +49,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     """Several workers: groups start in the order of the tests, not by their number of tests."""
     config.option.loadscopereorder = False
     return Groups(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """A run of all tests: its workers are forked by a process that has imported what they need."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return  # a few tests need less than all
+    from tests.forking import Forker
+
+    os.environ["FORKER_OF_TESTS"] = str(os.getpid())  # the workers': it is known before they are
+    forker = Forker()
+    folder = Path(tempfile.mkdtemp(prefix="presage-tests-"))
+    config.add_cleanup(partial(shutil.rmtree, folder))
+    config.add_cleanup(forker.close)
+    python = forker.program(folder, "python")
+    for spec in specs:
+        spec.python = str(python)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,8 +2,9 @@
 
 Each command is a process of its own with the arguments, environment, directory and files that it
 was given; only its seconds of imports are saved. All workers of a test run share that process (a
-zygote): it begins with the first who asks, and ends with the last. Run as a script, this is that
-process: the address of its socket is the argument.
+zygote): it begins with the first who asks, and ends with the last. In a run of all tests the
+workers themselves are forked by it. Run as a script, this is that process: the address of its
+socket is the argument.
 
 On a connection, a command comes as its three files and the words that describe it; the answers are
 its PID and, when it is over, how it ended. A byte sent meanwhile is a signal for it, and a
@@ -27,7 +28,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from presage import cli
@@ -43,24 +46,32 @@ _WANTED = (
     "psycopg",
     "rich.table",
     "sklearn.ensemble",
-    "torch",
+    "torch._dynamo",  # the first trace imports it, and it takes longer than the rest of torch
     "typer.rich_utils",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
+    "presage.control.replay",
+    "presage.control.simulated",
+    "presage.foresee.fitting",
+    "presage.foresee.graph.onnx_reader",
+    "presage.foresee.predict",
     "presage.server.app",
     "presage.web.pages",
     *(f"presage.cli.{file.stem}" for file in sorted(Path(cli.__file__).parent.glob("[a-z]*.py"))),
 )
 """What commands and servers import, sooner or later."""
 
+_WANTED_BY_TESTS = ("playwright.sync_api", "schemathesis.openapi", "presage.testing.machine")
+"""What they import besides: all that takes long."""
+
 _CALLER = """\
 #!{python} -IS
 import os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
 link.connect({address!r})
-given = ["", os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:]]
+given = [{kind!r}, os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:]]
 given += [name + "=" + text for name, text in os.environ.items()]
 body = os.fsencode("\\0".join(given))
 socket.send_fds(link, [len(body).to_bytes(4, "big")], [0, 1, 2])
@@ -96,9 +107,9 @@ class Forker:
     from its beginning, and has imported nothing."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+        run = os.environ.get("FORKER_OF_TESTS") or os.environ.get("PYTEST_XDIST_TESTRUNUID")
         own = "" if env is None else f"-{os.getpid()}-{id(self)}"
-        self.address = f"\0presage-tests-{run}{own}"
+        self.address = f"\0presage-tests-{run or os.getpid()}{own}"
         self._stay = self._connect() or self._begin(env or {})
         _exactly(self._stay, 1)  # it has imported everything
 
@@ -115,18 +126,20 @@ class Forker:
         link = self._connect()
         assert link is not None, "the process that forks commands died"
         _exactly(link, 1)
-        given = ["strict" if strict else "", str(cwd), str(len(words := list(argv))), *words]
+        kind = "strict" if strict else "presage"
+        given = [kind, str(cwd), str(len(words := list(argv))), *words]
         body = os.fsencode("\0".join([*given, *(f"{name}={text}" for name, text in env.items())]))
         socket.send_fds(link, [len(body).to_bytes(4, "big")], files)
         link.sendall(body)
         return Forked(int.from_bytes(_exactly(link, 4), "big"), link)
 
-    def programs(self, folder: Path) -> Path:
-        """A directory for PATH with such a `presage`."""
-        caller = folder / "presage"
-        caller.write_text(_CALLER.format(python=sys.executable, address=self.address))
+    def program(self, folder: Path, kind: str) -> Path:
+        """A program that is started like this: `presage`, or `python` for `python -c CODE`."""
+        caller = folder / kind
+        text = _CALLER.format(python=sys.executable, address=self.address, kind=kind)
+        caller.write_text(text)
         caller.chmod(0o700)
-        return folder
+        return caller
 
     def close(self) -> None:
         """Nobody here needs it any longer."""
@@ -145,7 +158,12 @@ class Forker:
         worker's does already."""
         one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
         with subprocess.Popen(
-            [sys.executable, __file__, self.address[1:], *([] if env else _WANTED)],
+            [
+                sys.executable,
+                __file__,
+                self.address[1:],
+                *([] if env else _WANTED + _WANTED_BY_TESTS),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             cwd=tempfile.gettempdir(),
@@ -248,24 +266,25 @@ class _Zygote:
 
 def _be(files: list[int], given: list[str]) -> NoReturn:
     """Become the command."""
-    from presage.cli.main import main
-
     os.setsid()
-    strict, folder, count, *words = given
+    kind, folder, count, *words = given
     os.chdir(folder)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    if strict:
+    if kind == "strict":
         warnings.simplefilter("error")
-    sys.argv = ["presage", *words[: int(count)]]
+    argv = words[: int(count)]
     os.environ.clear()
     for word in words[int(count) :]:
         name, _, text = word.partition("=")
         os.environ[name] = text
     code = 1
     try:
-        main()
+        if kind == "python":
+            _run_code(argv)
+        else:
+            _run_presage(argv)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -276,6 +295,29 @@ def _be(files: list[int], given: list[str]) -> NoReturn:
         with suppress(OSError):
             stream.flush()
     os._exit(code)
+
+
+def _run_presage(argv: list[str]) -> None:
+    from presage.cli.main import main
+
+    sys.argv = ["presage", *argv]
+    main()
+
+
+def _run_code(argv: list[str]) -> None:
+    """`python [OPTIONS] -c CODE`, in a main module of its own."""
+    sys.argv = ["-c"]
+    sys.modules["__main__"] = own = ModuleType("__main__")
+    exec(argv[argv.index("-c") + 1], vars(own))
+
+
+def _may_be_imported_before_pytest() -> None:
+    """Else pytest warns that it came too late to rewrite the assertions of its plugins."""
+    plugins = [plugin.dist for plugin in entry_points(group="pytest11") if plugin.dist]
+    files = [file for plugin in plugins for file in plugin.files or ()]
+    for name in {file.parts[0].removesuffix(".py") for file in files} & {*sys.modules}:
+        module = sys.modules[name]
+        module.__doc__ = f"{module.__doc__ or ''}\nPYTEST_DONT_REWRITE"
 
 
 def _main(address: str, *wanted: str) -> None:
@@ -290,6 +332,7 @@ def _main(address: str, *wanted: str) -> None:
             warnings.simplefilter("error")
             for name in wanted:
                 import_module(name)
+        _may_be_imported_before_pytest()
         gc.collect()
         gc.freeze()
         _Zygote(door).run()

@@ -297,10 +297,11 @@ class Plane:
             if error.code != 404:
                 raise
 
-    def clear(self) -> None:
+    def clear(self, *, nodes: bool = True) -> None:
         """Remove all nodes, and everything in the namespace `default`, so that the next test finds
         nothing."""
-        self.call("DELETE", "/api/v1/nodes")
+        if nodes:
+            self.call("DELETE", "/api/v1/nodes")
         for group, kinds in _CLEARED.items():
             for kind in kinds:
                 now: Json = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}

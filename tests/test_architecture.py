@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -59,6 +60,7 @@ RUNS_CODE = {
     "yaml.unsafe_load",
 }
 RUNS_CODE_KEYWORDS = {"allow_pickle", "shell"}
+_Nodes: TypeAlias = tuple[ast.AST, ...]
 MAY_RUN = {"plugins.py": frozenset({"exec"})}
 """The one file that runs somebody's Python: of a name that was given on the command line."""
 
@@ -153,7 +155,7 @@ def shared_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """Names that more than one class has, a leading underscore aside, with where these are."""
     homes: dict[str, list[str]] = {}
     for place, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in _nodes(source):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name.lstrip("_"), []).append(place)
     return {name: places for name, places in homes.items() if len(places) > 1}
@@ -161,32 +163,40 @@ def shared_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 def check(name: str, source: str) -> Iterator[str]:
     """What is wrong with a module; `name` is its path under src/presage."""
-    tree = ast.parse(source)
+    nodes = _nodes(source)
+    tree = nodes[0]
+    assert isinstance(tree, ast.Module)
     package = name.split("/")[0]
     if (count := len(source.splitlines())) > MAX_LINES:
         yield f"{count} lines; {MAX_LINES} is the limit"
     if ast.get_docstring(tree) is None:
         yield "no docstring"
     if package in TIMELESS and not name.startswith(COLLECTORS):
-        yield from _time_and_chance(tree)
+        yield from _time_and_chance(nodes)
     if package in THIRD_PARTIES:
-        yield from _third_parties(tree, THIRD_PARTIES[package])
+        yield from _third_parties(nodes, THIRD_PARTIES[package])
     if package == "core":
-        for line, word in _identifiers(tree):
+        for line, word in _identifiers(nodes):
             if "simulat" in word.lower():
                 yield f"line {line}: the core cannot know of {word}"
     if package in ASKS_FOR_PATHS:
-        yield from _joins(tree, _data_names())
-    yield from _runs_code(tree, MAY_RUN.get(name, frozenset()))
+        yield from _joins(nodes, _data_names())
+    yield from _runs_code(nodes, MAY_RUN.get(name, frozenset()))
 
 
-def _joins(tree: ast.Module, names: frozenset[str]) -> Iterator[str]:
+@cache
+def _nodes(source: str) -> _Nodes:
+    """All there is in a module, itself first. Most of the time went into finding them again."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def _joins(nodes: _Nodes, names: frozenset[str]) -> Iterator[str]:
     """Where one of these names becomes a part of a path."""
-    for node in ast.walk(tree):
+    for node in nodes:
         parts: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             parts = [node.right]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in JOINS:
+        elif isinstance(node, ast.Call) and _dotted(node.func)[-1] in JOINS:
             parts = node.args
         for part in parts:
             words = part.values if isinstance(part, ast.JoinedStr) else [part]
@@ -204,9 +214,9 @@ def _data_names() -> frozenset[str]:
     return frozenset(str(part.value) for part in joined if isinstance(part, ast.Constant))
 
 
-def _time_and_chance(tree: ast.Module) -> Iterator[str]:
-    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node, target in _references(tree):
+def _time_and_chance(nodes: _Nodes) -> Iterator[str]:
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    for node, target in _references(nodes):
         module, _, last = target.rpartition(".")
         if target in CLOCKS | ENTROPY:
             yield f"line {node.lineno}: {target}"
@@ -218,9 +228,9 @@ def _time_and_chance(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno}: {target} uses the global generator"
 
 
-def _third_parties(tree: ast.Module, allowed: set[str]) -> Iterator[str]:
+def _third_parties(nodes: _Nodes, allowed: set[str]) -> Iterator[str]:
     known = sys.stdlib_module_names | allowed | {"presage"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -232,21 +242,21 @@ def _third_parties(tree: ast.Module, allowed: set[str]) -> Iterator[str]:
                 yield f"line {node.lineno}: imports {name}"
 
 
-def _runs_code(tree: ast.Module, may: frozenset[str]) -> Iterator[str]:
-    for node, target in _references(tree):
+def _runs_code(nodes: _Nodes, may: frozenset[str]) -> Iterator[str]:
+    for node, target in _references(nodes):
         if target in RUNS_CODE - may:
             yield f"line {node.lineno}: {target} can run what it reads"
-    for keyword in ast.walk(tree):
+    for keyword in nodes:
         if isinstance(keyword, ast.keyword) and keyword.arg in RUNS_CODE_KEYWORDS:
             value = ast.unparse(keyword.value)
             if value != "False":
                 yield f"line {keyword.lineno}: {keyword.arg}={value}"
 
 
-def _references(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+def _references(nodes: _Nodes) -> Iterator[tuple[ast.expr, str]]:
     """Names and attribute chains that are read, spelled from the module they come from."""
     origin = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
@@ -254,17 +264,27 @@ def _references(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
                 origin[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and (node.id in origin or node.id in ("eval", "exec")):
             yield node, origin.get(node.id, node.id)
         elif isinstance(node, ast.Attribute):
-            base, *rest = ast.unparse(node).split(".")
+            base, *rest = _dotted(node)
             if base in origin:
                 yield node, ".".join([origin[base], *rest])
 
 
-def _identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _dotted(node: ast.expr) -> list[str]:
+    """`a.b.c` as words; what is no name counts as an empty one."""
+    words = []
+    while isinstance(node, ast.Attribute):
+        words.append(node.attr)
+        node = node.value
+    words.append(node.id if isinstance(node, ast.Name) else "")
+    return words[::-1]
+
+
+def _identifiers(nodes: _Nodes) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         match node:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
                 yield node.lineno, word

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 __all__ = ["PATIENCE_S", "eventually", "run_apart"]
 
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 """Far longer than anything here takes: a test fails because something does not happen, never
 because a busy machine takes long."""
 _T = TypeVar("_T")

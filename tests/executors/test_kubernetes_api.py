@@ -108,8 +108,7 @@ def test_a_version_that_is_too_old_makes_it_list_again(api: KubeApi, maps: Refle
     eventually(lambda: _names(maps) == {"one"})
     maps.changes()
     maps._version = "1"  # as after a long absence: the API server has forgotten what came then
-    for answer in maps._opened:
-        answer.shutdown()
+    maps.drop()
     eventually(lambda: maps.lists == 2)
     assert not maps.changes()  # nothing was different
     api.create(CONFIG_MAPS, _map("two"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.core.plan import Plan
 from presage.model import event as ev
-from presage.model.cluster import Worker
+from presage.model.cluster import Device, Node, Resources, Worker
 from presage.model.estimate import Estimate
-from presage.model.job import Job
+from presage.model.job import Job, JobSpec, Role
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.policy.runs import Runs
@@ -189,3 +190,13 @@ def test_the_cluster_of_later_that_was_kept_is_the_one_that_is_foreseen_now(
             assert told == fresh.find(head, plan, cluster.predict)
             assert kept.capacity.free_gpu == fresh.capacity.free_gpu
             assert kept.capacity.free_milli == fresh.capacity.free_milli
+
+
+def test_a_job_without_gpus_starts_while_all_gpus_are_held() -> None:
+    cluster = [Node("n0", (Device(),), 4000, 4096)]
+    s = Scenario(cluster, "backfill")
+    web = JobSpec("web", (Role(resources=Resources(1000, 512)),))
+    s.submit(job("one"), job("two"), web)
+    assert set(s.engine.state.active) == {"one", "web"}
+    s.submit(replace(web, id="late"), job("three"), at=1.0)
+    assert set(s.engine.state.active) == {"one", "web", "late"}

@@ -112,7 +112,8 @@ class Zygote:
         """A directory for PATH with a `presage` that starts as quickly."""
         folder = self._home / "bin"
         folder.mkdir()
-        return self._forker.programs(folder)
+        self._forker.program(folder, "presage")
+        return folder
 
     def close(self) -> None:
         """End it."""
@@ -259,6 +260,15 @@ class Server:
         if token or self.token:
             whole["PRESAGE_TOKEN"] = token or self.token or ""
         return self._zygote.start(*argv, env=whole, cwd=cwd)
+
+    def begin_with(
+        self, *argv: str, files: tuple[int, int, int], cwd: Path | None = None, **env: str
+    ) -> Forked:
+        """Start a command with these streams."""
+        known = {"PRESAGE_URL": self.url, "PATH": os.environ["PATH"]}
+        if self.token:
+            known["PRESAGE_TOKEN"] = self.token
+        return self._zygote._forker.start(argv, {**known, **env}, cwd or self.data, files)
 
     def submit(self, command: str | Sequence[str] = "true", **manifest: Any) -> str:
         """Submit a job; its id."""

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import pytest
 
 from presage.client import to_json
 from presage.executors.node.processes import all_pids, environment
+from presage.layout import Layout
 from presage.testing.stores import PostgresCluster
 from tests.server.kit import ENDED, PATIENCE_S, Server, eventually
 
@@ -238,6 +239,18 @@ def test_the_other_server_takes_over(serve: Callable[..., Server], tmp_path: Pat
     assert (first.leads(), second.leads()) == (False, True)
 
 
+def put_to_sleep(server: Server) -> bool:
+    """Stop a server; whether it sleeps outside a transaction. In one it holds the lock of SQLite,
+    and nobody else can write for as long as it sleeps: it goes on."""
+    os.kill(server.pid, signal.SIGSTOP)
+    database = sqlite3.connect(Layout(server.data).database, timeout=1, isolation_level=None)
+    with closing(database), suppress(sqlite3.OperationalError):
+        database.execute("BEGIN IMMEDIATE")
+        return True
+    os.kill(server.pid, signal.SIGCONT)
+    return False
+
+
 @pytest.mark.slow
 def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_path: Path) -> None:
     """It holds the lock of the data directory all the time: the lease decides, not the lock."""
@@ -245,8 +258,8 @@ def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_pat
     first, second = serve("--lease", "3"), serve("--lease", "3")
     first.start()
     second.start()
-    os.kill(first.pid, signal.SIGSTOP)
     try:
+        eventually(lambda: put_to_sleep(first))
         eventually(second.leads)
         job = second.submit(**witness.manifest("new", 0.5))
         second.wait(job, "PROCESSING")

@@ -25,7 +25,6 @@ from websockets.typing import Origin
 from presage.client import Attached, open_socket
 from presage.executors.node import frames
 from presage.model.errors import ApiError
-from tests.forking import Forked
 from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port, gone
 
 ADMIN = "admin-token-of-these-tests"
@@ -55,14 +54,6 @@ class Live(Server):
             answer = self.http.post("/api/v1/users", json={"name": name, "role": "user"})
             self.tokens[name] = answer.json()["token"]
         return self.tokens[name]
-
-    def begin_with(
-        self, *argv: str, files: tuple[int, int, int], cwd: Path | None = None, **env: str
-    ) -> Forked:
-        """Start a command with these streams."""
-        known = {"PRESAGE_URL": self.url, "PRESAGE_TOKEN": ADMIN, "PATH": os.environ["PATH"]}
-        forker = self._zygote._forker
-        return forker.start(argv, {**known, **env}, cwd or self.data, files)
 
     def audit(self, job: str) -> list[dict[str, Any]]:
         """Who did what with a job, oldest first."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from presage.control.log_reader import WorkerLog, check_there, merged, tail_offset
 from presage.executors.node.log_times import LogTimes
 from presage.layout import Layout
 from presage.model.errors import NotFound
-from presage.server.log_reader import WorkerLog, check_there, merged, tail_offset
 from presage.store.records import JobRow
 
 RAW = bytes(range(256)) + "ü–\n".encode() * 3 + b"no newline"

@@ -64,6 +64,15 @@ def test_a_what_if_knows_it_and_audits_it(server: Server, home: Path) -> None:
     assert told["policies"]["widest"]["finished"] == told["recorded"]["finished"]
 
 
+def test_another_policy_decides_for_a_while_and_then_it_again(server: Server) -> None:
+    assert "of ours.py, what the server was started with" in server.presage("policy").err
+    assert server.presage("policy", "set", "fifo").out == "fifo decides now; before: widest\n"
+    assert server.http.get("/api/v1/policies").json()["own"] == ["fifo"]
+    assert server.presage("what-if", "--policy", "widest", "--json").json["audit"]["same"]
+    assert server.presage("policy", "set", "widest").out == "widest decides now; before: fifo\n"
+    assert server.presage("policy", "--json").json["chosen"] is False  # its code is here alone
+
+
 def test_a_what_if_under_a_policy_that_only_this_machine_has(server: Server, home: Path) -> None:
     (home / "mine.py").write_text("def last(job, plan, predict):\n    return (-job.seq,)\n")
     done = server.presage("what-if", "--policy", str(home / "mine.py:last"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from presage.control.resolver import resolve
 from presage.model.errors import Ambiguous, NotFound
-from presage.server.resolver import resolve
 from presage.store import open_store
 from presage.store.records import JobChange, JobRow
 from presage.store.sql import SqlStore

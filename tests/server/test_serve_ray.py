@@ -16,7 +16,7 @@ import pytest
 
 from presage.executors.ray.executor import RayHead
 from tests.executors.ray_kit import RayCluster, shared_cluster
-from tests.server.kit import Server, Zygote, eventually
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually, free_port, gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -44,6 +44,21 @@ while not os.path.exists(os.environ["GATE"]):
     time.sleep(0.02)
 """
 """Counts until the gate is there; rank 0 keeps the count."""
+
+
+ECHO = """\
+import os, socket, time
+if os.environ["PRESAGE_RANK"] == "1":
+    door = socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
+    print("listening", flush=True)
+    while True:
+        link, _ = door.accept()
+        while data := link.recv(65536):
+            link.sendall(data)
+        link.close()
+time.sleep(3600)
+"""
+"""Rank 1 echoes at the port."""
 
 
 class RayServer(Server):
@@ -124,6 +139,68 @@ def test_a_job_is_resized_by_plan_and_by_its_owner_and_no_step_is_lost(
     steps = server.steps(job, 1)
     assert [count for count, _ in steps] == list(range(1, len(steps) + 1))
     assert [size for size, _ in groupby(size for _, size in steps)] == [3, 2, 3]
+
+
+def test_commands_and_ports_reach_workers_on_their_nodes(
+    server: RayServer, tmp_path: Path
+) -> None:
+    port = free_port()
+    job = server.submit(
+        ["python", "-c", ECHO],
+        env={"PORT": str(port), "MINE": "a variable of the job"},
+        ports=[port],
+        workers=2,
+        placement="spread",
+        resources={"gpus": 3},
+        grace=1,
+    )
+    eventually(lambda: "listening" in server.logs(job, worker="worker-1"))
+    server.wait(job, "PROCESSING")
+    for worker in ("0", "worker-1"):
+        script = "echo $PRESAGE_RANK $MINE; echo err >&2; exit 7"
+        done = server.presage("exec", job, "--worker", worker, "--", "sh", "-c", script)
+        rank = worker[-1]
+        assert (done.code, done.out, done.err) == (7, f"{rank} a variable of the job\n", "err\n")
+    (tmp_path / "in").write_bytes(data := os.urandom(3 << 20))
+    with (tmp_path / "in").open("rb") as given, (tmp_path / "out").open("wb") as out:
+        files = (given.fileno(), out.fileno(), 2)
+        assert server.begin_with("exec", job, "--", "cat", files=files).wait(PATIENCE_S) == 0
+    assert (tmp_path / "out").read_bytes() == data
+    refused = server.presage("exec", job, "--", "nonsense")
+    assert (refused.code, refused.err.count("\n")) == (127, 1)
+
+    (tmp_path / "pid").touch()
+    with (tmp_path / "pid").open("wb") as out, Path(os.devnull).open() as nothing:
+        files = (nothing.fileno(), out.fileno(), 2)
+        command = server.begin_with(
+            "exec", job, "--", "sh", "-c", "echo $$; exec sleep 600", files=files
+        )
+    pid = int(eventually(lambda: (tmp_path / "pid").read_text()))
+    os.kill(command.pid, signal.SIGKILL)
+    assert command.wait(PATIENCE_S) == -9
+    assert gone(pid)  # it ends with its client
+
+    said = tmp_path / "said"
+    with said.open("wb") as out, Path(os.devnull).open() as nothing:
+        argv = ("forward", job, f"{port}:0", "--worker", "1")
+        command = server.begin_with(*argv, files=(nothing.fileno(), out.fileno(), out.fileno()))
+    local = int(eventually(lambda: said.read_text().partition(":")[2].split())[0])
+    with socket.create_connection(("127.0.0.1", local)) as link:
+        link.settimeout(PATIENCE_S)
+        link.sendall(b"over the tunnel" * 1000)
+        link.shutdown(socket.SHUT_WR)
+        echoed = b"".join(iter(lambda: link.recv(65536), b""))
+    assert echoed == b"over the tunnel" * 1000
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait(PATIENCE_S) == -15
+
+    done = server.presage("run", "--no-folder", "--", "sh", "-c", "echo $PRESAGE_RANK; exit 5")
+    assert (done.code, done.out) == (5, "0\n")
+    server.kill()
+    server.start()
+    eventually(lambda: server.presage("exec", job, "--", "echo", "here").out == "here\n")
+    server.tell(job, "stop")
+    server.wait(job)
 
 
 def test_jobs_share_a_gpu_by_prediction_and_ray_counts_their_shares(

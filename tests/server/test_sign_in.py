@@ -12,6 +12,8 @@ import httpx
 import pytest
 from joserfc.jwk import RSAKey
 
+from presage.control.access_config import OidcConfig
+from presage.control.accounts import Accounts
 from presage.model.errors import (
     ConfigError,
     Denied,
@@ -20,8 +22,6 @@ from presage.model.errors import (
     Unauthorized,
     UserError,
 )
-from presage.server.access_config import OidcConfig
-from presage.server.auth import Accounts
 from presage.server.config import ServerFile, effective
 from presage.server.oidc import SignIns
 from presage.store import open_store

@@ -148,7 +148,7 @@ def test_the_same_key_gives_the_same_array_and_a_bad_member_refuses_all(server: 
 
 
 def test_a_job_waits_for_others_and_says_so(server: Server, tmp_path: Path) -> None:
-    first = server.submit("sleep 60", name="first", grace="1s")
+    first = server.submit("sleep 600", name="first", grace="1s")
     manifest = written(tmp_path, "name: next\ncommand: 'true'\n")
     sent = server.presage("submit", manifest, "--after", "first", "--json")
     assert sent.code == 0, sent.err

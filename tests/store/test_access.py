@@ -8,9 +8,9 @@ from threading import Barrier
 
 import pytest
 
+from presage.control.accounts import Accounts
 from presage.model import event as ev
 from presage.model.errors import InternalError, UserError
-from presage.server.auth import Accounts
 from presage.store.records import AuditEntry, Token, User
 from presage.store.sql import SqlStore
 

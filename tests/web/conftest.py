@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -52,9 +53,19 @@ def browser(program: Callable[..., str]) -> Iterator[Browser]:
     """The system's Chromium; best the one without windows, which draws no tabs and menus."""
     chromium = program("chromium-headless-shell", "chromium", "chromium-browser")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        started = playwright.chromium.launch(
+            executable_path=chromium, args=FLAGS, timeout=1000 * PATIENCE_S
+        )
         yield started
         started.close()
+
+
+def new_window(browser: Browser, **options: Any) -> BrowserContext:
+    """A window that is empty. Clicks and pages have as long as everything else: 30 s of the
+    browser's own are too few where many wait for a core."""
+    made = browser.new_context(**options)
+    made.set_default_timeout(1000 * PATIENCE_S)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +77,7 @@ def signed_in(
 
     @cache
     def context(who: str) -> BrowserContext:
-        made = browser.new_context(reduced_motion="reduce")
+        made = new_window(browser, reduced_motion="reduce")
         name, token = "presage_token", tokens[who]
         made.add_cookies([{"name": name, "value": token, "domain": "127.0.0.1", "path": "/ui"}])
         return made
@@ -87,7 +98,7 @@ def visit(
     broken: list[str] = []
 
     def open_page(path: str, who: str | None = "ada", *, width: int = 1280) -> Page:
-        context = browser.new_context() if who is None else signed_in(who)
+        context = new_window(browser) if who is None else signed_in(who)
         page = context.new_page()
         opened.append(context if who is None else page)
         page.set_viewport_size({"width": width, "height": 844})

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from presage.web import pages
 from tests.server.kit import Server, Zygote, eventually
-from tests.web.conftest import ROOT_TOKEN
+from tests.web.conftest import ROOT_TOKEN, new_window
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -130,7 +130,8 @@ if DRAWN:  # a test that is skipped is a failure where everything must run
 
 def draw_every_page(server: Server, browser: Browser, width: int, colours: str) -> None:
     """Pictures of all pages at one width, in one of the colours."""
-    context = browser.new_context(
+    context = new_window(
+        browser,
         viewport={"width": width, "height": 900 if width > 1000 else 844},
         color_scheme="dark" if colours == "dark" else "light",
         reduced_motion="reduce",
@@ -172,7 +173,7 @@ def test_the_first_page_says_it_without_scrolling(
     zygote: Zygote, browser: Browser, tmp_path: Path, nodes: str
 ) -> None:
     server = Server(zygote, tmp_path / "data", nodes=nodes)
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = new_window(browser, viewport={"width": 1440, "height": 900})
     page = context.new_page()
     try:
         server.start()
@@ -202,11 +203,11 @@ def test_without_gpus_cores_come_first(zygote: Zygote, browser: Browser, tmp_pat
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes:\n  - {name: box, cpus: 16, memory_gib: 32, count: 2}\n")
     server = Server(zygote, tmp_path / "data", nodes=str(nodes))
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = new_window(browser, viewport={"width": 1440, "height": 900})
     page = context.new_page()
     try:
         server.start()
-        server.wait(server.submit("sleep 60", resources={"cpus": 4}, grace="1s"), "PROCESSING")
+        server.wait(server.submit("sleep 600", resources={"cpus": 4}, grace="1s"), "PROCESSING")
         page.goto(server.url + "/ui/")
         tiles = page.locator(".tiles")
         expect(tiles).to_contain_text("Cores held")

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from presage.manifest import parse_manifest
 from tests.server.kit import PATIENCE_S, Server, free_port
 from tests.waiting import eventually
+from tests.web.conftest import new_window
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Visitor = Callable[..., Page]
@@ -56,7 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Iterator[BrowserContext]:
     """A window for all tests: what it loaded once stays loaded."""
-    context = browser.new_context()
+    context = new_window(browser)
     yield context
     context.close()
 

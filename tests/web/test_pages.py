@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.server.kit import PATIENCE_S, Server
+from tests.server.kit import PATIENCE_S, Server, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Visitor = Callable[..., Page]
@@ -21,7 +23,7 @@ resources: {gpus: 1, cpus: 1, memory: 64Mi}
 """
 
 
-def submit(server: Server, token: str, command: str = "sleep 60", name: str = "job") -> str:
+def submit(server: Server, token: str, command: str = "sleep 600", name: str = "job") -> str:
     """A job of somebody's."""
     body = {"name": name, "command": command, "resources": {"gpus": 1}}
     headers = {"Authorization": f"Bearer {token}"}
@@ -73,7 +75,7 @@ def test_halt_and_resume(visit: Visitor, guarded: Server, tokens: dict[str, str]
 
 
 def test_scale(visit: Visitor, guarded: Server) -> None:
-    job = guarded.submit("sleep 60", workers="1..3", resources={"gpus": 1}, grace="1s")
+    job = guarded.submit("sleep 600", workers="1..3", resources={"gpus": 1}, grace="1s")
     guarded.wait(job, "PROCESSING")
     page = visit(f"/ui/jobs/{job}", "admin")
     size = page.locator("dl.facts div").filter(has_text="Workers").locator("dd")
@@ -90,7 +92,7 @@ def test_scale(visit: Visitor, guarded: Server) -> None:
     expect(size).to_have_text(str(wanted))
     guarded.tell(job, "stop")
     guarded.wait(job)
-    fixed = guarded.submit("sleep 60")
+    fixed = guarded.submit("sleep 600")
     page.goto(f"{guarded.url}/ui/jobs/{fixed}")
     expect(page.get_by_role("button", name="Halt")).to_be_visible()
     expect(page.get_by_role("button", name="Scale")).to_have_count(0)
@@ -102,8 +104,8 @@ def test_a_waiting_job_says_when_it_starts_and_what_would_help(
     visit: Visitor, guarded: Server
 ) -> None:
     full = {"resources": {"gpus": 4}, "grace": "1s"}
-    taken = [guarded.submit("sleep 60", **full) for _ in range(2)]
-    taken.append(guarded.submit("sleep 60", resources={"gpus": 2}, grace="1s"))
+    taken = [guarded.submit("sleep 600", **full) for _ in range(2)]
+    taken.append(guarded.submit("sleep 600", resources={"gpus": 2}, grace="1s"))
     for job in taken:
         guarded.wait(job, "PROCESSING")
     waits = guarded.submit("true", **full)
@@ -128,8 +130,8 @@ def test_policies_are_compared_by_operators(visit: Visitor, guarded: Server) -> 
     for name in ("srtf", "tiresias"):
         page.get_by_role("checkbox", name=name).check()
     page.get_by_role("checkbox", name="srtf").uncheck()
-    page.get_by_role("combobox").select_option(label="all of it")
-    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("combobox").last.select_option(label="all of it")
+    page.get_by_role("button", name="Compare", exact=True).click()
     table = page.get_by_role("table")
     expect(table.get_by_role("row")).to_have_count(5)  # two of the first three, and tiresias
     expect(table.get_by_role("row").nth(1)).to_contain_text("as it happened")
@@ -139,6 +141,88 @@ def test_policies_are_compared_by_operators(visit: Visitor, guarded: Server) -> 
     user = visit("/ui/policies", "ada")
     expect(user.get_by_text("needs the role operator")).to_be_visible()
     expect(user.get_by_role("button", name="Compare")).to_have_count(0)
+
+
+def test_what_an_admin_clicks_is_done(visit: Visitor, guarded: Server) -> None:
+    over = guarded.submit("true", name="once", resources={"gpus": 1})
+    guarded.wait(over)
+    page = visit("/ui/", "admin")
+    name = guarded.http.get("/api/v1/nodes").json()["nodes"][0]["name"]
+    page.get_by_label("Find a node, job or owner").fill(name)
+    page.locator(".node").click()
+    node = page.locator(".details")
+    for button, question, yes, state in (
+        ("Drain …", f"Drain {name}?", "Drain it", "draining"),
+        ("Undrain", f"Let {name} take work again?", "Undrain it", "up"),
+    ):
+        node.get_by_role("button", name=button).click()
+        asked = page.get_by_role("dialog", name=question)
+        asked.get_by_role("button", name="Leave it as it is").click()
+        expect(asked).to_have_count(0)
+        node.get_by_role("button", name=button).click()
+        page.get_by_role("dialog", name=question).get_by_role("button", name=yes).click()
+        eventually(partial(is_node, guarded, name, state))
+
+    page.goto(guarded.url + "/ui/users")
+    page.get_by_label("Name").fill("grace")
+    page.get_by_label("Team").fill("navy")
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("heading", name="grace can sign in")).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="grace")
+    row.get_by_role("button", name="Change").click()
+    sheet = page.get_by_role("dialog", name="Change grace")
+    sheet.get_by_label("Role").select_option("operator")
+    sheet.get_by_role("button", name="Change").click()
+    expect(row).to_contain_text("operator")
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(row).to_have_count(0)
+
+    page.goto(guarded.url + "/ui/usage")
+    link = page.get_by_role("link", name="Download as CSV")
+    expect(link).to_have_attribute("href", re.compile("usage.csv"))
+    with page.expect_download() as download:
+        link.click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("day,")
+    assert any(",admin," in line for line in lines[1:])
+
+    page.goto(f"{guarded.url}/ui/jobs/{over}")
+    page.get_by_text("Manifest: what was asked for").click()
+    page.get_by_role("link", name="Change it and submit it as a new job").click()
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile("/ui/jobs/once-"))
+    again = page.url.rpartition("/")[2]
+    assert again != over
+    assert guarded.wait(again)["status"] == "COMPLETED"
+
+
+def test_an_admin_switches_the_policy_with_a_forecast_beside_it(
+    visit: Visitor, guarded: Server
+) -> None:
+    guarded.wait(guarded.submit("sleep 0.1", resources={"gpus": 4}))
+    page = visit("/ui/policies", "admin")
+    expect(page.get_by_role("heading", name="This server decides by fifo")).to_be_visible()
+    page.get_by_label("Another one").select_option("sjf")
+    page.get_by_role("button", name="Compare and switch").click()
+    asked = page.get_by_role("dialog", name="Decide by sjf instead of fifo?")
+    expect(asked.get_by_role("row")).to_have_count(3)  # fifo, sjf and what the columns are
+    asked.get_by_role("button", name="Decide by sjf").click()
+    expect(page.get_by_role("heading", name="This server decides by sjf")).to_be_visible()
+    expect(page.get_by_text("Chosen by admin")).to_be_visible()
+    user = visit("/ui/policies", "ada")
+    expect(user.get_by_role("heading", name="This server decides by sjf")).to_be_visible()
+    expect(user.get_by_role("button", name="Compare and switch")).to_have_count(0)
+    page.get_by_role("button", name="Back to fifo").click()
+    page.get_by_role("dialog").get_by_role("button", name="Decide by fifo").click()
+    expect(page.get_by_role("heading", name="This server decides by fifo")).to_be_visible()
+    assert guarded.http.get("/api/v1/policy").json()["chosen"] is False
+
+
+def is_node(server: Server, name: str, state: str) -> bool:
+    """Whether a server says so of a node."""
+    nodes = server.http.get("/api/v1/nodes").json()["nodes"]
+    return (name, state) in [(node["name"], node["state"]) for node in nodes]
 
 
 def test_a_bad_manifest_is_explained(visit: Visitor) -> None:
@@ -250,7 +334,7 @@ def test_estimates_that_are_far_off_are_an_alert(visit: Visitor) -> None:
 
 
 def test_jobs_come_in_pages(visit: Visitor, guarded: Server, tokens: dict[str, str]) -> None:
-    guarded.submit("sleep 60", workers=3, resources={"gpus": 4})
+    guarded.submit("sleep 600", workers=3, resources={"gpus": 4})
     for number in range(52):
         submit(guarded, tokens["ada"], name=f"many-{number}")
     page = visit("/ui/queue?show=waiting&owner=ada")

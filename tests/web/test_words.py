@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from presage.server.routes.comparing import differences
+from presage.control.comparing import differences
 from presage.web.elements import map_changes
 from presage.web.missing import near_names
 from presage.web.sign_in import _own

@@ -37,9 +37,15 @@ Optimizer = Annotated[
 Precision = Annotated[
     str, typer.Option(help="fp32 (PyTorch's defaults), tf32, amp, amp-bf16, bf16, fp16 or fp8.")
 ]
-Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Micro-batches before the optimizer's step.")]
-Gpus = Annotated[int, typer.Option(min=1, help="How many GPUs of a kind work together.")]
+MOST = 10**8
+"""Tokens of a sample, samples of a step: beyond what anybody trains, so a slip of the finger."""
+Seq = Annotated[int | None, typer.Option(min=1, max=MOST, help="Tokens of a sample.")]
+Accumulate = Annotated[
+    int, typer.Option(min=1, max=10**6, help="Micro-batches before the optimizer's step.")
+]
+Gpus = Annotated[
+    int, typer.Option(min=1, max=10**6, help="How many GPUs of a kind work together.")
+]
 Parallel = Annotated[
     str | None,
     typer.Option(help="ddp, zero1, zero2, zero3, fsdp, and tp=2,pp=2,cp=1,ep=8 in any mixture."),
@@ -70,5 +76,5 @@ KvLen = Annotated[
     int | None, typer.Option(min=1, help="With --inference: tokens that a served sequence holds.")
 ]
 Concurrency = Annotated[
-    int, typer.Option(min=1, help="With --inference: sequences that are served at once.")
+    int, typer.Option(min=1, max=MOST, help="With --inference: sequences that are served at once.")
 ]

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from presage.cli._output import check_file, print_json, say
+from presage.cli._setup_options import MOST
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.picture import page
 from presage.foresee.graph.summary import short, summarize
@@ -32,7 +33,7 @@ Inputs = Annotated[
         "--input", help="One sample without the batch: 3x224x224, or 128:int64,128:int64."
     ),
 ]
-Batch = Annotated[int, typer.Option(min=1, help="Samples in a step.")]
+Batch = Annotated[int, typer.Option(min=1, max=MOST, help="Samples in a step.")]
 Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 HtmlPath = Annotated[Path | None, typer.Option(help="Write a picture as an HTML page.")]

@@ -61,6 +61,7 @@ _PANELS = {
         "queues": "cluster:queues",
         "users": "users:users",
         "usage": "usage:usage",
+        "policy": "policy:policy",
         "what-if": "whatif:what_if",
         "models": "models:models",
         "backup": "backup:backup",
@@ -96,13 +97,18 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _ASK_A_SERVER = (
     *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
-    *("sweep", "top", "usage", "users", "whatif"),
+    *("policy", "sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 
 
+_MISUSE: Any = typer.BadParameter.__mro__[1]
+"""What is wrong with the words of a command: the kind has no name of its own in typer."""
+
+
 class _Commands(TyperGroup):
-    """Runs a command; what Presage says on purpose ends as one line on stderr and an exit code."""
+    """Runs a command; what Presage says on purpose, and what is wrong with the command's words,
+    ends as one line on stderr and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -133,6 +139,13 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except PresageError as error:
             typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except _MISUSE as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            asked = error.ctx.command_path if error.ctx else "presage"
+            said = " ".join(error.format_message().split()).rstrip(".")
+            typer.echo(f"error: {said}; see {asked} -h", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)

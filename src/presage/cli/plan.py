@@ -14,6 +14,7 @@ from rich.table import Table
 
 from presage._api import planning
 from presage.cli._output import check_file, print_json, progress, say
+from presage.cli._setup_options import MOST
 from presage.page import duration_text, render, write_page
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def plan(
         Amount, typer.Option(help="Samples of an epoch: 1.28M.", rich_help_panel=_WHAT)
     ] = None,
     seq: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sample.", rich_help_panel=_WHAT)
+        int | None,
+        typer.Option(min=1, max=MOST, help="Tokens of a sample.", rich_help_panel=_WHAT),
     ] = None,
     global_batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples of a step, of all GPUs.", rich_help_panel=_WHAT),
+        typer.Option(
+            min=1, max=MOST, help="Samples of a step, of all GPUs.", rich_help_panel=_WHAT
+        ),
     ] = None,
     input: Annotated[
         Amount,

@@ -38,7 +38,7 @@ Target = Annotated[
         " model.onnx or config.json."
     ),
 ]
-Batch = Annotated[int, typer.Option(min=1, help="Samples in a step.")]
+Batch = Annotated[int, typer.Option(min=1, max=options.MOST, help="Samples in a step.")]
 Inputs = Annotated[
     str | None,
     typer.Option("--input", help="One sample without the batch: 3x224x224, or 128:int64."),
@@ -112,6 +112,8 @@ def predict(
     if pair is not None:
         _pair(pair, batch, names, json, inputs=input, optimizer=optimizer, precision=precision)
         return
+    if inference and optimizer not in ("sgd", "none"):
+        raise UserError(f"inference has no optimizer: leave --optimizer {optimizer} out")
     prediction = foresight.predict(
         target,
         input,

@@ -34,12 +34,13 @@ from presage.telemetry.nvml import open_gpus
 if TYPE_CHECKING:
     import uvicorn
 
+    from presage.executors.kubernetes.settings import KubernetesLink
     from presage.executors.ray.executor import RayLink
     from presage.server.settings import Settings
 
 __all__ = ["serve"]
 
-EXECUTORS = ("local", "ray")
+EXECUTORS = ("local", "ray", "kubernetes")
 _MIB = 1 << 20
 
 
@@ -95,6 +96,27 @@ def serve(
     ray_shared: Annotated[
         Path | None,
         typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            help="Kubernetes: the context of the kubeconfig.",
+            show_default="the current one, or the cluster that the server runs in",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Kubernetes: where jobs run.", show_default="that of the context, else default"
+        ),
+    ] = None,
+    adopt: Annotated[
+        bool | None,
+        typer.Option(
+            "--adopt/--no-adopt",
+            help="Kubernetes: schedule pods of others that name our scheduler, too.",
+            show_default="no",
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -231,10 +253,10 @@ def serve(
     with (
         _listen(address.host, address.port) as listener,
         _listen_beside(address.host, address.proxy_port, listener) as beside,
-        _world(wish, place) as (there, ray),
+        _world(wish, place) as (there, ray, kubernetes),
     ):
         ports = listener.getsockname()[1], beside.getsockname()[1]
-        settings = _settings(wanted, pipeline, own, place, there, ray, *ports)
+        settings = _settings(wanted, pipeline, own, place, there, ray, kubernetes, *ports)
         about = f"{describe(there)}, policy {settings.policy_name}"
         _run(settings, [listener, beside], about, quiet=logs.file is not None)
 
@@ -246,6 +268,7 @@ def _settings(
     place: Path,
     nodes: tuple[Node, ...],
     ray: RayLink | None,
+    kubernetes: KubernetesLink | None,
     port: int,
     proxy_port: int,
 ) -> Settings:
@@ -258,6 +281,7 @@ def _settings(
         policy=pipeline,
         policy_name=wanted.policy if own is None else own.name,
         own=own,
+        pipelines=wanted.policies,
         host=address.host,
         port=port,
         proxy_port=proxy_port,
@@ -268,6 +292,7 @@ def _settings(
         db=wanted.storage.db or "",
         ray=ray,
         ray_shared=wanted.executor.ray_shared,
+        kubernetes=kubernetes,
         queues={**wanted.queues, **pipeline.queues},
         rightsize=wanted.executor.rightsize,
         lease_s=address.lease_s,
@@ -301,7 +326,16 @@ def _print(wanted: ServerFile) -> None:
 
 def _check_executor(wish: ExecutorSection) -> None:
     """Refuse what does not go together."""
-    if wish.kind == "ray":
+    if wish.kind != "kubernetes" and (wish.context or wish.namespace or wish.adopt):
+        text = "--context, --namespace and --adopt go with --executor kubernetes: add it"
+        raise UserError(text)
+    if wish.kind == "kubernetes":
+        if wish.nodes or wish.rightsize:
+            raise UserError(
+                "--nodes and --rightsize go with --executor local; with kubernetes, the nodes are "
+                "those of the cluster: leave them out"
+            )
+    elif wish.kind == "ray":
         if wish.nodes:
             raise UserError(
                 "--nodes goes with --executor local; with ray, the nodes are those of the "
@@ -314,7 +348,7 @@ def _check_executor(wish: ExecutorSection) -> None:
             )
         if wish.ray_shared is not None and not wish.ray_shared.is_dir():
             raise UserError(f"--ray-shared {wish.ray_shared} is not a directory here")
-    elif wish.ray_address or wish.ray_shared:
+    if wish.kind != "ray" and (wish.ray_address or wish.ray_shared):
         raise UserError("--ray-address and --ray-shared go with --executor ray: add it")
 
 
@@ -345,16 +379,27 @@ def _set_up_process() -> None:
 
 
 @contextmanager
-def _world(wish: ExecutorSection, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
-    """The nodes there are, and the connection to Ray if they are Ray's."""
+def _world(
+    wish: ExecutorSection, data: Path
+) -> Iterator[tuple[tuple[Node, ...], RayLink | None, KubernetesLink | None]]:
+    """The nodes there are, and the connection to Ray or Kubernetes if they are there."""
     if wish.kind == "local":
-        yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None
+        yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None, None
         return
-    link = _connect(wish.ray_address or "auto", data)
+    if wish.kind == "kubernetes":
+        from presage.executors.kubernetes.executor import usable_nodes
+        from presage.executors.kubernetes.settings import KubernetesLink
+
+        link = KubernetesLink.to(
+            wish.context, wish.namespace, wish.kubernetes.use(), adopt=wish.adopt
+        )
+        yield usable_nodes(link.api), None, link
+        return
+    ray = _connect(wish.ray_address or "auto", data)
     try:
-        yield tuple(node for _, node in link.nodes), link
+        yield tuple(node for _, node in ray.nodes), ray, None
     finally:
-        link.close()
+        ray.close()
 
 
 def _connect(address: str, data: Path) -> RayLink:

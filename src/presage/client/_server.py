@@ -41,6 +41,7 @@ from presage.model.server_answers import (
     ExportedTrace,
     NewUser,
     NodeStatus,
+    PolicyStatus,
     QueueStatus,
     SecretInfo,
     SignInOffer,
@@ -346,6 +347,16 @@ class Client(ArrayCalls):
         asked = {"policies": list(policies), "since_s": since_s, "config": config}
         asked |= {"foreseen": True} if foreseen else {}
         return value_of(WhatIf, self.call("POST", "/what-if", json=asked, timeout=_REPLAY_S))
+
+    def policy(self) -> PolicyStatus:
+        """The policy that decides."""
+        return self.get(PolicyStatus, "/policy")
+
+    def set_policy(self, name: str | None, config: str | None = None) -> PolicyStatus:
+        """Have another policy decide: one that the server knows by name, or one of a YAML file's
+        text; None for the one that it was started with."""
+        body = self.call("PUT", "/policy", json={"name": name, "config": config})
+        return value_of(PolicyStatus, body)
 
     def journal_trace(self, since_s: float | None = None, *, whole: bool = False) -> ExportedTrace:
         """The journal as a trace, and its nodes; with `whole`, also what a trace cannot tell."""

@@ -13,18 +13,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from socket import socket
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from presage.control.board import changes_of
+from presage.control.deciding import Deciders
 from presage.control.dependencies import settle_dependencies
+from presage.control.foreign import found_rows
 from presage.control.seat import Seat
 from presage.core.engine import Engine
 from presage.core.loop import act, recover, step
-from presage.core.ports import CanAttach, CountsHours, Executor, Policy, Predictor, lacks
+from presage.core.ports import CanAttach, CanNote, Executor, lacks
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Node
@@ -36,7 +38,7 @@ from presage.model.errors import (
     StaleLease,
     StoreUnavailable,
 )
-from presage.model.job import JobSpec, JobState, Reason, ReasonCode, StopIntent
+from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, StopIntent
 from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
@@ -101,18 +103,16 @@ class _Pending:
 
 
 class Live:
-    """A cluster's scheduler in real time. `policy` and `executor` make new ones: a loop that
-    starts again must not meet what an earlier one left in them. `rules` describe the policy, and
-    are journaled where they are new: decisions follow from them."""
+    """A cluster's scheduler in real time. `executor` makes a new one, as `deciders` make new
+    policies: a loop that starts again must not meet what an earlier one left in them. The rules
+    by which it is decided are journaled where they are new: decisions follow from them."""
 
     def __init__(
         self,
         store: SqlStore,
         executor: Callable[[], LiveExecutor],
-        policy: Callable[[], Policy],
-        predict: Predictor,
+        deciders: Deciders,
         *,
-        rules: str = "",
         seat: Seat,
         url: str,
         lease_s: float = 5.0,
@@ -128,8 +128,7 @@ class Live:
         self.turns: deque[float] = deque(maxlen=1000)
         """Seconds that the latest turns took."""
         self.decided = 0
-        self._make_executor, self._make_policy, self._predict = executor, policy, predict
-        self._rules = ev.RulesChanged(rules, predict.version)
+        self._make_executor, self._deciders = executor, deciders
         self._lease_s, self._snapshot_every = lease_s, snapshot_every
         self._answer, self._committed, self._clock = answer, committed, clock
         self._witness = witness
@@ -233,6 +232,16 @@ class Live:
         assert self._engine is not None
         return self._engine.state.jobs[job_id].spec
 
+    def note(self, job: str, text: str) -> None:
+        """Let the owner of a waiting job know something where the executor shows it."""
+        executor = self._executor
+        if isinstance(executor, CanNote):
+            executor.note(job, text)
+
+    def jobs(self) -> Mapping[str, Job]:
+        """All jobs that are not over; for the executor, on the thread that decides."""
+        return self._engine.state.jobs if self._engine is not None else {}
+
     # -- the loop -------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -300,14 +309,21 @@ class Live:
             if "presage/webhooks" in job.spec.labels:
                 row = self.store.jobs.get(job.id)
                 self._remember_webhooks(row)
-        return Engine(self._make_policy(), self._predict, state), position
+        decider = self._deciders.follow(state.rules)
+        started = self._deciders.started.name
+        if decider.chosen and decider.name != started:
+            log.warning(
+                "policy %s decides: it was chosen with `presage policy set`. This server was "
+                "started with %s, which counts again after `presage policy reset`",
+                decider.name,
+                started,
+            )
+        return Engine(decider.make(), decider.predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
-        policy = engine.policy
-        counts = isinstance(policy, CountsHours) and policy.counts_hours
-        rules = replace(self._rules, lacks=lacks(executor), counts=counts)
+        rules = self._deciders.now.rules(lacks(executor))
         unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
@@ -317,6 +333,9 @@ class Live:
             i = known.get(name)
             if i is None or (state.capacity.nodes[i] == node and name in state.down):
                 facts.append(ev.NodeUp(node))
+            elif state.capacity.nodes[i].devices == node.devices and name not in state.down:
+                if state.capacity.nodes[i] != node:
+                    facts.append(ev.NodeChanged(node))
             elif state.capacity.nodes[i] != node:
                 self._returning[name] = node
                 facts.append(ev.NodeDown(name))
@@ -350,6 +369,7 @@ class Live:
                 self._requests.popleft() for _ in range(min(len(self._requests), _MOST_REQUESTS))
             ]
         batch = self._worth_doing(taken, engine)
+        self._change_rules(batch, engine)
         journal.batch = batch
         try:
             now = self._now(engine.state)
@@ -399,6 +419,16 @@ class Live:
         if answers:
             self._answer(answers)
         return batch
+
+    def _change_rules(self, batch: Iterable[_Pending], engine: Engine) -> None:
+        """Decide by another policy from this turn on, if a request of it says so."""
+        for request in batch:
+            if isinstance(rules := request.facts[0], ev.RulesChanged):
+                before = engine.state.rules
+                there = before.lacks if before is not None else ()
+                request.facts = (replace(rules, lacks=there),)
+                decider = self._deciders.follow(rules)
+                engine.decide_by(decider.make(), decider.predict)
 
     def _keep_lease(self) -> None:
         if time.monotonic() - self._renewed < self._lease_s / 3:
@@ -466,6 +496,7 @@ class _Journal:
         """Write a turn; when this returns, it is on disk and its requests are answered."""
         live, batch = self._live, self.batch
         rows = [row for request in batch for row in request.rows]
+        rows += found_rows(now, facts, {row.id for row in rows})
         arrays = [request.array for request in batch if request.array is not None]
         audit = [request.audit for request in batch if request.audit is not None]
         for row in rows:

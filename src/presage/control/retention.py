@@ -7,6 +7,7 @@ away by one rename first, so that nobody ever sees half of one. The journal keep
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -22,6 +23,7 @@ from presage.control.board import ENDED
 from presage.executors.node import wire
 from presage.executors.node.messages import ResultsNote
 from presage.layout import Layout
+from presage.model.errors import PresageError
 from presage.model.words import count_text, size_text
 from presage.store.records import AuditEntry, JobRow
 from presage.store.sql import SqlStore
@@ -34,6 +36,9 @@ KINDS = ("logs", "results", "telemetry", "checkpoints", "folders")
 _FRESH_S = 3600.0
 """A work folder that was uploaded or asked for so lately stays."""
 _PAGE = 1000
+
+
+_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,21 @@ class Retention:
     rules: Mapping[str, KeepRule]
     forget: Callable[[str], None] = field(default=lambda job: None)
     """Is told of every job that was removed, for whoever remembers it."""
+
+    async def sweep_for_ever(self, leading: Callable[[], bool]) -> None:
+        """At the start and then every hour; only the server that decides does it."""
+        if all(rule == KeepRule() for rule in self.rules.values()):
+            return
+        next_at = 0.0
+        while True:
+            await asyncio.sleep(0.2 if next_at == 0.0 else 5.0)
+            if not leading() or time.monotonic() < next_at:
+                continue
+            try:
+                await asyncio.to_thread(self.sweep, time.time())
+            except (OSError, PresageError) as error:
+                log.warning("nothing more is removed this time: %s", error)
+            next_at = time.monotonic() + _EVERY_S
 
     # -- by hand --------------------------------------------------------------------------------
 

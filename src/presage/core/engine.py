@@ -38,13 +38,17 @@ class Engine:
         *,
         check_every: int = 0,
     ) -> None:
-        self.policy = policy
         self.state = state if state is not None else State()
+        self.decide_by(policy, predict)
+        self._check_every = check_every
+        self._calls = 0
+
+    def decide_by(self, policy: Policy, predict: Predictor) -> None:
+        """From now on by these; `RulesChanged` among the next facts says so to the journal."""
+        self.policy = policy
         if isinstance(predict, LearnsSpeeds):
             predict = predict.with_speeds(self.state.speeds)
         self.predict = predict
-        self._check_every = check_every
-        self._calls = 0
 
     def handle(self, now: float, facts: Sequence[ev.Fact]) -> list[ev.Decision]:
         """Take facts into account and decide what follows."""

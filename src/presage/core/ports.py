@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CanAttach",
     "CanLimit",
+    "CanNote",
     "CanResize",
     "ClusterSource",
     "CountsHours",
@@ -172,6 +173,15 @@ class CanAttach(Protocol):
     def attach(self, job: str, attempt: int, worker: str) -> socket:
         """A connection to whoever guards a worker (by name), who takes it from there; raises
         OSError when nobody does."""
+        ...
+
+
+@runtime_checkable
+class CanNote(Protocol):
+    """An executor whose world has its own place to tell owners of jobs. Any thread may ask."""
+
+    def note(self, job: str, text: str) -> None:
+        """Say something about a job that waits; nothing happens for one that is not known."""
         ...
 
 

@@ -3,7 +3,9 @@
 The caching allocator of PyTorch on CUDA is replayed on the graph's storages over two steps: sizes
 are rounded to 512 bytes, small ones share 2 MiB segments, middle ones 20 MiB segments, large ones
 get their own in steps of 2 MiB; the smallest free block that fits is taken and split, neighbours
-are merged when freed. What it has reserved is what the driver shows as used.
+are merged when freed. What it has reserved is what the driver shows as used. On a full card it
+gives segments back that nothing is in and tries again, so a step needs less than it takes where
+there is room: `least_bytes`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy.typing as npt
 
 from presage.foresee.graph.opgraph import ROLES, OpGraph
 
-__all__ = ["MIB", "Peak", "live_peak", "reserved_bytes"]
+__all__ = ["MIB", "Peak", "least_bytes", "live_peak", "reserved_bytes"]
 
 MIB = 1 << 20
 _GRAIN = 512
@@ -67,11 +69,21 @@ def live_peak(graph: OpGraph, batch: float) -> Peak:
 
 
 def reserved_bytes(graph: OpGraph, batch: float) -> int:
-    """What the caching allocator holds after two steps."""
+    """What the caching allocator holds after two steps where there is room."""
+    return _replayed(graph, batch, _Allocator()).reserved
+
+
+def least_bytes(graph: OpGraph, batch: float) -> int:
+    """The most it holds in two steps on a card that is always full: before it takes a segment it
+    gives those back that nothing is in."""
+    return _replayed(graph, batch, _Allocator(full=True)).most
+
+
+def _replayed(graph: OpGraph, batch: float, allocator: _Allocator) -> _Allocator:
+    """Two steps."""
     tensors = graph.tensors
     count = len(graph)
     sizes = _rounded(tensors.bytes(batch)).astype(np.int64)
-    allocator = _Allocator()
     lasting = np.flatnonzero(tensors.born < 0)
     made = np.flatnonzero((tensors.born >= 0) & (sizes > 0))
     for i in lasting.tolist():
@@ -90,7 +102,7 @@ def reserved_bytes(graph: OpGraph, batch: float) -> int:
                 allocator.take(event - 1, amounts[event - 1])
             else:
                 allocator.give(-event - 1)
-    return allocator.reserved
+    return allocator
 
 
 def _rounded(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -101,8 +113,10 @@ def _rounded(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 class _Allocator:
     """Blocks of one address space, by their start; free ones in two lists sorted by size."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, full: bool = False) -> None:
         self.reserved = 0
+        self.most = 0
+        self._full = full
         self._end = 0
         self._size: dict[int, int] = {}
         self._before: dict[int, int] = {}
@@ -123,10 +137,13 @@ class _Allocator:
             have, block = pool.pop(at)
             self._is_free.discard(block)
         else:
+            if self._full:
+                self._give_back()
             have = _segment(size)
             block = self._end
             self._end += have + _GRAIN  # a gap: segments are never merged
             self.reserved += have
+            self.most = max(self.most, self.reserved)
             self._pool[block] = pool
         rest = have - size
         if (rest >= _GRAIN) if small else (rest > _SMALL):
@@ -160,6 +177,19 @@ class _Allocator:
             block = before
         self._is_free.add(block)
         insort(pool, (self._size[block], block))
+
+    def _give_back(self) -> None:
+        """Return the segments that are free from end to end."""
+        for pool in (self._small, self._large):
+            kept = []
+            for have, block in pool:
+                if block in self._before or block in self._after:
+                    kept.append((have, block))
+                    continue
+                self.reserved -= have
+                self._is_free.discard(block)
+                del self._size[block], self._pool[block]
+            pool[:] = kept
 
     def _absorb(self, block: int, after: int, pool: list[tuple[int, int]]) -> None:
         pool.pop(bisect_left(pool, (self._size[after], after)))

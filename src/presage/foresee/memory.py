@@ -6,8 +6,9 @@ workspaces of convolutions, mostly. That term was learned from image models that
 with Adam on one GPU. It is bounded by the activations and fades with the distance from those runs,
 so it never grows with the parameters of a model that is unlike them; intervals grow instead.
 
-What a job cannot do without (`needs`) and what a measurement shows (`shows`) are kept apart:
-workspaces that are only tried (`cudnn.benchmark`) decide nothing about whether a job fits.
+What a job cannot do without (`needs`) and what a measurement shows (`shows`) are kept apart. On a
+full card the allocator returns what it keeps and convolutions do with smaller workspaces, so
+neither decides whether a job fits; nor do workspaces that are only tried (`cudnn.benchmark`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from presage.foresee._memory_features import (
     relative_features,
     without_optimizer,
 )
-from presage.foresee.allocator import MIB, live_peak, reserved_bytes
+from presage.foresee.allocator import MIB, least_bytes, live_peak, reserved_bytes
 from presage.foresee.floors import Floor, floor_mib
 from presage.foresee.gpus import Gpu
 from presage.foresee.graph.opgraph import KINDS, OpGraph
@@ -76,7 +77,9 @@ class MemoryPhysics:
     graph: OpGraph
     batch: float
     reserved: float
-    """By the replayed allocator, with the optimizer of the graph."""
+    """By the replayed allocator where there is room, with the optimizer of the graph."""
+    least: float
+    """By the same on a full card, which returns segments that nothing is in."""
     peak: float
     """Of the tensors that live together."""
     by_role: dict[str, float]
@@ -93,7 +96,8 @@ class MemoryPhysics:
         bare = without_optimizer(graph)
         row = memory_features(bare, batch, spare=spare)
         lab = as_in_the_lab(row[None, :])[0]
-        return cls(graph, batch, reserved, peak.bytes / MIB, peak.by_role, lab)
+        least = min(least_bytes(graph, batch) / MIB, reserved)
+        return cls(graph, batch, reserved, least, peak.bytes / MIB, peak.by_role, lab)
 
     @property
     def activations(self) -> float:
@@ -176,14 +180,22 @@ class MemoryEstimator(Estimator):
         floor = floor or floor_mib(gpu)
         links = Floor(*(share * communicator_bytes(setup) / MIB for share in _LINKS))
         like = likeness(physics.graph, physics.batch, gpu, setup)
-        term, unsure = self._term(physics, like, setup)
-        middle = floor.p50 + links.p50 + physics.reserved + term
+        term = self._term(physics, like)
+        tries = setup.cudnn_benchmark and not setup.inference
+        usual = term if tries or term < 0 else term * _QUIET
         written = _written_out(physics, setup)
-        doubts = ((unsure, unsure), (written * _FEWER, written * _MORE))
-        needs = self._spread(middle, like, (floor, links), doubts, physics.peak)
-        shows = needs.copy()
-        if setup.cudnn_benchmark and not setup.inference:
-            shows = self._lifted(needs, physics, like, gpu)
+        beside = floor.p50 + links.p50
+
+        def spread(kept: float, taken: float) -> Floats:
+            unsure = abs(term - taken)  # workspaces that may as well not be there, or all of them
+            doubts = ((unsure, unsure), (written * _FEWER, written * _MORE))
+            middle = beside + kept + taken
+            return self._spread(middle, like, (floor, links), doubts, physics.peak)
+
+        needs = spread(physics.least, min(term, term * _QUIET))
+        shows = spread(physics.reserved, usual)
+        if tries:
+            shows = self._lifted(shows, physics, like, gpu)
         room = float(gpu.usable_mib)
         shows = np.maximum(needs, np.minimum(shows, room))
         parts = _parts(physics, floor.p50, links.p50, float(shows[1]))
@@ -233,18 +245,15 @@ class MemoryEstimator(Estimator):
 
     # -- inside
 
-    def _term(self, physics: MemoryPhysics, like: Likeness, setup: Setup) -> tuple[float, float]:
-        """The learned MiB, and how many of them may as well not be there."""
+    def _term(self, physics: MemoryPhysics, like: Likeness) -> float:
+        """The learned MiB, as the lab would have seen them, which tried all workspaces."""
         if like.weight <= 0:
-            return 0.0, 0.0
+            return 0.0
         row = physics.lab[None, :]
         factor = self.residual_.factor(relative_features(row, self.floor_))
         whole = float(self._base(row)[0] * np.expm1(factor[0]))
         bound = physics.activations
-        whole = float(np.clip(whole, -_MOST_DOWN * bound, _MOST_UP * bound)) * like.weight
-        tries = setup.cudnn_benchmark and not setup.inference
-        share = 1.0 if tries or whole < 0 else _QUIET
-        return whole * share, abs(whole) * (1 - share)
+        return float(np.clip(whole, -_MOST_DOWN * bound, _MOST_UP * bound)) * like.weight
 
     def _spread(
         self,
@@ -266,14 +275,14 @@ class MemoryEstimator(Estimator):
         interval: Floats = np.array([middle - below, middle, middle + above])
         return np.maximum(interval, least)
 
-    def _lifted(self, needs: Floats, physics: MemoryPhysics, like: Likeness, gpu: Gpu) -> Floats:
+    def _lifted(self, shown: Floats, physics: MemoryPhysics, like: Likeness, gpu: Gpu) -> Floats:
         """What shows where cuDNN tries its ways: the median is lifted by the chance that one is
         seen, but not to where the card is full."""
         row = physics.lab[None, :]
         chance = np.interp(row[:, TRIED_SUM], *self.chance_) * like.weight
-        lifted = float(needs[1] * np.exp(self._rise(row) * chance)[0])
-        shows = needs.copy()
-        shows[1] = max(needs[1], min(lifted, _NOT_FULL * gpu.usable_mib))
+        lifted = float(shown[1] * np.exp(self._rise(row) * chance)[0])
+        shows = shown.copy()
+        shows[1] = max(shown[1], min(lifted, _NOT_FULL * gpu.usable_mib))
         shows[2] = max(shows[2], lifted)
         return shows
 

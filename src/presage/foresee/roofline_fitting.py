@@ -8,7 +8,7 @@ with a slow host does not make a class of operators slow. Nothing here predicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,14 +83,18 @@ def fit_compiled(roofline: Roofline, rows: Sequence[Observation]) -> Roofline:
 
 
 def fit_effects(
-    rows: Sequence[Observation], begin: Roofline | None = None, kept: Roofline | None = None
+    rows: Sequence[Observation],
+    begin: Roofline | None = None,
+    kept: Roofline | None = None,
+    loose: float = 1.0,
 ) -> FittedEffects:
-    """The same, with how sure they are; effects that are `kept` do not change."""
+    """The same, with how sure they are; effects that are `kept` do not change. `loose` is how many
+    times as large as usual effects may be."""
     names = EffectNames()
     problem = LogSteps(rows, names)
     known = list(names.place)
     centre = np.array([USUAL.get(name, 0.0) for name in known])
-    stiff = np.array([1.0] + [effect_spread(name) ** -2 for name in known[1:]])
+    stiff = np.array([1.0] + [(loose * effect_spread(name)) ** -2 for name in known[1:]])
     if kept is not None:
         fixed = np.array([name in kept.effects for name in known])
         centre[fixed] = [kept.effects[name] for name in known if name in kept.effects]
@@ -159,9 +163,11 @@ def left_out(
     way: str,
     begin: Roofline,
     judged: Sequence[Observation] = (),
+    choose: Callable[[Sequence[Observation]], float] | None = None,
 ) -> tuple[Floats, Floats]:
     """What each of `rows` and `judged` is foreseen as by a fit without its group, and by how much
     its interval is wider. `helpers` are fitted on where they are not of the group, `judged` never.
+    `choose` says how loose effects are, from the rows without the group alone.
     """
     asked = [*rows, *judged]
     groups = np.array([label(row, way) for row in asked])
@@ -170,7 +176,8 @@ def left_out(
     for n in np.unique(fold):
         gone, here = set(groups[fold == n]), np.flatnonzero(fold == n)
         kept = [row for row in (*rows, *helpers) if label(row, way) not in gone]
-        fitted = fit_effects(kept, begin=begin)
+        loose = choose(kept) if choose else 1.0
+        fitted = fit_effects(kept, begin=begin, loose=loose)
         members = [asked[place] for place in here]
         scale[here] = difficulty(fitted.doubt().deviation(members, fitted.roofline.effects))
         guess[here] = [foreseen(fitted.roofline, row)[0] for row in members]

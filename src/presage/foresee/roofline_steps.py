@@ -35,9 +35,17 @@ from presage.learn.bundle import load_bundle, prefixed, under
 from presage.learn.groups import GroupConformal
 from presage.model.setup import Setup
 
-__all__ = ["Distance", "RooflineSteps", "StepParts", "by_drivers", "difficulty", "shipped_steps"]
+__all__ = [
+    "DOUBTS",
+    "Distance",
+    "RooflineSteps",
+    "StepParts",
+    "by_drivers",
+    "difficulty",
+    "shipped_steps",
+]
 
-_USUAL_DOUBT, _LEAST_DOUBT = 0.3, 0.2
+DOUBTS = 0.3, 0.2
 """Standard deviations of the logarithm of a step: what is one unit of difficulty, and what no
 fit explains."""
 _BARELY_SUPPORTED, _BY_DRIVERS = ("rdna", "gcn"), 1.15
@@ -78,9 +86,9 @@ class Distance:
     """Ways to group in which it is new: see `GroupConformal.interval`."""
 
 
-def difficulty(deviation: Floats) -> Floats:
+def difficulty(deviation: Floats, least: float = DOUBTS[1]) -> Floats:
     """By how much steps' intervals are wider than usual, by what the fit leaves open of them."""
-    return np.asarray(np.hypot(deviation, _LEAST_DOUBT) / _USUAL_DOUBT)
+    return np.asarray(np.hypot(deviation, least) / DOUBTS[0])
 
 
 def by_drivers(gpu: Gpu) -> float:

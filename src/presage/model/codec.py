@@ -54,7 +54,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "Progress": {"detail": {}},
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
     "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": [], "where": {}},
-    "RulesChanged": {"lacks": [], "counts": False},
+    "RulesChanged": {"lacks": [], "counts": False, "chosen": ""},
     "SpeedBook": {"count": 0, "points": {}},
     "Taken": {"cpu_milli": 0, "memory_mib": 0, "devices": []},
     "LabelRule": {"operator": "Exists", "values": []},

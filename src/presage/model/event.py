@@ -213,6 +213,9 @@ class RulesChanged:
     """Decisions that the executor cannot carry out, by name; nothing of that kind is decided."""
     counts: bool = False
     """Whether GPU time is counted by queue, user and team: the policy has budgets of GPU hours."""
+    chosen: str = ""
+    """The policy's name where an admin chose it while the server ran; empty: the server was
+    started with it."""
 
 
 @value

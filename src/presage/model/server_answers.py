@@ -15,6 +15,7 @@ __all__ = [
     "NewUser",
     "NodeStatus",
     "Overview",
+    "PolicyStatus",
     "QueueStatus",
     "SecretInfo",
     "SignInOffer",
@@ -130,6 +131,27 @@ class Overview:
     """Hours of this day (UTC) that were held, measured idle and lost."""
     any_job: bool
     """Whether there is a job that you may see, over or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """The policy that decides."""
+
+    name: str
+    chosen: bool
+    """Whether an admin chose it while the server ran; it stays then, also after a restart."""
+    by: str
+    """Who did; empty where nobody chose."""
+    at: float | None
+    """When."""
+    started_with: str
+    """The policy of the server's command line or configuration."""
+    config: Mapping[str, Any] | None
+    """The pipeline, without its queues; null for a policy of somebody's own."""
+    origin: str
+    """The file or package of a policy of somebody's own."""
+    choices: tuple[str, ...]
+    """Names that can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)

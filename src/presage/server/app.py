@@ -15,6 +15,7 @@ from presage import __version__, web
 from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
+    admission,
     ahead,
     arrays,
     attach,
@@ -28,6 +29,7 @@ from presage.server.routes import (
     jobs,
     logs,
     overview,
+    policy,
     removal,
     results,
     scale,
@@ -39,7 +41,6 @@ from presage.server.routes import (
 from presage.server.service import Service
 from presage.server.settings import Settings
 from presage.server.standby import Elsewhere, Standby
-from presage.server.sweeping import sweep_for_ever
 from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
@@ -70,7 +71,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if started is None:
             service.start(asyncio.get_running_loop())
-        tasks = [asyncio.create_task(work(service)) for work in (deliver, sweep_for_ever)]
+        tasks = [asyncio.create_task(work(service)) for work in (deliver, _sweep)]
         if dashboard is not None:
             tasks.append(asyncio.create_task(_show(service, dashboard)))
         yield
@@ -104,6 +105,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         attach,
         logs,
         overview,
+        policy,
         removal,
         results,
         events,
@@ -117,6 +119,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         usage,
         folders,
         health,
+        admission,
     ):
         app.router.routes += part.router.routes
 
@@ -139,3 +142,7 @@ async def _show(service: Service, dashboard: web.Dashboard) -> None:
         await asyncio.sleep(0.02)
     await dashboard.load()
     gc.freeze()  # what is imported stays: do not look through it again and again
+
+
+async def _sweep(service: Service) -> None:
+    await service.retention.sweep_for_ever(service.live.leading.is_set)

@@ -19,11 +19,11 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from presage.control.accounts import may_change
 from presage.core.state import State
 from presage.executors.node import frames
 from presage.executors.node.frames import FrameError, frame, said
 from presage.model.errors import Conflict, Denied, NotFound, PresageError, UserError
-from presage.server.auth import may_change
 from presage.server.routes.common import user_of
 from presage.server.routes.jobs import clean, why
 from presage.server.service import Service

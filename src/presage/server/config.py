@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from presage.control.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
+from presage.executors.kubernetes.settings import ClusterUse
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
-from presage.server.access_config import AccessConfig, OidcConfig
 
 __all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
 
@@ -64,13 +65,37 @@ class StorageSection(_Section):
     db: str | None = None
 
 
+class KubernetesSection(_Section):
+    """How jobs use a Kubernetes cluster; `ClusterUse` says what each is."""
+
+    image: str = ""
+    helper_image: str = ""
+    claim: str = ""
+    host_path: str = ""
+    service_account: str = ""
+    pull_secrets: tuple[str, ...] = ()
+    host_network: bool = False
+    network_policy: bool = True
+    patience_s: Annotated[float, Field(gt=0)] = 600.0
+
+    def use(self) -> ClusterUse:
+        """The same for the executor."""
+        if self.claim and self.host_path:
+            raise ConfigError("executor.kubernetes: name either a claim or a host_path")
+        return ClusterUse(**self.model_dump())
+
+
 class ExecutorSection(_Section):
     """What runs the jobs."""
 
-    kind: Literal["local", "ray"] = "local"
+    kind: Literal["local", "ray", "kubernetes"] = "local"
     nodes: str | None = None
     ray_address: str | None = None
     ray_shared: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+    adopt: bool = False
+    kubernetes: KubernetesSection = KubernetesSection()
     rightsize: bool = False
 
 
@@ -170,6 +195,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("executor", "nodes"),
     "ray_address": ("executor", "ray_address"),
     "ray_shared": ("executor", "ray_shared"),
+    "context": ("executor", "context"),
+    "namespace": ("executor", "namespace"),
+    "adopt": ("executor", "adopt"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
     "oidc_issuer": ("oidc", "issuer"),

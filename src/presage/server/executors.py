@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from presage.control.kernel import LiveExecutor
 from presage.control.plans import ElasticPlans
+from presage.executors.kubernetes.adopted import AdoptedPods
+from presage.executors.kubernetes.executor import KubernetesExecutor
+from presage.executors.kubernetes.together import DropInExecutor
 from presage.executors.local.executor import LocalExecutor
 from presage.executors.node.messages import JobFile
 from presage.executors.node.wire import write
@@ -30,8 +33,22 @@ def make_executor(service: Service) -> LiveExecutor:
             spec = service.live.spec(job)
             write_job_file(service.layout, row, spec, settings.most_results)
 
-    executor: LocalExecutor | RayExecutor
-    if settings.ray is not None:
+    executor: LocalExecutor | RayExecutor | KubernetesExecutor
+    if settings.kubernetes is not None:
+        link = settings.kubernetes
+        executor = KubernetesExecutor(settings.data, link.api, link.use, log_cap=settings.most_log)
+        if link.adopt:
+            executor.prepare = prepare
+            executor.follow_up = ElasticPlans(store.jobs.get).requests
+            adopted = AdoptedPods(
+                link.api,
+                scheduler_name=link.use.scheduler_name,
+                jobs=service.live.jobs,
+                was=lambda job: store.jobs.get(job) is not None,
+                on_news=executor.wake,
+            )
+            return DropInExecutor(executor, adopted)
+    elif settings.ray is not None:
         executor = RayExecutor(
             settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
         )

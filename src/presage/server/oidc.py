@@ -23,9 +23,9 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from presage.control.access_config import OidcConfig
+from presage.control.accounts import UserRole
 from presage.model.errors import Denied, MissingExtra, StoreUnavailable, Unauthorized, UserError
-from presage.server.access_config import OidcConfig
-from presage.server.auth import UserRole
 from presage.server.settings import is_loopback
 from presage.store.records import User
 

@@ -23,9 +23,9 @@ from starlette.responses import RedirectResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from presage.control.accounts import ANYBODY
 from presage.model.errors import BadRequest, NotFound, PresageError, Unauthorized
 from presage.server.attach import Attachment, attach, running
-from presage.server.auth import ANYBODY
 from presage.server.problems import problem, status_of
 from presage.server.service import Service
 from presage.server.tickets import COOKIE_S, TICKET_S, Signer

@@ -9,15 +9,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from presage.control.access import SubmissionRules
+from presage.control.accounts import Accounts, may_change, may_see
 from presage.control.advisors import Advisor
 from presage.control.advisors.learning import Learner
-from presage.control.advisors.needs import NeedsEstimator, predictor
+from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
+from presage.control.at_risk import Risks
 from presage.control.attendance import Attendance
 from presage.control.board import ENDED
+from presage.control.deciding import Deciders
 from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
 from presage.control.files import take_over_files
@@ -28,26 +32,26 @@ from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
 from presage.control.recent import Recent, RecentJob
 from presage.control.requests import Requests
+from presage.control.resolver import resolve, unknown_job
 from presage.control.results import JobResults
 from presage.control.retention import Retention
 from presage.control.seat import Seat
 from presage.control.sweeps import Sweeps, members
 from presage.control.tracking import Tracker
+from presage.control.unix_users import UnixUsers
 from presage.control.usage import Accountant
 from presage.control.watch import refuse_watched
+from presage.core.ports import Knowledge
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
-from presage.server.access import SubmissionRules
-from presage.server.at_risk import Risks
-from presage.server.auth import Accounts, may_change, may_see
+from presage.model.job import Reason
 from presage.server.executors import make_executor
-from presage.server.resolver import resolve, unknown_job
 from presage.server.settings import Settings
-from presage.server.unix_users import UnixUsers
 from presage.store import open_store
 from presage.store.records import ArrayRow, JobChange, JobRow, User
+from presage.store.sql import SqlStore
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
@@ -70,28 +74,17 @@ class Service:
         self.store = store = open_store(settings.database)
         refuse_watched(store.knowledge)
         take_over_files(layout, store.knowledge)
-        oidc = settings.oidc
-        self.sign_ins: SignIns | None = None
-        if oidc.issuer:
-            from presage.server.oidc import SignIns
-
-            self.sign_ins = SignIns(oidc)
-        self.accounts = Accounts(store.users, closed=bool(oidc.issuer))
-        if settings.first_token and self.accounts.open():
-            self.accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
+        self.sign_ins, self.accounts = _doors(settings, store)
         self.recent, self.news = Recent(), News()
         self.results = JobResults(layout)
         self.tracker = Tracker(store, layout, settings.track_mlflow, settings.track_tensorboard)
         self.retention = Retention(layout, store, settings.retention, self.recent.forget)
         self.mistakes = PolicyMistakes()
-        policy = partial(settings.make_policy, self.mistakes.note)
-        predict = predictor(settings.nodes, settings.policy.colocate)
+        self.deciders = deciders = _deciders(settings, self.mistakes)
         self.live = live = Live(
             store,
             lambda: make_executor(self),
-            policy,
-            predict,
-            rules=settings.decided_by,
+            deciders,
             seat=Seat(layout.lock),
             url=settings.url,
             lease_s=settings.lease_s,
@@ -102,7 +95,7 @@ class Service:
         self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
         self.starts = StartTimes(
-            store, policy, predict, knowledge, ask=live.read, crowd=live.waiting
+            store, lambda: deciders.now, knowledge, ask=live.read, crowd=live.waiting
         )
         champions = Champions(knowledge)
         self.estimator = NeedsEstimator(
@@ -114,23 +107,25 @@ class Service:
         recorder = self.recorder = HistoryRecorder(store, knowledge, self.history)
         pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
         self.attendance = Attendance()
-        idle = {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
-        unattended = Unattended(self.attendance, idle)
         advisors: list[Advisor] = [
             self.starts,
             self.learner,
             recorder,
             pruning,
             self.accountant,
-            unattended,
+            Unattended(self.attendance, _idle_stops(settings)),
         ]
-        if settings.rightsize:  # else a start is quicker without the models of phases
-            from presage.control.advisors.sizing import Sizing
-            from presage.control.phases import StoredPhases, sized_workload
+        if settings.kubernetes is not None and settings.kubernetes.adopt:
+            from presage.control.advisors.notes import WaitNotes
+            from presage.executors.kubernetes.gangs import FOREIGN
 
-            self.sizing = Sizing(
-                StoredPhases(knowledge), partial(sized_workload, store), record=knowledge
-            )
+            def explain(job: str) -> Reason | None:
+                reason: Reason | None = live.ask(lambda engine: engine.explain(job))
+                return reason
+
+            advisors.append(WaitNotes(FOREIGN, explain, self.starts.eta, live.note))
+        if settings.rightsize:
+            self.sizing = _sizing(store, knowledge)
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.secret_files = SecretFiles(layout)
@@ -143,7 +138,8 @@ class Service:
             live, store, self.estimator, layout, settings.queues, rules.check, may_see
         )
         self.sweeps = Sweeps(self.requests, store)
-        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        elsewhere = settings.ray or settings.kubernetes
+        self.memory_limits = "" if elsewhere else how_memory_is_held(delegated_group())
         """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()
@@ -247,3 +243,40 @@ class Service:
                 if path := self.secret_files.find(name, row.owner, row.team):
                     contents.append(path.read_bytes().rstrip(b"\n"))
         return sorted(filter(None, contents), key=len, reverse=True)
+
+
+def _doors(settings: Settings, store: SqlStore) -> tuple[SignIns | None, Accounts]:
+    """How people come in: with an identity provider, and with tokens."""
+    sign_ins: SignIns | None = None
+    if settings.oidc.issuer:
+        from presage.server.oidc import SignIns
+
+        sign_ins = SignIns(settings.oidc)
+    accounts = Accounts(store.users, closed=sign_ins is not None)
+    if settings.first_token and accounts.open():
+        accounts.add("admin", "admin", "", settings.first_token, by="PRESAGE_TOKEN")
+    return sign_ins, accounts
+
+
+def _deciders(settings: Settings, mistakes: PolicyMistakes) -> Deciders:
+    return Deciders(
+        settings.policy_name,
+        settings.policy.model_copy(update={"queues": dict(settings.queues)}),
+        settings.own,
+        more=settings.pipelines,
+        nodes=settings.nodes,
+        raised=mistakes.note,
+    )
+
+
+def _idle_stops(settings: Settings) -> dict[str, float]:
+    """After how many seconds a queue stops what nobody uses."""
+    return {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
+
+
+def _sizing(store: SqlStore, knowledge: Knowledge) -> Sizing:
+    # Here, since a start is quicker without the models of phases.
+    from presage.control.advisors.sizing import Sizing
+    from presage.control.phases import StoredPhases, sized_workload
+
+    return Sizing(StoredPhases(knowledge), partial(sized_workload, store), record=knowledge)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from presage.control.access_config import AccessConfig, OidcConfig
 from presage.control.retention import KINDS, KeepRule
-from presage.core.ports import Policy
+from presage.executors.kubernetes.settings import KubernetesLink
 from presage.executors.ray.executor import RayLink
 from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
-from presage.policy import registry
 from presage.policy.config import PolicyConfig, QueueConfig
-from presage.policy.own import Guarded, OwnPolicy
-from presage.server.access_config import AccessConfig, OidcConfig
+from presage.policy.own import OwnPolicy
 
 __all__ = ["Settings", "default_data", "is_loopback"]
 
@@ -51,6 +50,8 @@ class Settings:
     """What it is called, where it has a name."""
     own: OwnPolicy | None = None
     """A policy of one's own that decides instead."""
+    pipelines: Mapping[str, PolicyConfig] = field(default_factory=dict)
+    """Others that can be chosen by name while it runs, beside those there always are."""
     host: str = "127.0.0.1"
     port: int = 8265
     public_url: str = ""
@@ -64,6 +65,8 @@ class Settings:
     """The cluster that the executor `ray` runs jobs on; None for the executor `local`."""
     ray_shared: Path | None = None
     """Where all nodes of that cluster and this machine find the same files."""
+    kubernetes: KubernetesLink | None = None
+    """The cluster that the executor `kubernetes` runs jobs in."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""
@@ -121,16 +124,6 @@ class Settings:
     def database(self) -> str:
         """The URL of the database."""
         return self.db or f"sqlite:///{self.layout.database}"
-
-    @property
-    def decided_by(self) -> str:
-        """What decides, for the journal."""
-        return self.policy.model_dump_json() if self.own is None else self.own.described()
-
-    def make_policy(self, raised: Callable[[str], None]) -> Policy:
-        """What decides, new; `raised` hears of a policy of one's own that did."""
-        policy = registry.build(self.policy)
-        return policy if self.own is None else Guarded(self.own, policy, raised)
 
     @property
     def url(self) -> str:

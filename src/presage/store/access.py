@@ -140,6 +140,13 @@ class AuditLog:
         with self._database.write() as connection:
             connection.execute(insert(audit), audit_row(entry))
 
+    def latest(self, what: str) -> AuditEntry | None:
+        """The last time that this was done."""
+        query = select(audit).where(audit.c.what == what).order_by(audit.c.number.desc()).limit(1)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else AuditEntry(**row._mapping)
+
     def list(
         self,
         *,

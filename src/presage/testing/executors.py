@@ -465,6 +465,7 @@ class ExecutorSuite(PortSuite):
         """
         watch.run("endless", RoleWork(dedented(script)))
         watch.until_log("endless", "cut]")
+        watch.until_log("endless", "up\n")  # where output goes through a pipe, it takes its time
         watch.stop("endless")
         watch.end("endless")
         first, *rest = watch.kit.log("endless", 1, "worker-0").splitlines()

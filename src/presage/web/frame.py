@@ -176,14 +176,21 @@ def choice(label: str, options: dict[str, str], chosen: str) -> ui.element:
 
 
 async def confirm(
-    question: str, lines: Iterable[str | tuple[str, str]], yes: str, *, danger: bool = False
+    question: str,
+    lines: Iterable[str | tuple[str, str]],
+    yes: str,
+    *,
+    danger: bool = False,
+    shows: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Ask before something is done. A line may have a mark for tests."""
+    """Ask before something is done. A line may have a mark for tests; `shows` draws what there is
+    to see below them."""
     with ui.dialog() as dialog, ui.element("div").classes("sheet"):
         Tag("h2", question, id="question")
         for line in lines:
             text, mark = (line, "") if isinstance(line, str) else line
             Tag("p", text, **({"data_testid": mark} if mark else {}))
+        shows()
         with ui.element("div").classes("row-of-buttons"):
             agree = Tag("button", yes, "danger" if danger else "primary", type="button")
             agree.on("click", lambda: dialog.submit(True))

@@ -1,4 +1,5 @@
-"""Policies compared on what this cluster has seen: the journal replayed under each of them."""
+"""The policy that decides, the choice of another, and policies compared on what this cluster has
+seen: the journal replayed under each of them."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from nicegui.events import GenericEventArguments
 from presage.model.errors import ApiError
 from presage.web.charts import COLOURS
 from presage.web.elements import CopyBox
-from presage.web.frame import Tag, Visit, begin, notice
+from presage.web.frame import VALUE, Tag, Visit, begin, choice, confirm, go, notice, tell
 from presage.web.words import clock, duration
 
 __all__: list[str] = []
 
-SPANS = {"86400": "the last day", "604800": "the last week", "2592000": "30 days", "": "all of it"}
+_WEEK = "604800"
+SPANS = {"86400": "the last day", _WEEK: "the last week", "2592000": "30 days", "": "all of it"}
 RECORDED = "as it happened"
 _MOST = 6
-_VALUE = "(event) => emit(event.target.value)"
 _CHECKED = "(event) => emit(event.target.checked)"
 
 
@@ -51,8 +52,8 @@ async def policies(request: Request) -> Response | None:
     if isinstance(visit, Response):
         return visit
     with visit.page("Policies", "/policies"):
-        known = await visit.get("/policies", max_age_s=60.0)
-        _says_who_decides(known)
+        known = await visit.get("/policies", max_age_s=0.0)
+        _SwitchForm(visit, await visit.get("/policy", max_age_s=0.0)).build()
         if not visit.may_operate():
             who = f"{visit.me['name']} is a {visit.me['role']}"
             notice(f"{who}; comparing policies needs the role operator.")
@@ -61,18 +62,88 @@ async def policies(request: Request) -> Response | None:
     return None
 
 
-def _says_who_decides(known: dict[str, Any]) -> None:
-    with ui.element("section").classes("card"):
-        names = " or ".join(known["own"]) or "a policy of its own"
-        Tag("h2", f"This server decides by {names}")
-        Tag(
-            "p",
-            "Another one is chosen where the server is started, by its configuration or on its "
-            "command line. Start it again with that: jobs keep running, and the journal says from "
-            "when on which policy decided.",
-            "soft",
+class _SwitchForm:
+    """What decides, and for admins the choice of another, with its forecast beside it."""
+
+    def __init__(self, visit: Visit, status: dict[str, Any]) -> None:
+        self._visit, self._status = visit, status
+        self._others = [name for name in status["choices"] if name != status["name"]]
+        self._wanted = self._others[0] if self._others else ""
+
+    def build(self) -> None:
+        """Draw it."""
+        status = self._status
+        with ui.element("section").classes("card"):
+            Tag("h2", f"This server decides by {status['name']}")
+            Tag("p", self._words(), "soft")
+            if not self._visit.is_admin():
+                Tag("p", "An admin can have another policy decide while the server runs.", "soft")
+                return
+            with ui.element("div").classes("tools"):
+                select = choice("Another one", {one: one for one in self._others}, self._wanted)
+                select.on("change", self._choose, js_handler=VALUE)
+                self._button = Tag("button", "Compare and switch", "primary", type="button")
+                self._button.on("click", self._switch)
+                if status["chosen"]:
+                    back = Tag("button", f"Back to {status['started_with']}", type="button")
+                    back.on("click", self._reset)
+                self._state = Tag("span", "", "soft", role="status")
+            Tag("p", "A pipeline of your own is sent by command:", "soft")
+            CopyBox("presage policy set FILE.yaml", "Copy the command")
+
+    def _words(self) -> str:
+        status = self._status
+        if not status["chosen"]:
+            own = f", of {status['origin']}" if status["origin"] else ""
+            return f"It is what the server was started with{own}."
+        when = f", {clock(status['at'])}" if status["at"] is not None else ""
+        return (
+            f"Chosen by {status['by'] or 'an admin'}{when}; it stays after a restart. The server "
+            f"was started with {status['started_with']}."
         )
-        CopyBox("presage serve --policy NAME", "Copy the command")
+
+    def _choose(self, event: GenericEventArguments) -> None:
+        if str(event.args) in self._others:
+            self._wanted = str(event.args)
+
+    async def _switch(self) -> None:
+        """Forecast first, then the question."""
+        wanted, now = self._wanted, self._status["name"]
+        self._button.enable(False)
+        self._state.say("Replaying the last week under both …")
+        lines = [
+            "It decides from now on, also after a restart. What runs stays as it is; a policy "
+            "that preempts may stop jobs for others from then on."
+        ]
+        rows: dict[str, dict[str, Any]] = {}
+        body = {"policies": [now, wanted], "since_s": float(_WEEK), "config": None}
+        try:
+            answer = await self._visit.post("/what-if", json=body)
+            rows = answer["policies"]
+            lines.append(f"The {answer['recorded']['jobs']:,} jobs of the last week under both:")
+        except ApiError as error:
+            lines.append(f"There is no forecast: {error}")
+        self._state.say("")
+        self._button.enable(True)
+
+        def shows() -> None:
+            if rows:
+                _table(rows)
+
+        question = f"Decide by {wanted} instead of {now}?"
+        if await confirm(question, lines, f"Decide by {wanted}", shows=shows):
+            await self._set(wanted)
+
+    async def _reset(self) -> None:
+        started = self._status["started_with"]
+        lines = ["It is what the server was started with. What runs stays as it is."]
+        if await confirm(f"Go back to {started}?", lines, f"Decide by {started}"):
+            await self._set(None)
+
+    async def _set(self, name: str | None) -> None:
+        body = {"name": name, "config": None}
+        if await tell(self._visit.send("PUT", "/policy", json=body)) is not None:
+            go("/policies")
 
 
 class _WhatIfForm:
@@ -82,7 +153,7 @@ class _WhatIfForm:
         self._visit, self._known = visit, known
         others = [name for name in known["policies"] if name not in known["own"]]
         self._chosen = dict.fromkeys([*known["own"][:1], *others[:2]])
-        self._since = "604800"
+        self._since = _WEEK
 
     def build(self) -> None:
         """Draw the form and the place for the answer."""
@@ -99,12 +170,8 @@ class _WhatIfForm:
                 for name in self._known["policies"]:
                     self._choice(name)
             with ui.element("div").classes("tools"):
-                with Tag("label", "Of"), ui.element("select") as select:
-                    for value, words in SPANS.items():
-                        option = Tag("option", words, value=value)
-                        if value == self._since:
-                            option.props["selected"] = True
-                select.on("change", self._choose_span, js_handler=_VALUE)
+                select = choice("Of", SPANS, self._since)
+                select.on("change", self._choose_span, js_handler=VALUE)
                 self._button = Tag("button", "Compare", "primary", type="button")
                 self._button.on("click", self._ask)
                 self._state = Tag("span", "", "soft", role="status")

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from presage.control.admission import PodNeeds
 from presage.control.advisors.starts import Declared
 from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, Slowdowns, TimeSharing
@@ -27,7 +28,7 @@ from presage.foresee.gpus import find
 from presage.foresee.own import SIZES, OwnRuns
 from presage.foresee.scaling import foreseen_on, own_scaling
 from presage.manifest import ModelReference, Needs
-from presage.model.cluster import UNLIMITED, Node
+from presage.model.cluster import UNLIMITED, WHOLE_GPU, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
@@ -163,6 +164,32 @@ class NeedsEstimator:
             gpu_memory_mib=memory.p90 if on_gpu and memory else None,
             utilization=busy.p50 if busy else None,
             gpu_room_mib=float(min(rooms)) if rooms else None,
+        )
+
+    def pod_needs(self, spec: JobSpec, model: ModelReference | None) -> PodNeeds:
+        """The same of a pod that is just being made; one that names a model and no GPU is looked
+        at as if it had one, where there are any."""
+        role = spec.roles[0]
+        devices = [device for node in self._nodes() for device in node.devices]
+        if model is not None and not role.resources.gpu_milli and devices:
+            resources = replace(role.resources, gpu_milli=WHOLE_GPU)
+            spec = replace(spec, roles=(replace(role, resources=resources), *spec.roles[1:]))
+        alone = self.alone(spec, model, None)
+        memory, _, _ = self._learned(spec, model, alone)
+        on_gpu = alone.device not in (CPU, CORE)
+        name = workload(spec, model)
+        host = self._answering()[1]["memory"].predict(name, HOST) if on_gpu else memory
+        own = host is not None and "own" in host.source
+        ran_out = _AFTER_OOM * self._champions.not_enough(name)
+        rooms = [d.memory_mib for d in devices if d.memory_mib < UNLIMITED]
+        return PodNeeds(
+            memory_mib=host.p90 if host else None,
+            memory_source=host.source if host else "it ran out of memory before",
+            own_runs=own,
+            least_mib=max(host.p90 if host and own else 0.0, 0.0 if on_gpu else ran_out),
+            gpu_memory_mib=memory.p90 if on_gpu and memory else None,
+            gpu_room_mib=float(max(rooms)) if rooms else None,
+            gpu_source=memory.source if on_gpu and memory else "",
         )
 
     def alone(self, spec: JobSpec, model: ModelReference | None, folder: str | None) -> Alone:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from presage.control.advisors import StateReader, Telemetry
 from presage.core.engine import Engine
-from presage.core.ports import Entry, Knowledge, Policy, Predictor
+from presage.core.ports import Entry, Knowledge
 from presage.core.state import State
 from presage.manifest import Manifest, to_spec
 from presage.model.errors import PresageError
@@ -39,6 +39,7 @@ from presage.sim.history import RuntimeHistory
 from presage.store.records import JobRow
 
 if TYPE_CHECKING:  # the simulator's advisors do without a database
+    from presage.control.deciding import Decider
     from presage.store.sql import SqlStore
 
 __all__ = ["Declared", "Experience", "StartPreview", "StartTimes", "eta_view"]
@@ -139,16 +140,16 @@ class StartTimes:
     def __init__(
         self,
         store: SqlStore,
-        policy: Callable[[], Policy],
-        predict: Predictor,
+        decides: Callable[[], Decider],
         knowledge: Knowledge,
         *,
         ask: StateReader,
         crowd: Callable[[], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`crowd` says how many requests wait for a turn of the loop."""
-        self._ask, self._policy, self._predict, self._clock = ask, policy, predict, clock
+        """`decides` says by what it is decided now, `crowd` how many requests wait for a turn of
+        the loop."""
+        self._ask, self._decides, self._clock = ask, decides, clock
         self._stopping = threading.Event()
         self._wanted = threading.Event()
         self._pace = _Pace(self._stopping, crowd)
@@ -249,14 +250,15 @@ class StartTimes:
         now = max(state.now, self._clock())
         if job_id not in state.pending:
             return None, []
+        decider = self._decides()
         return what_would_help(
             state,
-            self._policy,
+            decider.make,
             self._experience,
             job_id,
             queues=queues,
             now=now,
-            predict=self._predict,
+            predict=decider.predict,
             calibration=self._experience.calibration(now),
             time_box=lambda: TimeBox(time.thread_time, _MOST_ASKED_CPU_S),
             grain=_GRAIN,
@@ -265,18 +267,19 @@ class StartTimes:
     def _try_out(self, spec: JobSpec) -> StartPreview:
         state = self._recent_state()
         now = max(state.now, self._clock())
-        engine = Engine(self._policy(), self._predict, state.copy())
+        decider = self._decides()
+        engine = Engine(decider.make(), decider.predict, state.copy())
         for decision in engine.handle(now, [JobSubmitted(spec)]):
             if isinstance(decision, Reject) and decision.job == spec.id:
                 return StartPreview(decision.reason, None, now)
         forecast = run_ahead(
             state,
-            self._policy,
+            decider.make,
             self._experience,
             now=now,
             asked=(),
             submit=[spec],
-            predict=self._predict,
+            predict=decider.predict,
             samples=_SAMPLES,
             calibration=self._experience.calibration(now),
             time_box=TimeBox(time.thread_time, 2 * _MOST_ASKED_CPU_S),
@@ -343,12 +346,13 @@ class StartTimes:
         now = max(state.now, self._clock())
         forecast = StartForecast(now, 0, 0.0, {})
         if state.pending or state.gates.blocked:
+            decider = self._decides()
             forecast = run_ahead(
                 state,
-                self._policy,
+                decider.make,
                 self._experience,
                 now=now,
-                predict=self._predict,
+                predict=decider.predict,
                 samples=_SAMPLES,
                 time_box=TimeBox(time.thread_time, _MOST_CPU_S, self._pace),
                 grain=_GRAIN,

@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,7 @@ __all__ = [
     "ObjectList",
     "Resource",
     "connect",
+    "hang_up",
 ]
 
 Json = dict[str, Any]
@@ -255,7 +258,7 @@ class KubeApi:
     ) -> Iterator[tuple[str, Json]]:
         """What changes after a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
         Ends when the connection does. Raises KubernetesError, with status 410 when the version
-        is too old. The open answer is put into `opened`, for whoever wants to end it."""
+        is too old. The open answer is put into `opened`, for whoever wants to `hang_up`."""
         query = _select(
             {
                 "watch": "true",
@@ -406,6 +409,15 @@ class KubeApi:
         elif status == 403 and "is forbidden: User" in said:
             said = _forbidden(said, method, path, query)
         return KubernetesError(said or f"HTTP status {status} for {method} {path}", status)
+
+
+def hang_up(answer: Any) -> None:
+    """End an open answer that another thread reads."""
+    sock = getattr(answer.connection, "sock", None)
+    if sock is not None:
+        with suppress(OSError):
+            # Not the method of the SSL socket: after that, the other thread would read ciphertext.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _pool(settings: Any) -> urllib3.PoolManager:

@@ -10,59 +10,35 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
-from presage.model.cluster import ANY_GPU, WHOLE_GPU, Device, Node
+from presage.executors.kubernetes.reading import GPU_RESOURCE, node_of
+from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import RunSpecError
 
-__all__ = ["gpu_request", "is_usable", "node_of", "quantity"]
+__all__ = ["TOLERATED", "gpu_request", "is_usable", "run_node"]
 
-_WHOLE = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
+TOLERATED = "nvidia.com/gpu"
+"""The key of the taint that keeps pods off nodes with GPUs."""
 _SHARED = "nvidia.com/gpu.shared"
 _CORES, _MEMORY = "nvidia.com/gpucores", "nvidia.com/gpumem"
 _REPLICAS = "nvidia.com/gpu.replicas"
 _MIG = re.compile(r"nvidia\.com/mig-(\d+)g\.(\d+)gb")
 _SEVENTHS = 7
 """Slices of compute that a GPU with MIG has."""
-_TYPES = ("presage.dev/gpu-type", "nvidia.com/gpu.product", "amd.com/gpu.product-name")
-_GPU_MEMORY = "nvidia.com/gpu.memory"
-_SCALES = {
-    "": 1.0,
-    "m": 0.001,
-    **{sign: 1000.0**power for power, sign in enumerate("kMGTPE", start=1)},
-    **{f"{sign}i": 1024.0**power for power, sign in enumerate("KMGTPE", start=1)},
-}
 
 
-def quantity(text: Any) -> float:
-    """A quantity as Kubernetes writes it: `500m`, `2`, `16Gi`, `1e3`."""
-    found = re.fullmatch(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)", str(text).strip())
-    if not found or found[2] not in _SCALES:
-        raise ValueError(f"{text!r} is not a quantity")
-    return float(found[1]) * _SCALES[found[2]]
-
-
-def node_of(item: Json) -> Node:
-    """A node as the scheduler sees it: its devices, and what it gives to pods."""
-    labels = dict(item["metadata"].get("labels") or {})
-    have = item.get("status", {}).get("allocatable") or {}
-    whole = next((name for name in _WHOLE if name in have), None)
-    count = int(quantity(have[whole])) if whole else 0
-    if whole and int(labels.get(_REPLICAS, "1") or 1) > 1:
-        count //= int(labels[_REPLICAS])  # each replica is a share
-    elif not count and _SHARED in have:
-        count = int(quantity(have[_SHARED])) // max(2, int(labels.get(_REPLICAS, "2") or 2))
-    kind = next((labels[name] for name in _TYPES if labels.get(name)), ANY_GPU)
-    memory = labels.get(_GPU_MEMORY, "")
-    device = Device(kind, int(memory)) if memory.isdecimal() else Device(kind)
-    return Node(
-        item["metadata"]["name"],
-        (device,) * count,
-        cpu_milli=int(quantity(have.get("cpu", 0)) * 1000),
-        memory_mib=int(quantity(have.get("memory", 0)) / (1 << 20)),
-        labels=labels,
-    )
+def run_node(item: Json) -> Node:
+    """A node as runs of ours use it: as `reading` has it, but a GPU that is offered several times
+    is one that can be shared, and the taint that keeps others off GPUs is one we tolerate."""
+    node = node_of(item)
+    replicas = int(node.labels.get(_REPLICAS) or 1)
+    if replicas == 1 and node.labels.get(GPU_RESOURCE) == _SHARED:
+        replicas = 2
+    taints = tuple(taint for taint in node.taints if not taint.startswith(TOLERATED))
+    return replace(node, devices=node.devices[: len(node.devices) // replicas], taints=taints)
 
 
 def is_usable(item: Json) -> bool:
@@ -80,7 +56,7 @@ def gpu_request(gpus: float, memory_mib: int, node: Mapping[str, Any]) -> dict[s
         return {}
     meta, have = node["metadata"], node.get("status", {}).get("allocatable") or {}
     labels = meta.get("labels") or {}
-    whole = next((name for name in _WHOLE if name in have), _WHOLE[0])
+    whole = node_of(dict(node)).labels.get(GPU_RESOURCE, "nvidia.com/gpu")
     if gpus >= 1:
         return {whole: str(math.ceil(gpus))}
     percent = math.ceil(gpus * 100)

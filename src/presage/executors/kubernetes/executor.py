@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
-from presage.executors.kubernetes.devices import is_usable, node_of
+from presage.executors.kubernetes.devices import is_usable, run_node
 from presage.executors.kubernetes.logs import LogReaders
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
@@ -36,6 +36,7 @@ from presage.model.event import (
     JobExited,
     Launch,
     LaunchFailed,
+    NodeChanged,
     NodeDown,
     NodeDraining,
     NodeUp,
@@ -44,7 +45,7 @@ from presage.model.event import (
 )
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["KubernetesExecutor"]
+__all__ = ["KubernetesExecutor", "usable_nodes"]
 
 log = logging.getLogger("presage.kubernetes")
 
@@ -101,6 +102,7 @@ class KubernetesExecutor:
             node=self._nodes.get,
             tell=self._tell,
             follow=self._logs.follow if self._use.logs else lambda *_: None,
+            listen=self._logs.listen if self._use.logs else lambda *_: None,
             logs_are_in=self._logs.are_in,
         )
         self._nodes.start()
@@ -314,11 +316,7 @@ class KubernetesExecutor:
             cordoned = bool(item.get("spec", {}).get("unschedulable"))
             known = self._known.get(name)
             if usable:
-                node = node_of(item)
-                if known != node or name in self._draining:
-                    self._known[name] = node
-                    self._draining.discard(name)
-                    facts.append(NodeUp(node))
+                facts += self._came(run_node(item), known)
             elif known is not None and cordoned and not change.deleted:
                 if name not in self._draining:
                     self._draining.add(name)
@@ -332,6 +330,27 @@ class KubernetesExecutor:
                     if run.on(name):
                         self._plan(run.key)
         return facts
+
+    def _came(self, node: Node, known: Node | None) -> list[Fact]:
+        """A node takes pods, perhaps as before. One whose devices changed is another one, once no
+        run is left that holds some of them."""
+        name = node.name
+        drained = name in self._draining
+        if known == node and not drained:
+            return []
+        if known is None or known.devices == node.devices:
+            self._known[name] = node
+            self._draining.discard(name)
+            return [NodeUp(node) if known is None or drained else NodeChanged(node)]
+        if any(run.on(name) for run in list(self._runs.values())):
+            return []
+        self._known[name] = node
+        return [NodeDown(name), NodeUp(node)]
+
+
+def usable_nodes(api: KubeApi) -> tuple[Node, ...]:
+    """The nodes of a cluster that take pods now."""
+    return tuple(run_node(item) for item in api.list(NODES).items if is_usable(item))
 
 
 def _complete(spec: RunSpec, launch: Launch) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from presage.executors.kubernetes.reading import Json, ask_of_pod, gpu_types_of, where_of
 from presage.model.job import JobSpec, Role
 
-__all__ = ["FOREIGN", "Find", "Gang", "ObjectRef", "gang_of", "job_of", "workers_of"]
+__all__ = ["FOREIGN", "Find", "Gang", "ObjectRef", "alone", "gang_of", "job_of", "workers_of"]
 
 FOREIGN = "presage/kubernetes"
 """A label of jobs that are pods of others: namespace, kind and name of who made them."""
@@ -70,11 +70,13 @@ class Gang:
     """Members that make it whole; 0 when nobody says."""
     problem: str = ""
     """Why nobody says, in words."""
+    uid: str = ""
+    """Of the object that says so: one that is made anew under the same name is another."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """The same for all its members."""
-        return self.namespace, self.kind, self.name
+        return self.namespace, self.kind, self.name, self.uid
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.kind}/{self.name}"
@@ -89,7 +91,13 @@ def gang_of(pod: Json, find: Find = lambda ref: None) -> Gang:
         found = read(space, marks, pod, find)
         if found is not None:
             return found
-    return Gang(space, _kind(pod), meta["name"], 1)
+    return alone(pod)
+
+
+def alone(pod: Json) -> Gang:
+    """A gang of one."""
+    meta = pod["metadata"]
+    return Gang(meta.get("namespace", "default"), _kind(pod), meta["name"], 1, "", meta["uid"])
 
 
 Marks = Mapping[str, str]
@@ -118,7 +126,7 @@ def _by_group_label(space: str, marks: Marks, pod: Json, find: Find) -> Gang | N
     there = find(ObjectRef(api, "PodGroup", space, group))
     count = ((there or {}).get("spec") or {}).get("minMember")
     problem = f"there is no PodGroup {group} of {api} in {space} that says how many pods it has"
-    return _counted(space, "PodGroup", group, count, problem)
+    return _counted(space, "PodGroup", group, count, problem, _uid(there))
 
 
 def _by_set(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
@@ -130,7 +138,7 @@ def _by_set(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
     name = marks.get(f"{_JOBSET}/jobset-name")
     if name is None:
         return None
-    there = find(ObjectRef(f"{_JOBSET}/v1alpha2", "JobSet", space, name))
+    there = find(ObjectRef("jobset.x-k8s.io/v1alpha2", "JobSet", space, name))
     count = None
     if there is not None:
         count = sum(
@@ -139,7 +147,8 @@ def _by_set(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
         )
     attempt = marks.get(f"{_JOBSET}/restart-attempt", "0")
     called = name if attempt == "0" else f"{name}#{attempt}"
-    return _counted(space, "JobSet", called, count, f"JobSet {name} cannot be read")
+    problem = f"JobSet {name} cannot be read"
+    return _counted(space, "JobSet", called, count, problem, _uid(there))
 
 
 def _by_operator(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
@@ -153,9 +162,8 @@ def _by_operator(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None
         spec = there.get("spec") or {}
         policy = (spec.get("runPolicy") or {}).get("schedulingPolicy") or {}
         count = policy.get("minAvailable") or _replicas(spec)
-    return _counted(
-        space, owner["kind"], name, count, f"{owner['kind']} {owner['name']} cannot be read"
-    )
+    problem = f"{owner['kind']} {owner['name']} cannot be read"
+    return _counted(space, owner["kind"], name, count, problem, _uid(there))
 
 
 def _replicas(spec: Json) -> int:
@@ -187,7 +195,7 @@ def _by_ray(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
         for group in spec.get("workerGroupSpecs") or ()
         if not group.get("suspend")
     )
-    return Gang(space, "RayCluster", name, 1 + workers)
+    return Gang(space, "RayCluster", name, 1 + workers, "", _uid(there))
 
 
 def _by_job(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
@@ -204,7 +212,7 @@ def _by_job(space: str, marks: Marks, pod: Json, find: Find) -> Gang | None:
         return Gang(space, "Job", name, 0, f"Job {name} cannot be read")
     spec = there["spec"]
     together = int(spec.get("completions") or 1) <= int(spec.get("parallelism", 1))
-    return Gang(space, "Job", name, _at_once(spec)) if together else None
+    return Gang(space, "Job", name, _at_once(spec), "", _uid(there)) if together else None
 
 
 def _at_once(job: Json) -> int:
@@ -213,11 +221,15 @@ def _at_once(job: Json) -> int:
     return parallel if completions is None else min(parallel, int(completions))
 
 
-def _counted(space: str, kind: str, name: str, count: object, problem: str) -> Gang:
+def _counted(space: str, kind: str, name: str, count: object, problem: str, uid: str = "") -> Gang:
     text = str(count or "")
     if text.isdecimal() and int(text) > 0:
-        return Gang(space, kind, name, int(text))
-    return Gang(space, kind, name, 0, problem if not text else f"{text!r} is no number of pods")
+        return Gang(space, kind, name, int(text), "", uid)
+    return Gang(space, kind, name, 0, f"{text!r} is no number of pods" if text else problem, uid)
+
+
+def _uid(item: Json | None) -> str:
+    return str((item or {}).get("metadata", {}).get("uid", ""))
 
 
 def _owner(pod: Json) -> Json | None:
@@ -281,7 +293,15 @@ def job_of(gang: Gang, pods: Sequence[Json], *, again: int = 0) -> JobSpec:
         time_limit_s=_deadline(pods),
         model=said(MODEL) or None,
         labels={FOREIGN: str(gang)},
+        entrypoint=_command(members[0, 0]),
     )
+
+
+def _command(pod: Json) -> tuple[str, ...]:
+    """What the first container runs: by this, pods of the same work are known."""
+    first = pod["spec"]["containers"][0] if pod["spec"].get("containers") else {}
+    words = (*(first.get("command") or ()), *(first.get("args") or ()))
+    return (str(first.get("image", "")), *map(str, words))
 
 
 def _deadline(pods: Sequence[Json]) -> float | None:

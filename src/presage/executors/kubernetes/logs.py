@@ -6,21 +6,27 @@ runs without its log being read. A log that grows too long is cut, as elsewhere.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from presage.executors.kubernetes.api import KubeApi
 from presage.executors.kubernetes.monitor import Key
-from presage.executors.kubernetes.pods import MAIN
+from presage.executors.kubernetes.pods import COMPANION, MAIN
 from presage.executors.node.log_times import LogTimes
+from presage.executors.node.messages import StepWord
+from presage.executors.node.wire import MessageError, loads
 from presage.executors.node.worker import cut_log
 from presage.layout import Layout
 from presage.model.errors import KubernetesError
 
 __all__ = ["LogReaders"]
 
+_REMOVED = re.compile(rb"rpc error: code = NotFound desc = [^\n]*container[^\n]*not found\n?")
+"""What a kubelet writes at the end of a log whose container was removed meanwhile."""
 _TRIES = 5
 _PAUSE_S = 0.3
 
@@ -48,6 +54,15 @@ class LogReaders:
         self._reading[mark] = thread
         thread.start()
 
+    def listen(self, key: Key, pod: str, hear: Callable[[StepWord], None]) -> None:
+        """Hear what the step beside a job says; again changes nothing. What cannot be heard is
+        told by its last word."""
+        mark = (key, COMPANION)
+        if mark not in self._reading:
+            thread = threading.Thread(target=self._hear, args=(pod, hear), daemon=True)
+            self._reading[mark] = thread
+            thread.start()
+
     def are_in(self, key: Key) -> bool:
         """Whether everything that was followed of a run is read."""
         return not any(
@@ -62,6 +77,17 @@ class LogReaders:
     def close(self) -> None:
         """Read no more."""
         self._closed.set()
+
+    def _hear(self, pod: str, hear: Callable[[StepWord], None]) -> None:
+        rest = b""
+        with suppress(KubernetesError):
+            for part in self._api.follow_log(pod, self._namespace, container=COMPANION):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    with suppress(MessageError):
+                        hear(loads(StepWord, line))
+                if self._closed.is_set():
+                    return
 
     def _read(self, pod: str, path: Path) -> None:
         had = path.stat().st_size if path.exists() else 0
@@ -86,6 +112,8 @@ class LogReaders:
         for part in self._api.follow_log(pod, self._namespace, container=MAIN):
             if self._closed.is_set():
                 return
+            if _REMOVED.fullmatch(part):
+                continue
             skipped, had = part[:had], max(0, had - len(part))
             new = part[len(skipped) :]
             with path.open("ab") as log:

@@ -14,15 +14,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 from presage.executors.kubernetes.api import Json
 from presage.executors.kubernetes.pods import COMPANION, MAIN
+from presage.executors.node.messages import StepWord
+from presage.executors.node.wire import MessageError, loads
 from presage.executors.node.worker import is_memory_error, telling_line
 from presage.model.event import JobExited, LaunchFailed, Outcome
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["Key", "Sight", "judge", "over", "seconds", "started_at", "trouble", "why_gone"]
+__all__ = [
+    "Key",
+    "Sight",
+    "has_begun",
+    "judge",
+    "over",
+    "seconds",
+    "started_at",
+    "trouble",
+    "why_gone",
+]
 
 Key = tuple[str, int]
 """A job and an attempt."""
@@ -74,8 +86,19 @@ def judge(
     if ends:
         return min(ends, key=lambda end: end[0])[1]
     if all(sight.serves or _ended_well(sight.pod) for sight in sights):
-        reason = Reason(ReasonCode.EXITED, "every worker ended well")
+        kept = next(filter(None, (word.kept for word in map(last_word, sights) if word)), "")
+        reason = Reason(ReasonCode.EXITED, f"every worker ended well{kept}")
         return JobExited(*key, Outcome.SUCCEEDED, reason, 0)
+    return None
+
+
+def last_word(sight: Sight) -> StepWord | None:
+    """What the step beside a worker said when it ended."""
+    for status in _statuses(sight.pod) if sight.pod else ():
+        ended = (status.get("state") or {}).get("terminated") or {}
+        if status["name"] == COMPANION and ended.get("exitCode") == 0:
+            with suppress(MessageError):
+                return loads(StepWord, str(ended.get("message") or "").encode())
     return None
 
 
@@ -83,6 +106,18 @@ def started_at(sights: Sequence[Sight]) -> float | None:
     """When the last worker began, if all have."""
     begun = [_begun(sight.pod) for sight in sights]
     return None if None in begun else max(filter(None, begun), default=None)
+
+
+def has_begun(pod: Json | None) -> bool:
+    """Whether the job's program has been started in a pod, so that there is a log."""
+    return _begun(pod) is not None
+
+
+def has_steps(pod: Json | None) -> TypeGuard[Json]:
+    """Whether a step of Presage runs, or ran, beside the job."""
+    statuses = _statuses(pod) if pod else []
+    states = [each.get("state") or {} for each in statuses if each["name"] == COMPANION]
+    return any("running" in state or "terminated" in state for state in states)
 
 
 def over(pod: Json) -> bool:

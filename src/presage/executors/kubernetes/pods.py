@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
-from presage.executors.kubernetes.devices import gpu_request
+from presage.executors.kubernetes.devices import TOLERATED, gpu_request
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import RunPlan
 from presage.executors.node.plan import worker_environment
@@ -76,24 +76,23 @@ class RunObjects:
         return run_name(self.job, self.attempt)
 
     @property
-    def has_steps(self) -> bool:
-        """Whether something must be brought in or taken away by Presage's own image."""
-        spec = self.spec
-        return bool(spec.folder or spec.git or spec.data or spec.results)
+    def brings(self) -> bool:
+        """Whether something must be there before the job starts."""
+        return bool(self.spec.folder or self.spec.git or self.spec.data)
 
     def check(self) -> None:
         """Raise RunSpecError for what cannot be run in a cluster like this."""
         if not (self.spec.image or self.use.image):
             raise RunSpecError("the manifest names no image, and the server has no default one")
-        if self.has_steps and not self.use.helper_image:
+        if (self.brings or self.spec.results) and not self.use.helper_image:
             raise RunSpecError(
                 "the job has a work folder, data or results, and this server has no helper image "
-                "to bring them; name it with --helper-image, or put them into the job's image"
+                "to bring them; set executor.kubernetes.helper_image, or put them into the image"
             )
         if self.spec.folder and not self.use.lasting:
             raise RunSpecError(
                 "the job has a work folder, and pods see no storage with the server's data; name "
-                "a claim for it (--claim), or put the code into the job's image"
+                "a claim in executor.kubernetes.claim, or put the code into the job's image"
             )
         if self.spec.console:
             raise RunSpecError("a console cannot be offered on Kubernetes")
@@ -106,7 +105,6 @@ class RunObjects:
             "kind": "ConfigMap",
             "metadata": {**self._meta(self.name), "labels": {**self._labels(), RECORD: "true"}},
             "data": {
-                "state": "creating",
                 "workers": json.dumps(placed),
                 RunPlan.FILE: json.dumps(pack(self._plan())),
             },
@@ -190,9 +188,8 @@ class RunObjects:
 
     def _pod_spec(self, plan: RunPlan, worker: Worker, rank: int) -> Json:
         use, spec, role = self.use, self.spec, self.spec.roles[worker.role]
-        steps = self.has_steps
         containers = [self._main(plan, worker, role, rank)]
-        if steps and (rank == 0 or spec.folder or spec.git):
+        if use.helper_image:
             containers.append(self._step(COMPANION, "keep"))
         made: Json = {
             "schedulerName": use.scheduler_name,
@@ -204,11 +201,11 @@ class RunObjects:
             "enableServiceLinks": False,
             # The programs of a job are not process 1, so that a signal means what it always does.
             "shareProcessNamespace": True,
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "tolerations": [{"key": TOLERATED, "operator": "Exists"}],
             "containers": containers,
             "volumes": self._volumes(),
         }
-        if steps:
+        if self.brings:
             made["initContainers"] = [self._step(BRING, "bring")]
         if use.host_network:
             made["hostNetwork"] = True
@@ -305,7 +302,7 @@ class RunObjects:
             volumes.append({"name": "data", "persistentVolumeClaim": claim})
         elif self.use.host_path:
             volumes.append({"name": "data", "hostPath": {"path": self.use.host_path}})
-        if self.has_steps:
+        if self.use.helper_image:
             keys = [{"key": RunPlan.FILE, "path": RunPlan.FILE}]
             volumes.append({"name": "record", "configMap": {"name": self.name, "items": keys}})
         return volumes

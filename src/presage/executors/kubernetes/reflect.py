@@ -18,11 +18,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from presage.executors.kubernetes.api import Json, KubeApi, ObjectList, Resource
+from presage.executors.kubernetes.api import Json, KubeApi, ObjectList, Resource, hang_up
 from presage.model.errors import KubernetesError
 
 __all__ = ["Change", "Reflector"]
@@ -103,12 +102,15 @@ class Reflector:
         """For how long the cluster has not been heard; 0 while a watch is open."""
         return time.monotonic() - self._heard if self.trouble else 0.0
 
+    def drop(self) -> None:
+        """Hang up; the watch is resumed."""
+        for answer in list(self._opened):
+            hang_up(answer)
+
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
-        for answer in self._opened:
-            with suppress(Exception):  # it may be ending at this moment
-                answer.shutdown()
+        self.drop()
         if self._thread is not None:
             self._thread.join()
 

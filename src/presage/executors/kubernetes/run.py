@@ -1,9 +1,9 @@
 """One run in a cluster: from a launch to the moment that nothing of it is left.
 
-What was decided about a run is written into its record (a ConfigMap) before anything follows from
-it, so whoever comes after a crash reads there how far it got: `creating`, `placed`, or at its
-`end`. `advance` does the next step and may be called at any time, as often as one likes; one
-thread at a time. What the API server refuses for now is tried again by who calls.
+How a run ends is written into its record (a ConfigMap) before anything follows from it, and how
+far it got before that its pods say: whoever comes after a crash goes on from there. `advance` does
+the next step and may be called at any time, as often as one likes; one thread at a time. What the
+API server refuses for now is tried again by who calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from presage.executors.kubernetes.devices import is_usable
 from presage.executors.kubernetes.monitor import (
     Key,
     Sight,
+    has_begun,
+    has_steps,
     judge,
+    last_word,
     over,
     seconds,
     started_at,
@@ -45,6 +48,7 @@ from presage.executors.kubernetes.pods import (
     worker_name,
 )
 from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.node.messages import ProgressReport, StepWord
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.layout import Layout
@@ -56,6 +60,7 @@ from presage.model.event import (
     JobStarted,
     LaunchFailed,
     Outcome,
+    Progress,
     StageChanged,
     event_from_json,
     event_to_json,
@@ -82,6 +87,8 @@ class RunContext:
     tell: Callable[[Fact], None]
     follow: Callable[[Key, str, str], None]
     """Read the log of a worker's pod from now on; called again and again."""
+    listen: Callable[[Key, str, Callable[[StepWord], None]], None]
+    """Hear what the step beside a worker says; called again and again."""
     logs_are_in: Callable[[Key], bool]
     """Whether everything that pods printed was read, or never will be."""
 
@@ -114,7 +121,10 @@ class PodRun:
         self._record = record
         self._spec: RunSpec | None = None
         self._told_start = False
+        self._placed = False
+        """Whether all its pods are bound, so that a missing one has vanished."""
         self._stage = ""
+        self._report: ProgressReport | None = None
         self._since = time.monotonic()
         self._looked = 0.0
         if record is not None:
@@ -161,11 +171,13 @@ class PodRun:
         try:
             if self._record is None and self.stop is None and self.end is None:
                 self._make_record()
+            self._tell_start()
             self._decide()
             if self.end is not None:
                 return self._finish()
-            if self._state == "creating":
+            if not self._placed:
                 self._place()
+                self._tell_start()
             return self._watch()
         except RunSpecError as error:
             self._refuse(str(error), ReasonCode.LAUNCH_FAILED)
@@ -176,6 +188,18 @@ class PodRun:
             self._refuse(str(error), ReasonCode.ERROR if quota else ReasonCode.LAUNCH_FAILED)
         return self._finish()
 
+    def _tell_start(self) -> None:
+        """Tell that all workers are up, once they are; a short one may be over already."""
+        if self._told_start or not self.workers or self.end is not None:
+            return
+        began = started_at(self._sights())
+        if began is None:
+            return
+        self._told_start = True
+        if self._stage:
+            self._context.tell(StageChanged(*self.key, ""))
+        self._context.tell(JobStarted(*self.key, began if self._adopted else None))
+
     def _decide(self) -> None:
         """See how the run ends, if it does, and write that down before anything follows."""
         if self.end is not None:
@@ -184,18 +208,14 @@ class PodRun:
             self._note_end(JobExited(*self.key, Outcome.STOPPED, self.stop))
             return
         spec, sights = self._spec_now(), self._sights()
-        if self._state == "placed":
-            for sight in sights:
-                if sight.pod is None:
-                    self._note_end(self._vanished(sight.name))
-                    return
-        else:  # a pod that has run already does not start once more beside the others
-            ran = [
-                name for name, pod in self.gone.items() if pod["status"].get("containerStatuses")
-            ]
-            if ran:
-                self._note_end(self._vanished(ran[0]))
-                return
+        missing = [sight.name for sight in sights if sight.pod is None]
+        began = [name for name, pod in self.gone.items() if has_begun(pod)]
+        if self._adopted and any(_bound(pod) for pod in self.pods.values()):
+            began += missing  # those who made it before us had bound all of it, or it is half gone
+        if missing and (self._placed or began):
+            # A worker does not start once more beside the others.
+            self._note_end(self._vanished(missing[0] if self._placed else began[0]))
+            return
         end = judge(
             self.key, sights, started=self._told_start, time_limit_s=spec.time_limit_s
         ) or self._taken_away(sights)
@@ -212,7 +232,7 @@ class PodRun:
             leaving = pod is not None and pod["metadata"].get("deletionTimestamp") is not None
             if leaving and pod is not None and not over(pod):
                 text = why_gone(sight.name, pod, node or {})
-            elif node is None and (self._state == "placed" or pod is not None):
+            elif node is None and (self._placed or pod is not None):
                 text = f"node {place} of {sight.name} went away"
             elif node is not None and _silent_s(node) > _SILENT_S:
                 text = f"node {place} of {sight.name} does not answer"
@@ -253,27 +273,26 @@ class PodRun:
         for name, body in objects.pods(record).items():
             if name not in self.pods:
                 self.pods.setdefault(name, self._made(PODS, body))
-        for worker in self.workers:
+        unbound = [w for w in self.workers if not _bound(self.pods.get(self._called(w)))]
+        for worker in unbound:
             node = cluster.node(worker.node)
             if node is None or not is_usable(node):
                 why = "went away" if node is None else "takes no pods now"
                 reason = Reason(ReasonCode.NODE_LOST, f"node {worker.node} {why}")
                 self._note_end(JobExited(*self.key, Outcome.LOST, reason))
                 return
-        for worker in self.workers:
+        for worker in unbound:
             if self.stop is not None:
                 return
             self._bind(worker, objects)
-        self._note(state="placed")
+        self._placed = True
 
     def _bind(self, worker: Worker, objects: RunObjects) -> None:
         cluster = self._context
-        name = worker_name(self._spec_now(), worker)
+        name = self._called(worker)
         pod = self.pods.get(name)
         if pod is None:
             raise KubernetesError(f"the pod of {name} is gone; it is made again", 409)
-        if pod["spec"].get("nodeName") == worker.node:
-            return
         called = pod["metadata"]["name"]
         if pod["spec"].get("schedulingGates"):
             ungated = [{"op": "remove", "path": "/spec/schedulingGates"}]
@@ -316,17 +335,12 @@ class PodRun:
             return self._finish()
         cluster, sights = self._context, self._sights()
         for sight in sights:
-            if sight.pod is not None and sight.pod["status"].get("containerStatuses"):
+            if sight.pod is not None and has_begun(sight.pod):
                 cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
-        began = started_at(sights)
-        if began is not None:
-            if not self._told_start:
-                self._told_start = True
-                if self._stage:
-                    cluster.tell(StageChanged(*self.key, ""))
-                cluster.tell(JobStarted(*self.key, began if self._adopted else None))
-            return None
-        return self._look_for_trouble(sights)
+        first = sights[0].pod
+        if has_steps(first):
+            cluster.listen(self.key, first["metadata"]["name"], self._hear)
+        return None if self._told_start else self._look_for_trouble(sights)
 
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
         """Say what keeps workers from starting; after a while, the launch has failed."""
@@ -365,13 +379,26 @@ class PodRun:
         if any(name in self.pods for name, _ in left):
             return 1.0
         for name, pod in list(self.pods.items()):
-            if pod["status"].get("containerStatuses"):
+            if has_begun(pod):
                 cluster.follow(self.key, name, pod["metadata"]["name"])
         if not cluster.logs_are_in(self.key):
             return 0.1
         self.told_end = True
+        self._tell_progress()
         cluster.tell(self.end)
         return None
+
+    def _tell_progress(self) -> None:
+        """How far the job was in the end, as the step beside its first worker said."""
+        for word in filter(None, map(last_word, self._sights())):
+            self._hear(word)
+
+    def _hear(self, word: StepWord) -> None:
+        """Tell how far the job is, if that is new."""
+        report = word.progress
+        if report is not None and report != self._report:
+            self._report = report
+            self._context.tell(Progress(*self.key, report.done, report.detail))
 
     def _end_pod(self, name: str, pod: Json) -> None:
         """Ask a pod to end; where no kubelet can, remove it."""
@@ -387,10 +414,6 @@ class PodRun:
             self.saw(name, pod, deleted=True)
 
     # -- the record -----------------------------------------------------------------------------
-
-    @property
-    def _state(self) -> str:
-        return str(self._record["data"]["state"]) if self._record else ""
 
     def _read(self, record: Json) -> None:
         data = record["data"]
@@ -445,6 +468,9 @@ class PodRun:
         spec = self._spec_now()
         return next((w.node for w in self.workers if worker_name(spec, w) == name), "")
 
+    def _called(self, worker: Worker) -> str:
+        return worker_name(self._spec_now(), worker)
+
     def _spec_now(self) -> RunSpec:
         if self._spec is None:
             self._spec = RunSpec.load(self._context.layout.job_file(self.key[0]))
@@ -469,6 +495,10 @@ class PodRun:
                 text = f"there is no secret {name!r} that can be read, for {variable}"
                 raise RunSpecError(text) from None
         return contents
+
+
+def _bound(pod: Json | None) -> bool:
+    return pod is not None and bool(pod["spec"].get("nodeName"))
 
 
 def _silent_s(node: Json) -> float:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["ClusterUse"]
+if TYPE_CHECKING:
+    from presage.executors.kubernetes.api import KubeApi
+
+__all__ = ["ClusterUse", "KubernetesLink"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,32 @@ class ClusterUse:
     """Logs are read from the kubelets into the data directory."""
     patience_s: float = 600.0
     """How long a worker may be bound without starting before the launch has failed."""
-    node_labels: tuple[str, ...] = ()
-    """Label selectors: only nodes with one of them are ours; none for all."""
 
     @property
     def lasting(self) -> bool:
         """Whether anything outlives a run."""
         return bool(self.claim or self.host_path)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesLink:
+    """A cluster, and how it is used."""
+
+    api: KubeApi
+    use: ClusterUse
+    adopt: bool = False
+    """Whether pods that others made and that name our scheduler are scheduled, too."""
+
+    @classmethod
+    def to(
+        cls,
+        context: str | None,
+        namespace: str | None,
+        use: ClusterUse,
+        *,
+        adopt: bool = False,
+    ) -> KubernetesLink:
+        """The cluster of a context; raises KubernetesError when it does not answer."""
+        from presage.executors.kubernetes.api import connect
+
+        return cls(connect(context, namespace=namespace), use, adopt)

@@ -372,6 +372,13 @@ class ProgressReport(Message):
     detail: dict[str, float]
 
 
+class StepWord(Message):
+    """What the step beside a job in a pod says: how far it is, and at the end what it left."""
+
+    progress: ProgressReport | None = None
+    kept: str = ""
+
+
 class SizeRequest(Message):
     """How many workers the job itself asks for."""
 

@@ -33,6 +33,7 @@ from presage.executors.node.processes import kill_marked
 from presage.executors.node.runs import Run, boot
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import collecting, files
+from presage.executors.ray.doors import NodeDoors
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -250,6 +251,7 @@ class NodeAgent:
         if self._base.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._base} belongs to somebody else")
         self._parts: dict[str, LocalPart] = {}
+        self._doors = NodeDoors()
         self._asked = time.monotonic()
         self._changed = threading.Condition()
         self._lock = self._take_over()
@@ -327,6 +329,7 @@ class NodeAgent:
         """Leave nothing of a run here."""
         part = self._parts.pop(key, None)
         if part is not None:
+            self._doors.close(key)
             part.end()
             for parent in list(part.home.parents)[:2]:
                 with suppress(OSError):
@@ -381,6 +384,24 @@ class NodeAgent:
         """Write a part of a file."""
         root = self._parts[key].area(area)
         files.write_chunk(root, path, offset, chunk, changed_ns)
+
+    def attach(self, key: str) -> str | None:
+        """Let a client in to the guardian of a run: the number of its connection, "" when there
+        is no guardian, None when there are too many clients."""
+        part = self._parts.get(key)
+        return "" if part is None else self._doors.open(key, part.run.directory)
+
+    def send(self, key: str, number: str, data: bytes) -> int | None:
+        """Pass bytes of a client on; see `NodeDoors`."""
+        return self._doors.send(key, number, data)
+
+    def receive(self, key: str, number: str) -> bytes | None:
+        """Bytes for a client; see `NodeDoors`."""
+        return self._doors.receive(key, number)
+
+    def detach(self, key: str, number: str) -> None:
+        """A client is gone."""
+        self._doors.close(key, number)
 
     # -- helpers --------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from presage.model.codec import encode
 
 __all__ = ["main"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Part of an agent's name: a version of Presage that talks differently uses agents of its own."""
 _NAMESPACE = "presage"
 _NODES_S = 0.5
@@ -53,7 +53,7 @@ _START_S = 60.0
 _RETRY_S = 0.3
 _MISSING_S = 0.02
 """How long to wait before an agent is asked again for a run that it does not have (yet)."""
-_AT_ONCE = 32
+_AT_ONCE = 64
 """Calls that an agent answers at the same time."""
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from socket import socket
 
+from presage.executors.node.attach import DOOR
 from presage.executors.node.base import Key, RunsExecutor
+from presage.executors.node.frames import connect
 from presage.executors.node.messages import LaunchOrder, ResizeOrder
 from presage.executors.node.plan import LOG_CAP, identity
 from presage.executors.node.runs import Run, make_run
@@ -70,6 +73,11 @@ class RayExecutor(RunsExecutor):
         """Let go; jobs go on."""
         self._link.leave(self._layout.data, self.wake)
         super().close()
+
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to the driver, which carries it to the worker's node; any thread may
+        ask."""
+        return connect(self._layout.run(job, attempt), DOOR)
 
     # -- runs -----------------------------------------------------------------------------------
 

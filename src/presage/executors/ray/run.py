@@ -22,10 +22,12 @@ from pathlib import Path
 
 from presage.executors.node import keeping, wire
 from presage.executors.node import messages as msg
+from presage.executors.node.attach import Refusal
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import collecting, files
 from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
+from presage.executors.ray.doors import RunDoor
 from presage.executors.ray.place import bundles, what_is_missing
 from presage.executors.ray.run_log import RelayedRunLog
 from presage.executors.ray.worker_group import Refused, RemotePart, WorkerGroup
@@ -79,6 +81,7 @@ class GangRun:
         self._resizing: asyncio.Task[None] | None = None
         self._kept = ""
         """What the end says about results."""
+        self._door = RunDoor(directory, self._agent_of)
 
     # -- from outside ---------------------------------------------------------------------------
 
@@ -153,11 +156,13 @@ class GangRun:
         verdict = wire.find(msg.Verdict, self.directory)
         try:
             if verdict is None:
+                await self._door.open()
                 verdict = await self._run()
                 text = verdict.reason.text + self._kept
                 verdict = verdict.but(reason=verdict.reason.but(text=text))
                 wire.write(self.directory, verdict, durable=True)
         finally:
+            self._door.close()
             if self._resizing is not None:
                 self._resizing.cancel()
         await self._let_go_of_next()
@@ -448,6 +453,21 @@ class GangRun:
         await self._group.drop()
         if self.reservation:
             await self._cluster.release(self.reservation)
+
+    def _agent_of(self, worker: str) -> files.AgentCall:
+        """How to ask the agent on the node of a worker, which is told by name or rank."""
+        try:
+            roles = RunSpec.load(self._job_file).roles
+        except RunSpecError as error:
+            raise Refusal(str(error)) from None
+        group = self._group
+        for rank, (role, index, node, _) in enumerate(sorted(group.order.workers)):
+            if worker in (f"{roles[role].name}-{index}", str(rank)):
+                part = next((p for p in group.parts.values() if p.node == node), None)
+                if part is None or part.gone or not self._begun:
+                    raise Refusal(f"{worker} does not run at the moment")
+                return partial(group.call, part)
+        raise Refusal(f"there is no worker {worker[:80]!r}")
 
     # -- files ----------------------------------------------------------------------------------
 

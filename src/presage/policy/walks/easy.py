@@ -99,7 +99,7 @@ class Easy(Turns):
         if shapes and self._all_wait(state):
             decided = len(plan.decisions)
             first = self._start_first(plan, predict)
-            if first is None or state.incomplete or capacity.free_milli <= 0:
+            if first is None or state.incomplete or self._is_full(capacity):
                 return
             if len(plan.decisions) == decided or self._all_wait(state):
                 self._fill_open(first, shapes, plan, predict)
@@ -107,7 +107,7 @@ class Easy(Turns):
             heads = self._heads(plan)
         else:
             heads = self.start_some(plan, predict)
-            if not heads or state.incomplete or capacity.free_milli <= 0:
+            if not heads or state.incomplete or self._is_full(capacity):
                 return
         blocked = heads[0][3]
         turns: list[_Turn] = []
@@ -118,6 +118,11 @@ class Easy(Turns):
                 turns.append((band, group.front[1][0], number, 1, group))
         heapify(turns)
         self._fill(blocked.front[0][1], turns, None, plan, predict)
+
+    def _is_full(self, capacity: Capacity) -> bool:
+        """Whether nobody who waits could start: no GPU is free, and all want one."""
+        groups = self.backlog.groups.values()
+        return capacity.free_milli <= 0 and all(group.milli for group in groups)
 
     def _all_wait(self, state: State) -> bool:
         """Whether the first of every group still waits, as nearly always."""
@@ -182,8 +187,12 @@ class Easy(Turns):
         queues = rules.queues if rules.queues.bounded else None
         fill, tries, most = _Fill(head, self._shadow, plan, predict), 0, rules.backfill
         unseen = stuck.count if stuck is not None else 0
-        while turns and capacity.free_milli > 0:
+        without_gpus = any(not turn[4].milli for turn in turns)
+        while turns and (capacity.free_milli > 0 or without_gpus):
             band, key, number, place, group = turns[0]
+            if group.milli and capacity.free_milli <= 0:
+                heappop(turns)
+                continue
             job = group.front[place][1]
             if tries + unseen >= most and tries + (stuck.before(key) if stuck else 0) >= most:
                 break

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, may_see, require
 from presage.control.advisors.starts import eta_view
 from presage.control.board import status_of
 from presage.control.dependencies import settle_dependencies
@@ -29,7 +30,6 @@ from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
 from presage.policy.own import OwnPolicy, find_own
-from presage.server.auth import UserRole, may_see, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import MANIFEST_BODY, clean, why
 from presage.server.service import Service
@@ -193,12 +193,11 @@ async def what_if(body: WhatIfRequest, service: Parts, me: Me) -> JSONResponse:
     """
     require(me, UserRole.OPERATOR)
     chosen = _chosen(service, body)
-    settings = service.settings
     answer = await _replay(
         service,
         since_s=body.since_s,
         policies={name: _packed(policy) for name, policy in chosen.items()},
-        own=_packed(settings.own or settings.policy),
+        own=_packed(service.deciders.started.policy),
         own_names=_own(service, chosen),
         foreseen=body.foreseen,
     )
@@ -247,18 +246,18 @@ def _chosen(service: Service, body: WhatIfRequest) -> dict[str, PolicyConfig | O
 
 def _known(service: Service, file: ConfigFile) -> dict[str, PolicyConfig | OwnPolicy]:
     """Policies by name: those there always are, the server's own, and those of a file."""
-    settings = service.settings
-    queues = {**settings.queues, **file.queues}
+    queues = {**service.settings.queues, **file.queues}
     pipelines = registry.pipelines(file.model_copy(update={"queues": queues}))
     known: dict[str, PolicyConfig | OwnPolicy] = dict(pipelines)
-    if settings.policy_name and settings.policy_name not in file.policies:
-        known[settings.policy_name] = settings.own or settings.policy
+    for decider in (service.deciders.started, service.deciders.now):
+        if decider.name and decider.name not in file.policies:
+            known[decider.name] = decider.policy
     return known
 
 
 def _own(service: Service, known: Mapping[str, PolicyConfig | OwnPolicy]) -> list[str]:
     """Which of these decides here."""
-    decides = service.settings.own or service.settings.policy
+    decides = service.deciders.now.policy
     return [name for name, policy in known.items() if policy == decides]
 
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, require
 from presage.control.sweeps import members
 from presage.core.engine import Engine
 from presage.model.answers import ArrayBest, ArrayExplanation, ArraySummary, ArrayTold, Submitted
 from presage.model.errors import Conflict, PresageError
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import clean
 from presage.server.service import Service

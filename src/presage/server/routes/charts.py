@@ -5,39 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
-from presage.control.charts import chart_lines
+from presage.control.accounts import UserRole, may_see
+from presage.control.charts import chart_lines, worker_order, worker_series
+from presage.control.cluster_map import hide_others, map_of
 from presage.core.engine import Engine
 from presage.model.answers import WaitingJob
-from presage.model.cluster import UNLIMITED, WHOLE_GPU
 from presage.model.errors import NotLeading, UserError
-from presage.server.auth import UserRole, may_see
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service
 from presage.server.views import ApiView
 from presage.store.records import JobRow, User
-from presage.telemetry.rows import Row, rows, spread
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["charts"])
 
-_MEASURED = (
-    "cpu_cores",
-    "rss_mib",
-    "threads",
-    "read_bytes",
-    "write_bytes",
-    "gpu_util_pct",
-    "gpu_memory_mib",
-)
 _MOST_WORKERS = 64
 _HOLDS = ("DOWNLOADING", "PROCESSING", "STORING")
 
@@ -155,10 +142,10 @@ class LogFiles(ApiView):
 @router.get("/cluster-map", response_model=ClusterMap)
 async def cluster_map(service: Parts, me: Me) -> JSONResponse:
     """Every device of every node and who is on it; whose jobs you may not see stay unnamed."""
-    picture = await service.ask(_map)
+    picture = await service.ask(map_of)
     if me.role == UserRole.USER:
         known = await asyncio.to_thread(_known, service, me)
-        _hide(picture, known)
+        hide_others(picture, known)
     return JSONResponse(picture)
 
 
@@ -189,7 +176,7 @@ def telemetry(
     wanted = [number for number in numbers if attempt in (None, number)][-16:]
     series: list[dict[str, Any]] = []
     for number in wanted:
-        series += _series(number, home / f"{number}.jsonl", points)
+        series += worker_series(number, home / f"{number}.jsonl", points)
     shown = series[-_MOST_WORKERS:]
     lines = chart_lines(service.knowledge, row.id, "limits")
     held = [line for line in lines if attempt in (None, line["attempt"])]
@@ -228,7 +215,7 @@ def log_files(job_id: str, service: Parts, me: Me) -> JSONResponse:
     for path in home.glob("*/*.log"):
         if path.parent.name.isdigit():
             logs.append((int(path.parent.name), path.stem, path.stat().st_size))
-    logs.sort(key=lambda item: (-item[0], _worker_order(item[1])))
+    logs.sort(key=lambda item: (-item[0], worker_order(item[1])))
     files = [{"attempt": a, "worker": w, "bytes": size} for a, w, size in logs]
     return JSONResponse({"files": files})
 
@@ -268,43 +255,6 @@ async def waiting(
     return JSONResponse({"waiting": found})
 
 
-# -- the map --------------------------------------------------------------------------------------
-
-
-def _map(engine: Engine) -> dict[str, Any]:
-    state, capacity = engine.state, engine.state.capacity
-    jobs, on = [], dict[str, list[tuple[int, tuple[int, ...]]]]()
-    for job in state.active.values():
-        spec = job.spec
-        jobs.append({"number": job.seq, "id": job.id, "owner": spec.owner, "queue": spec.queue})
-        for worker in job.allocation + (job.resizing or ()):
-            on.setdefault(worker.node, []).append((job.seq, worker.devices))
-    nodes = []
-    for name, i in capacity.index.items():
-        node = capacity.nodes[i]
-        here = on.get(name, ())
-        held = [1 - max(0, free) / WHOLE_GPU for free in capacity.free_gpu[i]]
-        devices: list[list[Any]] = [[round(share, 3), []] for share in held]
-        for number, used in here:
-            for device in used:
-                if number not in devices[device][1]:
-                    devices[device][1].append(number)
-        limited = 0 < node.cpu_milli < UNLIMITED
-        cpus = round(1 - max(0, capacity.free_cpu[i]) / node.cpu_milli, 3) if limited else None
-        where = "down" if name in state.down else "draining" if name in state.draining else "up"
-        nodes.append(
-            {
-                "name": name,
-                "state": where,
-                "gpu_type": ", ".join(sorted({device.type for device in node.devices})),
-                "devices": devices,
-                "cpus_held": cpus,
-                "jobs": list(dict.fromkeys(number for number, _ in here)),
-            }
-        )
-    return {"jobs": jobs, "nodes": nodes}
-
-
 def _known(service: Service, me: User) -> set[str]:
     """Jobs that hold something and that a user may know of."""
     whose = {"team": me.team} if me.team else {"owner": me.name}
@@ -318,48 +268,10 @@ def _known(service: Service, me: User) -> set[str]:
         after = rows[-1].seq
 
 
-def _hide(picture: dict[str, Any], known: set[str]) -> None:
-    """Leave out the jobs that are not known; where they are, they become -1."""
-    picture["jobs"] = [job for job in picture["jobs"] if job["id"] in known]
-    numbers = {job["number"] for job in picture["jobs"]}
-    for node in picture["nodes"]:
-        node["jobs"] = _known_ones(node["jobs"], numbers)
-        for device in node["devices"]:
-            device[1] = _known_ones(device[1], numbers)
-
-
-def _known_ones(here: Iterable[int], numbers: set[int]) -> list[int]:
-    return list(dict.fromkeys(number if number in numbers else -1 for number in here))
-
-
-# -- series ---------------------------------------------------------------------------------------
-
-
 def _seen(service: Service, job_id: str, me: User) -> JobRow:
     if "\0" in job_id:
         raise UserError("a name has no NUL characters")
     return service.seen(job_id, me)
-
-
-def _series(attempt: int, path: Path, points: int) -> list[dict[str, Any]]:
-    """One series a worker, of at most so many points."""
-    by_worker: dict[str, list[Row]] = {}
-    for row in rows(spread(path)):
-        by_worker.setdefault(row.worker, []).append(row)
-    series = []
-    for worker in sorted(by_worker, key=_worker_order):
-        own = by_worker[worker]
-        chosen = np.unique(np.linspace(0, len(own) - 1, min(points, len(own))).astype(int))
-        few = [own[k] for k in chosen]
-        columns = {name: [float(getattr(row, name) or 0.0) for row in few] for name in _MEASURED}
-        at = [float(row.at) for row in few]
-        series.append({"attempt": attempt, "worker": worker, "at": at, **columns})
-    return series
-
-
-def _worker_order(name: str) -> tuple[str, int]:
-    role, _, number = name.rpartition("-")
-    return (role, int(number)) if number.isdigit() else (name, 0)
 
 
 def _number(value: Any) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from presage.control.accounts import UserRole, require
 from presage.control.board import nodes_of
 from presage.core.engine import Engine
 from presage.core.spent import Spender
@@ -17,7 +18,6 @@ from presage.model.errors import Ambiguous, Conflict, NotFound
 from presage.model.server_answers import NodeStatus
 from presage.policy.budget import Spending
 from presage.policy.config import QueueConfig
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import NodeList, QueueList
 

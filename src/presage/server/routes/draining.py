@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from presage.control.accounts import UserRole, require
 from presage.core.engine import Engine
 from presage.model.answers import AtRisk
-from presage.server.auth import UserRole, require
 from presage.server.routes.cluster import find_node
 from presage.server.routes.common import Me, Parts
 from presage.server.service import Service

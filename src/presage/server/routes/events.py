@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
+from presage.control.accounts import UserRole, may_see
 from presage.control.board import ENDED
 from presage.model.errors import UserError
-from presage.server.auth import UserRole, may_see
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]

@@ -11,9 +11,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
+from presage.control.accounts import UserRole, require
 from presage.control.retention import touch_folder
 from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
+from presage.control.accounts import UserRole
 from presage.model.errors import PresageError
-from presage.server.auth import UserRole
 from presage.server.metrics import exposition
 from presage.server.problems import problem
 from presage.server.routes.common import Me, Parts

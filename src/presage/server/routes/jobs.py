@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
+from presage.control.accounts import UserRole, require
 from presage.control.board import STATUSES
 from presage.manifest import SCHEMA, parse_submission
 from presage.model import event as ev
 from presage.model.answers import Accepted, JobStatus, Submitted
 from presage.model.errors import BadRequest, Conflict, PresageError, UserError
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts, user_of
 from presage.server.service import Service
 from presage.server.views import (

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from presage.control.board import ENDED
-from presage.model.errors import UserError
-from presage.server.log_reader import (
+from presage.control.log_reader import (
     WorkerLog,
     check_there,
     merged,
@@ -23,6 +22,7 @@ from presage.server.log_reader import (
     tail_offset,
     worker_names,
 )
+from presage.model.errors import UserError
 from presage.server.routes.common import Me, Parts
 from presage.store.records import JobRow
 

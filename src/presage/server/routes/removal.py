@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, may_change, require
 from presage.control.board import ENDED
 from presage.model.answers import Removal
 from presage.model.errors import Conflict, Denied, UserError
-from presage.server.auth import UserRole, may_change, require
 from presage.server.routes.common import Me, Parts
 from presage.server.routes.jobs import clean
 

@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
+from presage.control.accounts import UserRole, at_least, require
 from presage.executors.node.secrets import SecretName
 from presage.model.errors import Denied, NoSpace, NotFound, TooLarge, UserError
 from presage.model.server_answers import SecretInfo
-from presage.server.auth import UserRole, at_least, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import SecretList
 from presage.store.records import AuditEntry, User

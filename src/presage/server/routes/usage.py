@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from presage.control.accounts import UserRole
 from presage.foresee.prices import price_source
 from presage.model.errors import BadRequest
 from presage.model.server_answers import UsageReport, UsageSums
-from presage.server.auth import UserRole
 from presage.server.routes.common import Me, Parts
 from presage.store.records import User
 from presage.store.usage import DayUsage, UsageKey

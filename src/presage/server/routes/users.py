@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.accounts import UserRole, require
 from presage.model.errors import NotFound, UserError
 from presage.model.server_answers import NewUser, UserInfo
-from presage.server.auth import UserRole, require
 from presage.server.routes.common import Me, Parts
 from presage.server.views import (
     AuditList,

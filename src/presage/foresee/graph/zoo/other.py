@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 
-def _layers(sizes: Sequence[int], act: Any = nn.ReLU) -> list[Any]:
+def _layers(sizes: Sequence[int], act: Any = nn.ReLU, dropout: float = 0.0) -> list[Any]:
     parts: list[Any] = []
     for inner, outer in pairwise(sizes):
-        parts += [nn.Linear(inner, outer), act()]
+        parts += [nn.Linear(inner, outer), act(), *([nn.Dropout(dropout)] if dropout else [])]
     return parts
 
 
@@ -40,13 +40,15 @@ def mlp(sizes: Sequence[int] = (784, 512, 512), classes: int = 10) -> Any:
 
 
 class _NeuMF(nn.Module):
-    def __init__(self, users: int, items: int, factors: int, layers: int) -> None:
+    def __init__(
+        self, users: int, items: int, factors: int, sizes: Sequence[int], dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        wide = factors << (layers - 1)
-        self.products = nn.ModuleList([nn.Embedding(n, factors) for n in (users, items)])
-        self.deep = nn.ModuleList([nn.Embedding(n, wide) for n in (users, items)])
-        self.layers = nn.Sequential(*_layers([2 * wide >> i for i in range(layers + 1)]))
-        self.head = nn.Linear(2 * factors, 1)
+        tables = (users, items)
+        self.products = nn.ModuleList([nn.Embedding(n, factors) for n in tables])
+        self.deep = nn.ModuleList([nn.Embedding(n, sizes[0] // 2) for n in tables])
+        self.layers = nn.Sequential(*_layers(sizes, dropout=dropout))
+        self.head = nn.Linear(factors + sizes[-1], 1)
 
     def forward(self, user: Any, item: Any) -> Any:
         product = self.products[0](user) * self.products[1](item)
@@ -56,13 +58,13 @@ class _NeuMF(nn.Module):
 
 def neumf(users: int = 6040, items: int = 3706, factors: int = 32, layers: int = 3) -> Any:
     """He et al., 2017 (arXiv:1708.05031); the default sizes are those of MovieLens-1M."""
-    return _NeuMF(users, items, factors, layers)
+    return _NeuMF(users, items, factors, [factors << i for i in range(layers, -1, -1)])
 
 
 def neumf_wide(users: int = 138493, items: int = 26744) -> Any:
-    """The same for MovieLens-20M as NVIDIA's trainer has it: 64 factors, layers of 256, 256, 128
-    and 64."""
-    return _NeuMF(users, items, 64, 3)
+    """The same for MovieLens-20M as NVIDIA's trainer has it: 64 factors, vectors of 128 into
+    layers of 256, 256, 128 and 64, with dropout."""
+    return _NeuMF(users, items, 64, (256, 256, 128, 64), dropout=0.5)
 
 
 class _Dlrm(nn.Module):

@@ -288,9 +288,7 @@ def _sound() -> list[ZooEntry]:
             "waveglow",
             made("speech.waveglow"),
             (InputSpec((80, 32)), InputSpec((8000,))),
-            f"arXiv:1811.00002; {_NVIDIA}: 8,000 samples",
-            (),
-            Published(None, 87730000, "public implementations print 87.7 M with 256 channels"),
+            f"arXiv:1811.00002; {_NVIDIA}: 8,000 samples, 512 channels",
         ),
         ZooEntry(
             "jasper",
@@ -321,6 +319,8 @@ def _tables() -> list[ZooEntry]:
             made("other.neumf_wide"),
             (InputSpec((), "int64", 26744), InputSpec((), "int64", 26744)),
             f"arXiv:1708.05031; {_NVIDIA}: MovieLens-20M",
+            (),
+            Published(None, 31832577, f"{_NVIDIA}, as its trainer prints"),
         ),
         ZooEntry(
             "dlrm-small",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from presage.control.access_config import AccessConfig
 from presage.executors.node.secrets import SecretFiles
 from presage.manifest import Manifest
 from presage.model.errors import Denied, UserError
-from presage.server.access_config import AccessConfig
 from presage.store.records import User
 
 __all__ = ["SubmissionRules"]

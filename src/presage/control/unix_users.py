@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from presage.control.access_config import RunAsConfig
 from presage.executors.node.messages import UnixUser
 from presage.layout import Layout
 from presage.model.errors import RunSpecError, UserError
-from presage.server.access_config import RunAsConfig
 
 __all__ = ["UnixUsers"]
 

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Self
 
+from presage.control.accounts import Accounts
 from presage.layout import Layout
 from presage.model.errors import UserError
 from presage.model.server_answers import NewUser, UserInfo
-from presage.server.auth import Accounts
 from presage.store import open_store
 from presage.store.records import User
 

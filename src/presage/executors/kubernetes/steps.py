@@ -1,0 +1,104 @@
+"""What Presage does inside a pod, in containers of its own image beside the job's.
+
+`bring` runs before the job: it unpacks the work folder or checks it out, and downloads data.
+`keep` runs beside it: it passes progress on, and when the job's container has ended, it makes what
+is left results and copies them where the manifest wants them. Standard library only, as for
+guardians. It never talks to the API server: it prints `StepWord` lines, and leaves the last one as
+its termination message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from presage.executors.node import keeping, wire, workdir
+from presage.executors.node.messages import ProgressReport, RunPlan, StepWord
+from presage.executors.node.processes import all_pids, read_stat
+from presage.executors.node.report import read_progress
+
+__all__ = ["PLAN", "main"]
+
+PLAN = "PRESAGE_PLAN"
+"""The variable that names the plan's file."""
+_LOOK_S = 0.5
+_LAST_WORD = Path("/dev/termination-log")
+
+
+def bring(plan: RunPlan) -> None:
+    """Have everything there that the job needs."""
+    for path in (plan.work, plan.data_dir, plan.progress_dir):
+        path.mkdir(parents=True, exist_ok=True)
+    folder = plan.folder.open("rb") if plan.folder else None
+    workdir.prepare(plan, folder)
+
+
+def keep(plan: RunPlan) -> None:
+    """Pass progress on while the job runs; then keep and store what it made."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it goes when the job has gone
+    if os.getpid() == 1:
+        raise workdir.TransferError("the pod does not share its processes; results cannot be kept")
+    seen: wire.Mark | None = None
+    report: ProgressReport | None = None
+    running = True
+    while running:
+        running = _job_runs()
+        for file in sorted(plan.progress_dir.glob("*-*.json")):
+            changed = wire.mark(file)
+            if changed not in (None, seen):
+                seen, report = changed, read_progress(file) or report
+                _say(StepWord(progress=report))
+            break
+        if running:
+            time.sleep(_LOOK_S)
+    kept = keeping.said(keeping.keep(plan), plan.most_results)
+    workdir.store_results(plan)
+    word = StepWord(progress=report, kept=kept)
+    _say(word)
+    with suppress(OSError):
+        _LAST_WORD.write_text(json.dumps(wire.pack(word)))
+
+
+def _job_runs() -> bool:
+    """Whether another container of the pod runs than the one that holds its namespaces (process 1)
+    and ours: each has a first process that nobody in the pod has started."""
+    mine = os.getpid()
+    for pid in _ancestors(mine):
+        mine = pid
+    first = (pid for pid in all_pids() if pid not in (1, mine))
+    return any((stat := read_stat(pid)) and stat.parent == 0 for pid in first)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while (stat := read_stat(pid)) and stat.parent:
+        pid = stat.parent
+        yield pid
+
+
+def _say(word: StepWord) -> None:
+    print(json.dumps(wire.pack(word)), flush=True)
+
+
+def main() -> None:
+    """Do the step that the first argument names."""
+    step = {"bring": bring, "keep": keep}[sys.argv[1]]
+    try:
+        text = Path(os.environ[PLAN]).read_bytes()
+        plan = wire.loads(RunPlan, text)
+        place = plan.run / RunPlan.FILE
+        if not place.exists():  # when the run began: what is younger is its own
+            place.write_bytes(text)
+        step(plan)
+    except (workdir.TransferError, wire.MessageError, OSError, ValueError) as error:
+        print(error, flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
