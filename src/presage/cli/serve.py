@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     import uvicorn
 
     from presage.executors.ray.executor import RayLink
+    from presage.executors.slurm.executor import SlurmLink
     from presage.server.settings import Settings
 
 __all__ = ["serve"]
 
-EXECUTORS = ("local", "ray")
+EXECUTORS = ("local", "ray", "slurm")
 _MIB = 1 << 20
 
 
@@ -95,6 +96,19 @@ def serve(
     ray_shared: Annotated[
         Path | None,
         typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
+    ] = None,
+    slurm_mode: Annotated[
+        str | None,
+        typer.Option(
+            help="Slurm: jobs (each job is a Slurm job) or pilot (Slurm jobs hold nodes).",
+            show_default="jobs",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Slurm: the partition.", show_default="Slurm's default")
+    ] = None,
+    slurm_nodes: Annotated[
+        int | None, typer.Option(help="Slurm: nodes that pilots hold.", show_default="1")
     ] = None,
     policy: Annotated[
         str | None,
@@ -231,10 +245,10 @@ def serve(
     with (
         _listen(address.host, address.port) as listener,
         _listen_beside(address.host, address.proxy_port, listener) as beside,
-        _world(wish, place) as (there, ray),
+        _world(wish, place) as (there, link),
     ):
         ports = listener.getsockname()[1], beside.getsockname()[1]
-        settings = _settings(wanted, pipeline, own, place, there, ray, *ports)
+        settings = _settings(wanted, pipeline, own, place, there, link, *ports)
         about = f"{describe(there)}, policy {settings.policy_name}"
         _run(settings, [listener, beside], about, quiet=logs.file is not None)
 
@@ -245,7 +259,7 @@ def _settings(
     own: OwnPolicy | None,
     place: Path,
     nodes: tuple[Node, ...],
-    ray: RayLink | None,
+    link: RayLink | SlurmLink | None,
     port: int,
     proxy_port: int,
 ) -> Settings:
@@ -266,7 +280,8 @@ def _settings(
         tls_cert=address.tls_cert,
         tls_key=address.tls_key,
         db=wanted.storage.db or "",
-        ray=ray,
+        ray=None if wanted.executor.kind == "slurm" else cast("RayLink | None", link),
+        slurm=cast("SlurmLink", link) if wanted.executor.kind == "slurm" else None,
         ray_shared=wanted.executor.ray_shared,
         queues={**wanted.queues, **pipeline.queues},
         rightsize=wanted.executor.rightsize,
@@ -301,6 +316,16 @@ def _print(wanted: ServerFile) -> None:
 
 def _check_executor(wish: ExecutorSection) -> None:
     """Refuse what does not go together."""
+    if wish.kind == "slurm" and (wish.nodes or wish.rightsize):
+        raise UserError(
+            "--nodes and --rightsize go with --executor local; with slurm, the nodes are those of "
+            "the partition: leave them out"
+        )
+    slurm = wish.slurm
+    if wish.kind != "slurm" and (slurm.partition or slurm.mode != "jobs" or slurm.nodes != 1):
+        raise UserError(
+            "--slurm-mode, --partition and --slurm-nodes go with --executor slurm: add it"
+        )
     if wish.kind == "ray":
         if wish.nodes:
             raise UserError(
@@ -314,7 +339,7 @@ def _check_executor(wish: ExecutorSection) -> None:
             )
         if wish.ray_shared is not None and not wish.ray_shared.is_dir():
             raise UserError(f"--ray-shared {wish.ray_shared} is not a directory here")
-    elif wish.ray_address or wish.ray_shared:
+    if wish.kind != "ray" and (wish.ray_address or wish.ray_shared):
         raise UserError("--ray-address and --ray-shared go with --executor ray: add it")
 
 
@@ -345,12 +370,20 @@ def _set_up_process() -> None:
 
 
 @contextmanager
-def _world(wish: ExecutorSection, data: Path) -> Iterator[tuple[tuple[Node, ...], RayLink | None]]:
-    """The nodes there are, and the connection to Ray if they are Ray's."""
+def _world(
+    wish: ExecutorSection, data: Path
+) -> Iterator[tuple[tuple[Node, ...], RayLink | SlurmLink | None]]:
+    """The nodes there are, and the connection to the cluster whose they are."""
     if wish.kind == "local":
         yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None
         return
-    link = _connect(wish.ray_address or "auto", data)
+    link: RayLink | SlurmLink
+    if wish.kind == "slurm":
+        from presage.executors.slurm.executor import SlurmLink
+
+        link = SlurmLink(wish.slurm.setup(data))
+    else:
+        link = _connect(wish.ray_address or "auto", data)
     try:
         yield tuple(node for _, node in link.nodes), link
     finally:
@@ -387,7 +420,7 @@ def _run(settings: Settings, listeners: list[socket.socket], about: str, *, quie
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
-    if os.geteuid() == 0 and settings.ray is None and not settings.access.isolated:
+    if os.geteuid() == 0 and not (settings.ray or settings.slurm) and not settings.access.isolated:
         say("warning: jobs run as root, whoever submits them: see access.run_as of --config")
     if find_spec("nicegui") is not None:
         say(f"dashboard: {settings.url}/ui/")

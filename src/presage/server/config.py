@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from presage.edge import check, misplaced, read_yaml
+from presage.executors.node.messages import SlurmSetup
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
@@ -64,13 +65,50 @@ class StorageSection(_Section):
     db: str | None = None
 
 
+class SlurmSection(_Section):
+    """How jobs use a Slurm; `SlurmSetup` says what each is."""
+
+    mode: Literal["jobs", "pilot"] = "jobs"
+    partition: str | None = None
+    options: tuple[str, ...] = ()
+    time_limit: str | None = None
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    gpus: Annotated[int | None, Field(ge=0)] = None
+    cpus: Annotated[int | None, Field(ge=1)] = None
+    memory: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        for name, read in (("time_limit", duration_s), ("memory", memory_mib)):
+            try:
+                read(getattr(self, name) or "1")
+            except ValueError as error:
+                raise misplaced(str(error), name) from None
+        return self
+
+    def setup(self, data: Path) -> SlurmSetup:
+        """The same for the executor."""
+        return SlurmSetup(
+            data=str(data),
+            mode=self.mode,
+            partition=self.partition,
+            options=self.options,
+            time_limit_s=duration_s(self.time_limit) if self.time_limit else None,
+            pilot_nodes=self.nodes,
+            pilot_gpus=self.gpus,
+            pilot_cpus=self.cpus,
+            pilot_memory_mib=memory_mib(self.memory) if self.memory else None,
+        )
+
+
 class ExecutorSection(_Section):
     """What runs the jobs."""
 
-    kind: Literal["local", "ray"] = "local"
+    kind: Literal["local", "ray", "slurm"] = "local"
     nodes: str | None = None
     ray_address: str | None = None
     ray_shared: Path | None = None
+    slurm: SlurmSection = SlurmSection()
     rightsize: bool = False
 
 
@@ -170,6 +208,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("executor", "nodes"),
     "ray_address": ("executor", "ray_address"),
     "ray_shared": ("executor", "ray_shared"),
+    "slurm_mode": ("executor", "slurm", "mode"),
+    "partition": ("executor", "slurm", "partition"),
+    "slurm_nodes": ("executor", "slurm", "nodes"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
     "oidc_issuer": ("oidc", "issuer"),
@@ -229,6 +270,9 @@ def _changed(file: ServerFile, values: Mapping[tuple[str, ...], Any]) -> ServerF
     sections: dict[str, dict[str, Any]] = {}
     update: dict[str, Any] = {}
     for (first, *rest), value in values.items():
+        if len(rest) == 2:  # a section in a section
+            inner = sections.get(first, {}).get(rest[0]) or getattr(getattr(file, first), rest[0])
+            value = inner.model_copy(update={rest[1]: value})
         if rest:
             sections.setdefault(first, {})[rest[0]] = value
         else:

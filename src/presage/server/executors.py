@@ -10,6 +10,11 @@ from presage.executors.local.executor import LocalExecutor
 from presage.executors.node.messages import JobFile
 from presage.executors.node.wire import write
 from presage.executors.ray.executor import RayExecutor
+from presage.executors.slurm.executor import (
+    SlurmExecutor,
+    SlurmJobsExecutor,
+    SlurmPilotExecutor,
+)
 from presage.layout import Layout
 from presage.model.job import JobSpec
 from presage.store.records import JobRow
@@ -30,8 +35,11 @@ def make_executor(service: Service) -> LiveExecutor:
             spec = service.live.spec(job)
             write_job_file(service.layout, row, spec, settings.most_results)
 
-    executor: LocalExecutor | RayExecutor
-    if settings.ray is not None:
+    executor: LocalExecutor | RayExecutor | SlurmExecutor
+    if settings.slurm is not None:
+        kind = SlurmJobsExecutor if settings.slurm.setup.mode == "jobs" else SlurmPilotExecutor
+        executor = kind(settings.data, settings.slurm, log_cap=settings.most_log)
+    elif settings.ray is not None:
         executor = RayExecutor(
             settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log
         )

@@ -141,7 +141,9 @@ class Service:
             live, store, self.estimator, layout, settings.queues, rules.check, may_see
         )
         self.sweeps = Sweeps(self.requests, store)
-        self.memory_limits = "" if settings.ray else how_memory_is_held(delegated_group())
+        self.memory_limits = (
+            "" if settings.ray or settings.slurm else how_memory_is_held(delegated_group())
+        )
         """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)
         self.what_if = asyncio.Lock()

@@ -12,6 +12,7 @@ from pathlib import Path
 from presage.control.retention import KINDS, KeepRule
 from presage.core.ports import Policy
 from presage.executors.ray.executor import RayLink
+from presage.executors.slurm.executor import SlurmLink
 from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
@@ -64,6 +65,8 @@ class Settings:
     """The cluster that the executor `ray` runs jobs on; None for the executor `local`."""
     ray_shared: Path | None = None
     """Where all nodes of that cluster and this machine find the same files."""
+    slurm: SlurmLink | None = None
+    """The Slurm that the executor `slurm` runs jobs under."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""

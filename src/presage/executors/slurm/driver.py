@@ -193,7 +193,8 @@ class SlurmDriver:
                 print(error, file=sys.stderr, flush=True)
             finally:
                 self._say_nodes()
-                pause_s = _CLOSE_LOOK_S if self._closely else _LOOK_S
+                closely = self._closely or (self.pilots is not None and self.pilots.coming)
+                pause_s = _CLOSE_LOOK_S if closely else _LOOK_S
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._asap.wait(), pause_s)
 
@@ -274,7 +275,7 @@ class RunView:
     def __init__(self, driver: SlurmDriver, run: Path) -> None:
         self._driver = driver
         self._run = run
-        self.tag = f"{run.parent.name}/{run.name}"
+        self.tag = f"{run.parent.name}.{run.name}"
         placed = wire.find(msg.Placed, run)
         self._reservation = job_name(placed.reservation) if placed else ""
 

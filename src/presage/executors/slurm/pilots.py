@@ -18,6 +18,7 @@ from presage.executors.ray.cluster import AgentGone, AgentSilent
 from presage.executors.ray.place import RayNode
 from presage.executors.slurm.batch import agent_job
 from presage.executors.slurm.commands import SlurmJob, StepShape
+from presage.model.cluster import UNLIMITED
 from presage.model.errors import SlurmRefused, SlurmUnreachable
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class Pilots:
     async def release(self, name: str) -> None:
         """There is nothing to give back."""
 
+    @property
+    def coming(self) -> bool:
+        """Whether a pilot should start any moment."""
+        return bool(self._unseen) or len(self.nodes) < len(self.names)
+
     def why_gone(self, id: str) -> str:
         """What became of a node."""
         return self._gone.get(id, f"node {id.partition('@')[0]} went away")
@@ -115,9 +121,9 @@ class Pilots:
         driver, note = self._driver, self._driver.note(reservation, host)
         assert note is not None
         resources = {"CPU": note.cpus, "GPU": float(len(note.gpus))}
-        if note.memory_mib:
-            resources["memory"] = float(note.memory_mib << 20)
         known = driver.hardware.get(host)
+        memory_mib = note.memory_mib or (known.node.memory_mib if known else UNLIMITED)
+        resources["memory"] = float(memory_mib << 20)
         kinds = {device.type for device in known.node.devices} if known else set()
         labels = dict(known.node.labels) if known else {}
         if len(kinds) == 1:
