@@ -219,12 +219,19 @@ class LaunchOrder(Message):
     attempt: int
     workers: tuple[Identity, ...]
     shared: str | None
-    """A directory that every node sees; checkpoints are kept there."""
+    """A directory that every node sees; checkpoints are kept there, below the job's id or where
+    `{job}` stands for it."""
     log_cap: int
     size: int = 0
     """Number of the latest resize that was begun."""
     began: float | None = None
     """When the workers before the first resize started."""
+
+    def checkpoints(self) -> Path | None:
+        """Where checkpoints are kept, if every node sees that."""
+        if self.shared is None or "{job}" not in self.shared:
+            return Path(self.shared) / self.job if self.shared else None
+        return Path(self.shared.replace("{job}", self.job))
 
 
 class PartOrder(LaunchOrder):

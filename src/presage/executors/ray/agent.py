@@ -461,7 +461,7 @@ def _plan(
         cgroup=delegated_group(),
         log_cap=order.log_cap,
         gpus=gpus(sorted(here)),
-        checkpoints=Path(order.shared) / order.job if order.shared else None,
+        checkpoints=order.checkpoints(),
     )
     # Those who take the place of others load PyTorch while these still train.
     plain = not (spec.image or spec.resume)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from presage.executors.node import wire
 from presage.executors.node.messages import SlurmSetup
+from presage.executors.node.plan import LOG_CAP
 from presage.executors.ray.executor import LinkedExecutor
 from presage.executors.ray.link import DriverLink
 from presage.executors.slurm.commands import SlurmCommands
@@ -58,11 +59,19 @@ class SlurmLink(DriverLink):
         return "slurm.driver", json.dumps(wire.pack(self.setup))
 
 
-class SlurmPilotExecutor(LinkedExecutor):
+class _OnSharedFiles(LinkedExecutor):
+    """Checkpoints are where they belong at once: every node sees the data directory."""
+
+    def __init__(self, data: Path, link: SlurmLink, *, log_cap: int = LOG_CAP) -> None:
+        shared = Layout(Path(data).absolute()).checkpoints("{job}")
+        super().__init__(data, link, shared=shared, log_cap=log_cap)
+
+
+class SlurmPilotExecutor(_OnSharedFiles):
     """Runs jobs on nodes that pilots hold: exact placement, sharing, resizing."""
 
 
-class SlurmJobsExecutor(LinkedExecutor):
+class SlurmJobsExecutor(_OnSharedFiles):
     """Runs each job as a Slurm job. Its size is fixed: Slurm lets no running job grow."""
 
     resize = None  # type: ignore[assignment]  # a job of another size is stopped and started anew
