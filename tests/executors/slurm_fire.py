@@ -1,7 +1,7 @@
 """Gangs on a Slurm whose controller and nodes are killed again and again: what must hold then.
 
-Real daemons, killed with SIGKILL and started again while gangs start, run and end, through the real
-deciding loop. Shared by a short test, a soak test and `benchmarks/slurm_gangs.py`.
+Real daemons, killed with SIGKILL and started again while gangs start, run and end, through the
+real deciding loop. Shared by a short test, a soak test and `benchmarks/slurm_gangs.py`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from presage.core.loop import step
 from presage.executors.node.processes import all_pids, environment
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Resources
-from presage.model.job import JobSpec, Placement, Retries, Role
+from presage.model.job import JobSpec, Placement, Role
 from presage.policy import registry
 from presage.store.memory import MemoryStore
 from presage.testing.machine import StablePredictor
 from tests.executors.slurm_kit import SlurmKit, SlurmWorld
-from tests.waiting import eventually
 
 __all__ = ["Fire", "gangs_under_fire"]
 
 _WORK = """
 import os, time
-home = os.environ["PRESAGE_RESULT_DIR"] + "/../marks"
-os.makedirs(home, exist_ok=True)
-rank, size = int(os.environ["PRESAGE_RANK"]), int(os.environ["PRESAGE_WORKERS"])
-def mark(rank): return f"{home}/{os.environ['PRESAGE_ATTEMPT']}-{rank}"
-open(mark(rank), "x").write("begun")  # a second start of the same worker fails here
+mark = f"{os.environ['MARKS']}/{os.environ['PRESAGE_ATTEMPT']}-{os.environ['PRESAGE_RANK']}"
+open(mark, "x").close()  # a second start of the same worker fails here
+time.sleep(1.0)
 """
 
 
@@ -59,7 +56,7 @@ class Fire:
 def gangs_under_fire(
     world: SlurmWorld, *, gangs: int, kills: int, seed: int, within_s: float
 ) -> Fire:
-    """Run gangs of two or three workers; kill a daemon every now and then until `kills` are done."""
+    """Run gangs of two or three workers; kill a daemon now and then until `kills` are done."""
     chance, fire = random.Random(seed), Fire(gangs)
     kit = SlurmKit(world)
     specs = [_gang(kit, world, n, 2 + n % 2) for n in range(gangs)]
@@ -120,7 +117,7 @@ class _Down:
 def _gang(kit: SlurmKit, world: SlurmWorld, number: int, workers: int) -> JobSpec:
     name = f"gang-{number}"
     script = world.place / "gang.py"
-    script.write_text(_WORK + "time.sleep(1.0)\n")
+    script.write_text(_WORK)
     marks = world.data / "jobs" / name / "marks"
     marks.mkdir(parents=True, exist_ok=True)
     resources = {"gpus": 1, "cpus": 1}
@@ -128,45 +125,39 @@ def _gang(kit: SlurmKit, world: SlurmWorld, number: int, workers: int) -> JobSpe
     env = {"MARKS": str(marks)}
     kit.write_job(name, command=command, workers=workers, resources=resources, env=env)
     role = Role("worker", Resources(gpu_milli=WHOLE_GPU, cpu_milli=1000), workers, workers)
-    return JobSpec(name, (role,), placement=Placement.SPREAD, retries=Retries(100))
+    return JobSpec(name, (role,), placement=Placement.SPREAD)
 
 
 def _judge(
     fire: Fire, store: MemoryStore, specs: list[JobSpec], data: Path, kit: SlurmKit
 ) -> None:
     """Hold what was told against what the workers themselves left."""
-    ends = {}
-    for _, facts, _ in store.steps():
-        for fact in facts:
-            if isinstance(fact, ev.JobExited):
-                ends[fact.job] = fact
-                fire.outcomes[str(fact.outcome)] += 1
-                fire.attempts += 1
-            elif isinstance(fact, ev.LaunchFailed):
-                fire.outcomes["refused"] += 1
-                fire.attempts += 1
+    told = [fact for _, facts, _ in store.steps() for fact in facts]
+    ends = [fact for fact in told if isinstance(fact, ev.JobExited)]
+    fire.outcomes.update(str(end.outcome) for end in ends)
+    fire.outcomes.update("refused" for fact in told if isinstance(fact, ev.LaunchFailed))
+    fire.attempts = sum(fire.outcomes.values())
+    well = {end.job for end in ends if end.outcome is ev.Outcome.SUCCEEDED}
+    started = {(fact.job, fact.attempt) for fact in told if isinstance(fact, ev.JobStarted)}
     for spec in specs:
-        end, name, workers = ends.get(spec.id), spec.id, spec.roles[0].min
-        if end is None or end.outcome is not ev.Outcome.SUCCEEDED:
+        name, workers = spec.id, spec.roles[0].min
+        marks = [path.name.split("-") for path in (data / "jobs" / name / "marks").iterdir()]
+        begun = Counter(int(attempt) for attempt, _ in marks)
+        if name not in well:
             fire.unfinished.append(name)
-            continue
-        marks = [path.name.partition("-") for path in (data / "jobs" / name / "marks").iterdir()]
-        begun = Counter(int(attempt) for attempt, _, _ in marks)
-        if begun.get(end.attempt) != workers:
-            fire.half_started.append(f"{name}: {begun}")
-        for attempt in range(1, end.attempt + 1):
-            for rank in range(workers):
-                log = kit.log(name, attempt, f"worker-{rank}")
-                if "FileExistsError" in log:
-                    fire.started_twice.append(f"{name} attempt {attempt} worker {rank}")
-    eventually(lambda: not _left(fire, specs, kit) or None, 60.0) if False else None
-    end_at = time.monotonic() + 60.0
-    while (left := _left(fire, specs, kit)) and time.monotonic() < end_at:
+        for attempt in (which for job, which in started if job == name):
+            if begun[attempt] != workers:
+                fire.half_started.append(f"{name} attempt {attempt}: {begun[attempt]}")
+        for number, rank in marks:
+            if "FileExistsError" in kit.log(name, int(number), f"worker-{rank}"):
+                fire.started_twice.append(f"{name} attempt {number} worker {rank}")
+    end_s = time.monotonic() + 60.0
+    while (left := _left(kit)) and time.monotonic() < end_s:
         time.sleep(0.5)
     fire.left = left
 
 
-def _left(fire: Fire, specs: list[JobSpec], kit: SlurmKit) -> list[str]:
+def _left(kit: SlurmKit) -> list[str]:
     """Slurm jobs of runs, and processes of theirs."""
     prefix = f"presage.{kit.owner}.gang-"
     jobs = [job for job in kit.world.commands.jobs() if job.name.startswith(prefix)]

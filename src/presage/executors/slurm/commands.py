@@ -44,6 +44,7 @@ _OLDEST = (21, 8)
 _CALL_S = 20.0
 _UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING", "ERROR"}
 _UNUSABLE |= {"POWERED_DOWN", "POWERING_DOWN", "MAINT", "INVALID_REG", "UNKNOWN", "FUTURE"}
+_GONE = {"DOWN", "FAIL", "ERROR", "FUTURE", "POWERED_DOWN", "UNKNOWN"}
 _OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
 _OVER |= {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"}
 _SACCT = "JobIDRaw,JobName,User,Account,Partition,QOS,State,ExitCode,Submit,Eligible,Start,End,"
@@ -82,6 +83,12 @@ class SlurmNode:
     def usable(self) -> bool:
         """Whether new jobs may start on it."""
         return not self.states & _UNUSABLE
+
+    @property
+    def gone(self) -> bool:
+        """Whether what ran on it runs no more. One that is drained, or does not respond just now,
+        keeps its jobs."""
+        return bool(self.states & _GONE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,8 +257,11 @@ class SlurmDriver:
         if self.pilots is not None:
             self.nodes = self.pilots.nodes
         else:
-            usable = (found for found in self.hardware.values() if found.usable)
-            self.nodes = {found.node.name: _as_seen(found) for found in usable}
+            self.nodes = {
+                name: _as_seen(found)
+                for name, found in self.hardware.items()
+                if found.usable or (name in self.nodes and not found.gone)
+            }
         if self.pilots is not None and self.keeper is not None:
             for id in before - {node.id for node in self.nodes.values()}:
                 self.keeper.lose(id, self.pilots.why_gone(id))
