@@ -45,6 +45,8 @@ def main() -> None:
                 f"{fire.seconds:7.0f}",
                 flush=True,
             )
+            for line in fire.words:
+                print(f"  {line}")
             bad = bad or not fire.good
     sys.exit(bad)
 

@@ -45,6 +45,8 @@ class Fire:
     started_twice: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    """Why gangs did not end well."""
     seconds: float = 0.0
 
     @property
@@ -71,7 +73,7 @@ def gangs_under_fire(
         step(engine, executor, store, time.time(), facts)
         facts = []
         if sum(fire.kills.values()) < kills and time.monotonic() > next_kill:
-            fire.kills[down.strike(chance)] += 1
+            fire.kills.update(down.strike(chance))
             next_kill = time.monotonic() + chance.uniform(0.5, 2.0)
         down.recover()
         executor.wait(0.05)
@@ -90,18 +92,18 @@ class _Down:
         self._slurm = world.slurm
         self._back: dict[str, float] = {}
 
-    def strike(self, chance: random.Random) -> str:
-        """Kill the controller or a node's daemon; says which kind."""
+    def strike(self, chance: random.Random) -> list[str]:
+        """Kill the controller or a node's daemon, unless it is down; says which kind."""
         node = chance.choice(self._slurm.nodes)
         what = "slurmctld" if chance.random() < 0.5 or node in self._back else node
         if what in self._back:
-            return "missed"
+            return []
         self._back[what] = time.monotonic() + chance.uniform(0.2, 2.0)
         if what == "slurmctld":
             self._slurm.kill_controller()
-            return "slurmctld"
+            return ["slurmctld"]
         self._slurm.kill_node(what)
-        return "slurmd"
+        return ["slurmd"]
 
     def recover(self, *, everything: bool = False) -> None:
         """Start again what has been down long enough."""
@@ -145,6 +147,13 @@ def _judge(
         begun = Counter(int(attempt) for attempt, _ in marks)
         if name not in well:
             fire.unfinished.append(name)
+            fire.words += [
+                f"{name}: {fact.reason.text}"
+                for fact in told
+                if isinstance(fact, ev.JobExited | ev.LaunchFailed)
+                and fact.job == name
+                and fact.reason is not None
+            ]
         for attempt in (which for job, which in started if job == name):
             if begun[attempt] != workers:
                 fire.half_started.append(f"{name} attempt {attempt}: {begun[attempt]}")

@@ -80,8 +80,10 @@ class SlurmSection(_Section):
     @model_validator(mode="after")
     def _readable(self) -> Self:
         for name, read in (("time_limit", duration_s), ("memory", memory_mib)):
+            given = getattr(self, name)
             try:
-                read(getattr(self, name) or "1")
+                if given is not None:
+                    read(given)
             except ValueError as error:
                 raise misplaced(str(error), name) from None
         return self
