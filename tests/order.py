@@ -20,6 +20,9 @@ TOGETHER = {"tests/executors/test_ray.py": "ray", "tests/server/test_serve_ray.p
 
 SECONDS: dict[str, float] = {
     "ray": 96,
+    "tests/executors/test_slurm.py": 150,
+    "tests/executors/test_slurm_fire.py": 40,
+    "tests/executors/test_slurm_commands.py": 30,
     "tests/web/test_every_page.py": 45,
     "tests/web/test_pages.py": 30,
     "tests/server/test_standby.py": 40,

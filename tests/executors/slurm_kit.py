@@ -64,14 +64,13 @@ class SlurmWorld:
         self._first.close()
         self.link.close()
         self.slurm.stop()
-        shutil.copy(self.data / "slurm-driver.log", "/tmp/last-driver.log")
         shutil.rmtree(self.place, ignore_errors=True)
 
 
 class SlurmKit(RayKit):
     """Jobs are files under the data directory; workers are processes below the nodes' agents."""
 
-    timeout_s = 60.0
+    timeout_s = PATIENCE_S
 
     def __init__(self, world: SlurmWorld, **options: Any) -> None:
         super().__init__(world.data, world.slurm, world.link)  # type: ignore[arg-type]
