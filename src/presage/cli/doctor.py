@@ -1,4 +1,5 @@
-"""`presage doctor`: what of a cluster is there, for each way to use it. Changes nothing."""
+"""`presage doctor`: what of a cluster is there, for each way to use it. Changes nothing, but for
+the job that `--try` submits."""
 
 from __future__ import annotations
 
@@ -38,18 +39,43 @@ def doctor(
         Path | None,
         typer.Option(help="With --kubernetes: the file.", show_default="$KUBECONFIG"),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Look at the Slurm of this machine.")
+    ] = False,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="With --slurm: the partition.", show_default="the default one"),
+    ] = None,
+    attempt: Annotated[
+        bool, typer.Option("--try", help="With --slurm: submit a job of a minute that looks.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --try: the data directory that nodes must see.",
+            show_default="~/.local/share/presage/server",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say which permissions and features of a cluster are there, and what to do about the rest.
 
     Ends with 1 when something is missing that one of the ways to use the cluster needs.
     """
-    if not kubernetes:
-        raise UserError("which cluster? write presage doctor --kubernetes")
-    from presage.executors.kubernetes.api import connect
-    from presage.executors.kubernetes.doctor import examine
+    if kubernetes == slurm:
+        raise UserError("which cluster? write presage doctor --kubernetes or --slurm")
+    if kubernetes:
+        from presage.executors.kubernetes.api import connect
+        from presage.executors.kubernetes.doctor import examine
 
-    findings = examine(connect(context, kubeconfig=kubeconfig, namespace=namespace))
+        findings = examine(connect(context, kubeconfig=kubeconfig, namespace=namespace))
+    else:
+        from presage.executors.slurm.commands import SlurmCommands
+        from presage.executors.slurm.doctor import examine as examine_slurm
+        from presage.server.settings import default_data
+
+        place = (data or default_data()).expanduser().absolute() if attempt else None
+        findings = examine_slurm(SlurmCommands(), partition, place)
     _show(findings, json=json)
 
 
