@@ -17,7 +17,7 @@ from presage.executors.slurm.commands import SlurmCommands
 from presage.executors.slurm.executor import SlurmJobsExecutor, SlurmLink, SlurmPilotExecutor
 from tests.executors.ray_kit import RayKit
 from tests.slurm_cluster import SlurmCluster, missing_engine
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["SlurmKit", "SlurmWorld", "need_slurm"]
 
