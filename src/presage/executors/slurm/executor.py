@@ -3,7 +3,7 @@
 `jobs`: every run is a Slurm job; Presage chooses the nodes, Slurm says when. `pilot`: Slurm jobs
 hold nodes, and Presage places inside. This side makes run directories and reads what happened; a
 child process, the driver, talks to Slurm (`slurm.driver`), agents on the nodes run the workers
-(`slurm.agent`). ADR 0028 says why.
+(`slurm.agent`). ADR 0029 says why.
 """
 
 from __future__ import annotations
