@@ -225,12 +225,16 @@ class KubernetesExecutor:
     # -- runs -----------------------------------------------------------------------------------
 
     def _adopt_all(self) -> None:
-        """Go on with the runs that the cluster has records of."""
+        """Go on with the runs that the cluster has records of. Those of jobs that this data
+        directory does not have are another server's, and left alone."""
         labels = f"{MANAGED}=presage,{RECORD}=true"
         for record in self._api.list(CONFIG_MAPS, self._api.namespace, labels=labels).items:
             notes = record["metadata"].get("annotations") or {}
             with suppress(KeyError, ValueError, TypeError):  # not written by us, then
                 key = (notes[JOB], int(notes[ATTEMPT]))
+                if not self._layout.job_file(key[0]).exists():
+                    log.warning("run %d of job %s in the cluster is not ours", key[1], key[0])
+                    continue
                 self._runs[key] = PodRun(key, self._context, record)
                 self._plan(key)
 
