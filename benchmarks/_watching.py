@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from presage.control.seat import Seat
-from presage.control.watch.watcher import Watcher
+from presage.control.watch.watcher import ClusterWatcher
 from presage.core.ports import ClusterSource
 from presage.layout import Layout
 from presage.model.errors import WatchError
-from presage.model.watched import SeenEnd, SeenJob, SeenRun, Sight
+from presage.model.watched import SeenCluster, SeenEnd, SeenJob, SeenRun
 from presage.store import open_store
 
 __all__ = ["Task", "a_day", "watch"]
@@ -74,11 +74,11 @@ class Stretched:
         """Now, in the time of the day."""
         return self._slow(time.time())
 
-    def look(self, since: float, alive: Collection[str]) -> Sight:
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         """What the source sees, with other times."""
         sight = self._source.look(self._began + (since - self._began) / self._faster, alive)
         jobs = tuple(self._job(job) for job in sight.jobs)
-        return Sight(self._slow(sight.now), jobs, sight.nodes, sight.notes)
+        return SeenCluster(self._slow(sight.now), jobs, sight.nodes, sight.notes)
 
     def annotate(self, job: str, text: str) -> None:
         """Nothing is written."""
@@ -123,7 +123,9 @@ def watch(
     source = Stretched(inner, began, faster)
     store = open_store(f"sqlite:///{layout.database}")
     past_s = 86_400.0
-    watcher = Watcher(store, source, Seat(layout.lock).take(), past_s=past_s, clock=source.clock)
+    watcher = ClusterWatcher(
+        store, source, Seat(layout.lock).take(), past_s=past_s, clock=source.clock
+    )
     stopping = False
 
     def stop(*_: object) -> None:

@@ -120,6 +120,7 @@ class Day:
         """What is to be shown."""
         store = open_store(f"sqlite:///{Layout(self.data).database}")
         scored = read_scores(store.knowledge)
+        print(json.dumps(report(scored)), file=sys.stderr, flush=True)
         compared = self._compare(store)
         store.close()
         half = self.began + self.options.hours * 1800
@@ -143,8 +144,11 @@ class Day:
         latest = {job.partition("@")[0]: told for job, told in ours.items()}
         counts = Counter[str](jobs=0, missing=0, other=0, forgotten=len(ours) - len(latest))
         for job, truth in accounts_of(self.slurm).items():
-            counts["jobs"] += 1
             mine = latest.pop(job, None)
+            if not truth.ended:  # the controller forgot it, and the accounts were never told
+                counts["never ended in sacct"] += 1
+                continue
+            counts["jobs"] += 1
             if mine is None:
                 counts["missing"] += 1
             elif mine != truth:

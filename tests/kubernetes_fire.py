@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.control.advisors.needs import predictor
-from presage.control.kernel import _unconfirmed
 from presage.core.engine import Engine
-from presage.core.loop import act, step
+from presage.core.loop import act, step, unconfirmed
 from presage.executors.kubernetes.api import (
     CONFIG_MAPS,
     NETWORK_POLICIES,
@@ -370,7 +369,7 @@ def _strike(
 def _resend(engine: Engine, executor: KubernetesExecutor) -> list[ev.Fact]:
     """What a server does when it starts again: it says once more what is not confirmed, and which
     nodes there are."""
-    act(executor, list(_unconfirmed(engine.state)))
+    act(executor, list(unconfirmed(engine.state)))
     capacity = engine.state.capacity
     known = {capacity.nodes[i].name for i in capacity.index.values()}
     there = {node.name: node for node in executor.nodes()}

@@ -34,6 +34,8 @@ TOGETHER = {
     "tests/executors/test_kubernetes_adopted.py": "kubernetes",
     "tests/executors/test_kubernetes_operators.py": "kubernetes",
     "tests/test_deploy_kubernetes.py": "kubernetes",
+    "tests/cli/test_doctor.py": "kubernetes",
+    "tests/server/test_serve_adopt.py": "kubernetes",
     "tests/server/test_serve_kubernetes.py": "kubernetes",
     "tests/executors/test_watch_kubernetes.py": "kubernetes",
 }
@@ -41,6 +43,9 @@ TOGETHER = {
 server for all of them."""
 
 SECONDS: dict[str, float] = {
+    "tests/executors/test_slurm.py": 150,
+    "tests/executors/test_slurm_fire.py": 40,
+    "tests/executors/test_slurm_commands.py": 30,
     "ray": 100,
     "web": 75,
     "kubernetes": 60,

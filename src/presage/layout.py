@@ -162,12 +162,29 @@ class Layout:
         """The token of the head that was started here."""
         return self.data / "ray-token"
 
+    # -- a Slurm ----------------------------------------------------------------------------------
+
+    @property
+    def slurm(self) -> Path:
+        """What agents under Slurm say of themselves, by reservation; every node must see it."""
+        return self.data / "slurm"
+
+    def slurm_agents(self, reservation: str) -> Path:
+        """The same of one reservation."""
+        return self.slurm / reservation
+
+    @property
+    def slurm_driver_log(self) -> Path:
+        """What the process that talks to Slurm printed."""
+        return self.data / "slurm-driver.log"
+
     def passing(self, name: str) -> bool:
         """Whether a thing of this directory is of this machine and moment alone, or the database:
         a copy of the directory leaves it out."""
         if name.startswith((self.database.name, "ray-")):
             return name != self.ray_owner.name
-        return name in (self.lock.name, self.wake.name, self.runs.name)
+        here = (self.lock, self.wake, self.runs, self.slurm, self.slurm_driver_log)
+        return name in {path.name for path in here}
 
     @property
     def uids(self) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from presage.core.engine import Engine
-from presage.core.loop import act, step
+from presage.core.loop import act, step, unconfirmed
 from presage.core.state import State
 from presage.executors.kubernetes.adopted import AdoptedPods
 from presage.executors.kubernetes.api import connect
@@ -37,7 +37,7 @@ class DropIn:
         self.engine = Engine(build(policy), Known(), check_every=1)
         self.over: dict[str, str] = {}
         self.adopted = self._connect()
-        nodes = [ev.NodeUp(node) for node in self.adopted.nodes()]
+        nodes: list[ev.Fact] = [ev.NodeUp(node) for node in self.adopted.nodes()]
         self._handle(nodes)
 
     def _connect(self) -> AdoptedPods:
@@ -53,8 +53,7 @@ class DropIn:
         self.engine = Engine(self.engine.policy, Known(), state, check_every=1)
         self.adopted = self._connect()
         there = {node.name: node for node in self.adopted.nodes()}
-        again = [ev.Launch(job.id, job.attempt, job.allocation) for job in state.active.values()]
-        act(self.adopted, again)
+        act(self.adopted, unconfirmed(state))
         known = {state.capacity.nodes[i].name for i in state.capacity.index.values()}
         self._handle(
             [
@@ -78,7 +77,7 @@ class DropIn:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Go on until something is so."""
-        end = time.monotonic() + float(__import__("os").environ.get("PT", PATIENCE_S))
+        end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, self.engine.state.jobs
             self.turn()

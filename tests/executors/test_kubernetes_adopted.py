@@ -238,3 +238,22 @@ def test_the_api_server_dies_and_comes_back(plane: Plane) -> None:
         cluster.add(*gang("after", 2))
         cluster.until(lambda: cluster.state_of("after") == "running")
         assert len(cluster.bound()) == 4
+
+
+def test_a_restart_learns_of_pods_that_ended_or_went_meanwhile(plane: Plane) -> None:
+    plane.add_node("n1", 6)
+    with drop_in(plane) as cluster:
+        cluster.add(*gang("done", 2), *gang("part", 2), *gang("gone", 2))
+        cluster.until(lambda: len(cluster.bound()) == 6)
+        for name in ("done", "part", "gone"):
+            cluster.until(lambda name=name: cluster.state_of(name) == "running")  # type: ignore[misc]
+        cluster.end("done")
+        cluster.delete("part-0", "gone-0", "gone-1")
+        cluster.restart()
+        cluster.until(lambda: cluster.state_of("done") == "succeeded")
+        cluster.until(lambda: cluster.state_of("gone") == "failed")
+        cluster.settle()
+        assert cluster.state_of("part") == "running"  # its controller says what follows
+        assert "part-1" in cluster.bound()
+        cluster.add(gang("part", 2)[0])
+        cluster.until(lambda: "part-0" in cluster.bound())

@@ -150,9 +150,9 @@ def test_a_deployment_starts_and_what_is_deleted_comes_back(cluster: DropIn) -> 
 
 
 def test_a_jobset_starts_whole(cluster: DropIn) -> None:
-    template = {"spec": {"parallelism": 3, "completions": 3, "template": TEMPLATE}}
-    parts = [{"name": "driver", "template": {"spec": {"template": TEMPLATE}}}]
-    parts += [{"name": "workers", "replicas": 2, "template": template}]  # type: ignore[list-item]
+    template: Json = {"spec": {"parallelism": 3, "completions": 3, "template": TEMPLATE}}
+    parts: list[Json] = [{"name": "driver", "template": {"spec": {"template": TEMPLATE}}}]
+    parts += [{"name": "workers", "replicas": 2, "template": template}]
     owner = make(cluster, "jobset.x-k8s.io/v1alpha2", "JobSet", "js", {"replicatedJobs": parts})
 
     def member(part: str, job: int, index: int) -> Json:

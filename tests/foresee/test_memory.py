@@ -187,6 +187,22 @@ def test_workspaces_are_tried_only_where_asked(graph: OpGraph) -> None:
     assert np.array_equal(asked.shows, idle.shows)
 
 
+@pytest.mark.parametrize(
+    ("model", "optimizer", "precision", "batch"),
+    [("resnet50", "momentum", "fp32", 152), ("neumf-ml20m", "adam-fused", "fp32", 1_400_000)],
+)
+def test_trainings_that_filled_their_card_fit(
+    model: str, optimizer: str, precision: str, batch: int
+) -> None:
+    """Published: both ran on a Quadro RTX 5000, which showed 15,962 and 15,371 of 16,045 MiB."""
+    graph = precomputed.read(zoo.find(model), optimizer=optimizer, precision=precision)
+    assert graph is not None
+    gpu, setup = find("quadrortx5000"), Setup.make(optimizer=optimizer, cudnn_benchmark=True)
+    found = estimators.memory().graph.forecast(MemoryPhysics.of(graph, batch), gpu, setup)
+    assert found.needs[1] < found.shows[1] <= gpu.usable_mib
+    assert found.needs[0] < gpu.usable_mib * 0.9
+
+
 def test_what_mattered_has_names(estimator: MemoryEstimator, graph: OpGraph) -> None:
     found = estimator.mattered(MemoryPhysics.of(graph, 256))
     names = {*GRAPH_FEATURES, "log size", "log weights", "spare"}

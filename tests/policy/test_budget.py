@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 import pytest
 
@@ -17,7 +15,7 @@ from presage.policy.budget import Period
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
 from presage.sim.run import simulate
-from presage.sim.traces import COLUMNS, Trace
+from presage.sim.traces import Trace, complete
 from tests.scenario import Scenario, job, nodes
 
 HOUR = 3600.0
@@ -192,17 +190,13 @@ def test_periods_are_those_of_the_calendar() -> None:
 
 def test_the_simulator_obeys() -> None:
     count = 6
-    nothing = dict.fromkeys(("workers", "min_workers", "max_workers", "estimate_s"))
-    texts = {"gpu_types": "", "queue": "a", "owner": "", "workload": "", "after": ""}
-    columns: dict[str, Any] = {
-        name: [{**nothing, **texts}.get(name, 0)] * count for name in COLUMNS
-    }
-    columns |= {
+    columns = {
+        "queue": ["a"] * count,
         "job_id": [str(n) for n in range(count)],
         "duration_s": [8 * HOUR] * count,
         "gpu_milli": [1000] * count,
     }
-    trace = Trace("t", "test", pl.DataFrame(columns, schema=COLUMNS))
+    trace = Trace("t", "test", complete(pl.DataFrame(columns)))
     ends = {}
     for hours in (None, 16):
         rule = {} if hours is None else {"gpu_hours": hours, "period": "day"}

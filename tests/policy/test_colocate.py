@@ -22,7 +22,7 @@ from presage.model.job import Job, JobSpec
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import NAMED, build
 from presage.sim.run import simulate
-from presage.sim.traces import COLUMNS, Trace
+from presage.sim.traces import Trace, complete
 from presage.sim.world import WorldRules
 from presage.store.memory import MemoryStore
 from presage.testing.machine import StablePredictor
@@ -299,12 +299,7 @@ def _trace(jobs: list[tuple[int, int, int, int, bool]]) -> Trace:
         "submit_s": [one[3] for one in jobs],
         "gpu_memory_mib": [9000 if one[4] and one[0] < 1000 else 0 for one in jobs],
     }
-    nothing = ("min_workers", "max_workers", "estimate_s", "utilization", "workload")
-    texts = {"gpu_types": "", "queue": "default", "owner": "", "after": ""}
-    for name in COLUMNS:
-        rest = None if name in nothing else texts.get(name, 0)
-        columns.setdefault(name, [rest] * len(jobs))
-    return Trace("drawn", "test", pl.DataFrame(columns, schema=COLUMNS))
+    return Trace("drawn", "test", complete(pl.DataFrame(columns)))
 
 
 def test_a_pass_costs_the_same_however_many_wait_for_whole_gpus() -> None:

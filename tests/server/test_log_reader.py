@@ -31,6 +31,26 @@ def test_pieces_are_the_bytes_that_were_written(tmp_path: Path) -> None:
     assert [p["text"] for p in log.pieces(whole=True)] == ["cut\n"]
 
 
+def test_a_log_that_is_cut_while_it_is_followed_is_not_told_again(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+    lines = [f"line {k} of the secret\n" for k in range(2000)]
+    path.write_text("".join(lines[:1500]))
+    log = WorkerLog(path, 1, "worker-0", [b"secret"])
+
+    def told() -> str:
+        return "".join(piece["text"] for piece in log.pieces(whole=False))
+
+    heard = told()
+    note = "[presage: the log passed so many bytes; what came before was cut]\n"
+    path.write_text(note + "".join(lines[1200:1600]))
+    heard += told()
+    path.write_text(note + "".join(lines[1300:]))  # longer than what was read of the one before
+    heard += told()
+    assert heard == "".join(lines).replace("secret", "******")
+    path.write_text(note + "later\n")  # what comes next is gone with the rest
+    assert told() == note + "later\n"
+
+
 def test_without_times_nothing_is_made_up(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
     path.write_bytes(b"x\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import polars as pl
 import pytest
@@ -15,7 +14,7 @@ from presage.model.estimate import Estimate, Estimates
 from presage.policy.registry import build
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
-from presage.sim.traces import COLUMNS, Trace
+from presage.sim.traces import Trace, complete
 from presage.sim.world import WorldRules
 
 GPU = Device(memory_mib=24_000)
@@ -23,19 +22,14 @@ GPU = Device(memory_mib=24_000)
 
 def trace(durations: list[float], gpus: int = 1, memory: int = 0) -> Trace:
     count = len(durations)
-    nothing = dict.fromkeys(("workers", "min_workers", "max_workers", "estimate_s"))
-    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": "", "after": ""}
-    columns: dict[str, Any] = {
-        name: [{**nothing, **texts}.get(name, 0)] * count for name in COLUMNS
-    }
-    columns |= {
+    columns = {
         "job_id": [str(n) for n in range(count)],
         "duration_s": durations,
         "gpu_milli": [1000 * gpus] * count,
         "gpu_memory_mib": [memory] * count,
         "utilization": [0.3] * count,
     }
-    return Trace("t", "test", pl.DataFrame(columns, schema=COLUMNS))
+    return Trace("t", "test", complete(pl.DataFrame(columns)))
 
 
 def beside(own: str, others: Sequence[str]) -> float:

@@ -13,7 +13,7 @@ import pytest
 from presage.core.engine import Engine
 from presage.core.ports import Policy
 from presage.model import event as ev
-from presage.model.cluster import Node, Resources
+from presage.model.cluster import Device, Node, Resources
 from presage.model.errors import JournalError
 from presage.model.job import JobSpec, Reason, ReasonCode, Role
 from presage.policy.config import PolicyConfig
@@ -261,3 +261,7 @@ def test_fairness_is_jains_index_of_slowdowns() -> None:
     assert fairness(result, trace) == pytest.approx((1.5 + 3) ** 2 / (2 * (1.5**2 + 9)))
     alone = simulate(trace, nodes(12), build("fifo"), name="fifo")
     assert fairness(alone, trace) == pytest.approx(1.0)
+    fast = [Node("fast", (Device(speed=4.0),) * 4)]  # all are quicker than measured, two wait
+    waits = simulate(trace, fast, build("fifo"), name="fifo")
+    assert waits.jobs["jct_s"].to_list() == [25.0, 50.0, 75.0]
+    assert fairness(waits, trace) == pytest.approx((1.5 + 3) ** 2 / (2 * (1.5**2 + 9)))

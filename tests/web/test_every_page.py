@@ -51,6 +51,7 @@ IN_DOCS = {
         ((1440, "light"),),
     ),
     **dict.fromkeys(("cluster", "jobs", "job"), ((1440, "light"), (390, "dark"))),
+    "front": ((1440, "light"),),
 }
 _REPORT = (
     'printf \'{"done":0.%d,"step":%d,"metrics":{"loss":%s},"at":1}\' $i $i '
@@ -125,19 +126,56 @@ if DRAWN:  # a test that is skipped is a failure where everything must run
     @pytest.mark.parametrize("colours", ["light", "dark"])
     def test_screenshots(busy: Server, browser: Browser, width: int, colours: str) -> None:
         draw_every_page(busy, browser, width, colours)
-        assert len([*_PLACE.glob(f"*-{width}-{colours}.png")]) == len(PATHS)
+        assert {*PATHS} <= {
+            p.name.partition(f"-{width}-")[0] for p in _PLACE.glob(f"*-{colours}.png")
+        }
+
+    def test_picture_of_the_front_page(zygote: Zygote, browser: Browser, tmp_path: Path) -> None:
+        server = Server(
+            *(zygote, tmp_path / "data"),
+            nodes="24x8",
+            env={"PRESAGE_TOKEN": ROOT_TOKEN},
+            token=ROOT_TOKEN,
+        )
+        context = _context(browser, 1440, "light")
+        try:
+            server.start()
+            with server.client() as client:
+                people = [client.add_user(name, "user", "lab").token for name in _PEOPLE]
+            for number, (name, workers, gpus) in enumerate(_FRONT):
+                with server.client(people[number % len(people)]) as client:
+                    about = f"workers: {workers}\nresources: {{gpus: {gpus}}}\ngrace: 1s"
+                    client.submit_text(f"name: {name}\ncommand: sleep 900\n{about}\n")
+            running = sum(not name.startswith("next-") for name, _, _ in _FRONT)
+
+            def all_there() -> bool:
+                told = server.http.get("/api/v1/overview").json()
+                return bool(told["jobs"]["running"] >= running and told["waiting"][0]["eta_s"])
+
+            eventually(all_there)
+            page = context.new_page()
+            page.goto(server.url + "/ui/")
+            expect(page.locator(".node")).to_have_count(24)
+            page.wait_for_timeout(3000)
+            _keep(page, "front", 1440, "light")
+        finally:
+            context.close()
+            server.close()
+
+
+_PEOPLE = ("ada", "grace", "katherine", "edsger")
+_FRONT = (
+    *(("llm-pretrain", 6, 8), ("vit-large", 2, 8), ("resnet-sweep", 1, 4), ("speech", 2, 4)),
+    *(("diffusion", 3, 8), ("bert-finetune", 1, 2), ("ranking", 1, 8), ("segment", 1, 4)),
+    *(("notebook", 1, 1), ("gnn", 2, 8), ("detector", 1, 8), ("moe", 5, 8)),
+    *(("next-llm", 8, 8), ("next-vit", 7, 8), ("next-eval", 6, 8), ("next-tts", 9, 8)),
+)
+"""Jobs of the picture: name, workers, GPUs of each; the last ones wait."""
 
 
 def draw_every_page(server: Server, browser: Browser, width: int, colours: str) -> None:
     """Pictures of all pages at one width, in one of the colours."""
-    context = new_window(
-        browser,
-        viewport={"width": width, "height": 900 if width > 1000 else 844},
-        color_scheme="dark" if colours == "dark" else "light",
-        reduced_motion="reduce",
-    )
-    cookie = {"name": "presage_token", "value": ROOT_TOKEN, "domain": "127.0.0.1", "path": "/ui"}
-    context.add_cookies([cookie])  # type: ignore[list-item]
+    context = _context(browser, width, colours)
     page = context.new_page()
     for name, path in PATHS.items():
         page.goto(server.url + path)
@@ -147,6 +185,19 @@ def draw_every_page(server: Server, browser: Browser, width: int, colours: str) 
     context.close()
 
 
+def _context(browser: Browser, width: int, colours: str) -> BrowserContext:
+    """A browser of the admin."""
+    context = new_window(
+        browser,
+        viewport={"width": width, "height": 900 if width > 1000 else 844},
+        color_scheme="dark" if colours == "dark" else "light",
+        reduced_motion="reduce",
+    )
+    cookie = {"name": "presage_token", "value": ROOT_TOKEN, "domain": "127.0.0.1", "path": "/ui"}
+    context.add_cookies([cookie])  # type: ignore[list-item]
+    return context
+
+
 def _keep(page: Page, name: str, width: int, colours: str) -> None:
     from PIL import Image
 
@@ -154,8 +205,9 @@ def _keep(page: Page, name: str, width: int, colours: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=place)
     if DRAWN == "docs" and (width, colours) in IN_DOCS.get(name, ()):
+        kept = "dashboard-cluster.png" if name == "front" else f"page-{place.name}"
         few = Image.open(place).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        few.save(ROOT / "docs" / "images" / f"page-{place.name}", optimize=True)
+        few.save(ROOT / "docs" / "images" / kept, optimize=True)
 
 
 # -- the first page -------------------------------------------------------------------------------

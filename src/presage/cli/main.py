@@ -66,6 +66,7 @@ _PANELS = {
         "models": "models:models",
         "backup": "backup:backup",
         "restore": "backup:restore",
+        "doctor": "doctor:doctor",
     },
     "Foresee a training": {
         "predict": "predict:predict",

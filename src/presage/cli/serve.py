@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 
     from presage.executors.kubernetes.settings import KubernetesLink
     from presage.executors.ray.executor import RayLink
+    from presage.executors.slurm.executor import SlurmLink
     from presage.server.settings import Settings
+
+    ClusterLink: TypeAlias = KubernetesLink | RayLink | SlurmLink
 
 __all__ = ["serve"]
 
-EXECUTORS = ("local", "ray", "kubernetes")
+EXECUTORS = ("local", "ray", "kubernetes", "slurm")
 _MIB = 1 << 20
 
 
@@ -117,6 +120,19 @@ def serve(
             help="Kubernetes: schedule pods of others that name our scheduler, too.",
             show_default="no",
         ),
+    ] = None,
+    slurm_mode: Annotated[
+        str | None,
+        typer.Option(
+            help="Slurm: jobs (each job is a Slurm job) or pilot (Slurm jobs hold nodes).",
+            show_default="jobs",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Slurm: the partition.", show_default="Slurm's default")
+    ] = None,
+    slurm_nodes: Annotated[
+        int | None, typer.Option(help="Slurm: nodes that pilots hold.", show_default="1")
     ] = None,
     policy: Annotated[
         str | None,
@@ -253,10 +269,10 @@ def serve(
     with (
         _listen(address.host, address.port) as listener,
         _listen_beside(address.host, address.proxy_port, listener) as beside,
-        _world(wish, place) as (there, ray, kubernetes),
+        _world(wish, place) as (there, link),
     ):
         ports = listener.getsockname()[1], beside.getsockname()[1]
-        settings = _settings(wanted, pipeline, own, place, there, ray, kubernetes, *ports)
+        settings = _settings(wanted, pipeline, own, place, there, link, *ports)
         about = f"{describe(there)}, policy {settings.policy_name}"
         _run(settings, [listener, beside], about, quiet=logs.file is not None)
 
@@ -267,14 +283,13 @@ def _settings(
     own: OwnPolicy | None,
     place: Path,
     nodes: tuple[Node, ...],
-    ray: RayLink | None,
-    kubernetes: KubernetesLink | None,
+    link: ClusterLink | None,
     port: int,
     proxy_port: int,
 ) -> Settings:
     from presage.server.settings import Settings
 
-    address, limits = wanted.server, wanted.limits
+    address, limits, kind = wanted.server, wanted.limits, wanted.executor.kind
     return Settings(
         data=place,
         nodes=nodes,
@@ -290,9 +305,10 @@ def _settings(
         tls_cert=address.tls_cert,
         tls_key=address.tls_key,
         db=wanted.storage.db or "",
-        ray=ray,
+        ray=cast("RayLink", link) if kind == "ray" else None,
+        slurm=cast("SlurmLink", link) if kind == "slurm" else None,
+        kubernetes=cast("KubernetesLink", link) if kind == "kubernetes" else None,
         ray_shared=wanted.executor.ray_shared,
-        kubernetes=kubernetes,
         queues={**wanted.queues, **pipeline.queues},
         rightsize=wanted.executor.rightsize,
         lease_s=address.lease_s,
@@ -329,13 +345,18 @@ def _check_executor(wish: ExecutorSection) -> None:
     if wish.kind != "kubernetes" and (wish.context or wish.namespace or wish.adopt):
         text = "--context, --namespace and --adopt go with --executor kubernetes: add it"
         raise UserError(text)
-    if wish.kind == "kubernetes":
-        if wish.nodes or wish.rightsize:
-            raise UserError(
-                "--nodes and --rightsize go with --executor local; with kubernetes, the nodes are "
-                "those of the cluster: leave them out"
-            )
-    elif wish.kind == "ray":
+    if wish.kind in ("kubernetes", "slurm") and (wish.nodes or wish.rightsize):
+        whose = "the cluster" if wish.kind == "kubernetes" else "the partition"
+        raise UserError(
+            f"--nodes and --rightsize go with --executor local; with {wish.kind}, the nodes are "
+            f"those of {whose}: leave them out"
+        )
+    slurm = wish.slurm
+    if wish.kind != "slurm" and (slurm.partition or slurm.mode != "jobs" or slurm.nodes != 1):
+        raise UserError(
+            "--slurm-mode, --partition and --slurm-nodes go with --executor slurm: add it"
+        )
+    if wish.kind == "ray":
         if wish.nodes:
             raise UserError(
                 "--nodes goes with --executor local; with ray, the nodes are those of the "
@@ -381,25 +402,31 @@ def _set_up_process() -> None:
 @contextmanager
 def _world(
     wish: ExecutorSection, data: Path
-) -> Iterator[tuple[tuple[Node, ...], RayLink | None, KubernetesLink | None]]:
-    """The nodes there are, and the connection to Ray or Kubernetes if they are there."""
+) -> Iterator[tuple[tuple[Node, ...], ClusterLink | None]]:
+    """The nodes there are, and the connection to the cluster whose they are."""
     if wish.kind == "local":
-        yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None, None
+        yield read_cluster(wish.nodes) if wish.nodes else (_this_machine(),), None
         return
     if wish.kind == "kubernetes":
         from presage.executors.kubernetes.executor import usable_nodes
         from presage.executors.kubernetes.settings import KubernetesLink
 
-        link = KubernetesLink.to(
+        there = KubernetesLink.to(
             wish.context, wish.namespace, wish.kubernetes.use(), adopt=wish.adopt
         )
-        yield usable_nodes(link.api), None, link
+        yield usable_nodes(there.api), there
         return
-    ray = _connect(wish.ray_address or "auto", data)
+    link: RayLink | SlurmLink
+    if wish.kind == "slurm":
+        from presage.executors.slurm.executor import SlurmLink
+
+        link = SlurmLink(wish.slurm.setup(data))
+    else:
+        link = _connect(wish.ray_address or "auto", data)
     try:
-        yield tuple(node for _, node in ray.nodes), ray, None
+        yield tuple(node for _, node in link.nodes), link
     finally:
-        ray.close()
+        link.close()
 
 
 def _connect(address: str, data: Path) -> RayLink:
@@ -432,7 +459,7 @@ def _run(settings: Settings, listeners: list[socket.socket], about: str, *, quie
         )
     say(f"Presage answers at {settings.url}  ({about})")
     say(f"data: {settings.data}   API: {settings.url}/docs   stop: Ctrl-C, jobs go on")
-    if os.geteuid() == 0 and settings.ray is None and not settings.access.isolated:
+    if os.geteuid() == 0 and not (settings.ray or settings.slurm) and not settings.access.isolated:
         say("warning: jobs run as root, whoever submits them: see access.run_as of --config")
     if find_spec("nicegui") is not None:
         say(f"dashboard: {settings.url}/ui/")

@@ -24,7 +24,7 @@ from presage.model.words import duration, share, short_duration
 if TYPE_CHECKING:
     from presage.control.watch.answers import WatchedCluster
     from presage.control.watch.busy import Busy
-    from presage.control.watch.watcher import Note, Watcher
+    from presage.control.watch.watcher import ClusterWatcher, Note
     from presage.core.ports import ClusterSource
 
 __all__ = ["explain_watched", "watch", "watched"]
@@ -178,10 +178,10 @@ def _source(slurm: bool, cluster: str | None, context: str | None) -> ClusterSou
 @contextmanager
 def _watcher(
     data: Path, source: ClusterSource, past_s: float, note: Note | None
-) -> Iterator[Watcher]:
+) -> Iterator[ClusterWatcher]:
     """A watcher, and the directory to itself."""
     from presage.control.seat import Seat
-    from presage.control.watch.watcher import Watcher
+    from presage.control.watch.watcher import ClusterWatcher
     from presage.store import open_store
 
     layout = Layout(data.expanduser().absolute())
@@ -193,7 +193,7 @@ def _watcher(
     store = open_store(f"sqlite:///{layout.database}")
     try:
         try:
-            watcher = Watcher(store, source, seat.take(), past_s=past_s, note=note)
+            watcher = ClusterWatcher(store, source, seat.take(), past_s=past_s, note=note)
         except WatchError as error:
             raise WatchError(f"--data {data}: {error}") from None
         try:
@@ -206,7 +206,7 @@ def _watcher(
 
 
 def _loop(
-    watcher: Watcher, source: ClusterSource, data: Path, every_s: float, *, once: bool
+    watcher: ClusterWatcher, source: ClusterSource, data: Path, every_s: float, *, once: bool
 ) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

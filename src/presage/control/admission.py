@@ -79,7 +79,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _ResourceChange:
     """One resource of the first container."""
 
     name: str
@@ -129,8 +129,10 @@ def model_of(notes: Mapping[str, str]) -> ModelReference | None:
         raise ValueError(f"annotation {where}: {first['msg']}") from None
 
 
-def _changes(pod: Json, mode: AdmissionMode, needs: PodNeeds) -> tuple[list[_Change], list[str]]:
-    changes: list[_Change] = []
+def _changes(
+    pod: Json, mode: AdmissionMode, needs: PodNeeds
+) -> tuple[list[_ResourceChange], list[str]]:
+    changes: list[_ResourceChange] = []
     remarks: list[str] = []
     resources = pod["spec"]["containers"][0].get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
@@ -147,27 +149,27 @@ def _changes(pod: Json, mode: AdmissionMode, needs: PodNeeds) -> tuple[list[_Cha
             )
         elif not ask_of_pod(pod).gpu_milli:
             why = f"{_gib(wanted)} of GPU memory foreseen ({needs.gpu_source})"
-            changes.append(_Change(_GPU, "1", "nothing", why))
+            changes.append(_ResourceChange(_GPU, "1", "nothing", why))
     return changes, remarks
 
 
-def _memory(asked: str | None, mode: AdmissionMode, needs: PodNeeds) -> _Change | None:
+def _memory(asked: str | None, mode: AdmissionMode, needs: PodNeeds) -> _ResourceChange | None:
     if needs.memory_mib is None and not needs.least_mib:
         return None
     wanted = max((needs.memory_mib or 0.0) * _SPARE, needs.least_mib)
     value = _ROUND_MIB * math.ceil(wanted / _ROUND_MIB)
     why = needs.memory_source or "own runs"
     if asked is None:
-        return _Change("memory", f"{value}Mi", "nothing", why)
+        return _ResourceChange("memory", f"{value}Mi", "nothing", why)
     if mode is AdmissionMode.FILL:
         return None
     had = mib(amount(asked))
     too_little = had < max(needs.memory_mib or 0.0, needs.least_mib)
     too_much = needs.own_runs and had > _TOO_MUCH * value
-    return _Change("memory", f"{value}Mi", asked, why) if too_little or too_much else None
+    return _ResourceChange("memory", f"{value}Mi", asked, why) if too_little or too_much else None
 
 
-def _patch(pod: Json, changes: Sequence[_Change]) -> list[Mapping[str, Any]]:
+def _patch(pod: Json, changes: Sequence[_ResourceChange]) -> list[Mapping[str, Any]]:
     """Requests, and limits where these must follow: a limit below a request is refused, and a GPU
     is asked for as a limit."""
     if not changes:

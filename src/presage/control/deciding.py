@@ -107,6 +107,18 @@ class Deciders:
             )
         return self._decider(name, config.model_copy(update={"queues": self._queues}), chosen=True)
 
+    def begin(self, rules: RulesChanged | None) -> Decider:
+        """As `follow`, when a server begins to decide: it says which policy counts."""
+        decider = self.follow(rules)
+        if decider.chosen and decider.name != self.started.name:
+            log.warning(
+                "policy %s decides: it was chosen with `presage policy set`. This server was "
+                "started with %s, which counts again after `presage policy reset`",
+                decider.name,
+                self.started.name,
+            )
+        return decider
+
     def follow(self, rules: RulesChanged | None) -> Decider:
         """From now on it is decided by what the journal says last."""
         self.now = self.started

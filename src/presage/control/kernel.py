@@ -25,7 +25,7 @@ from presage.control.dependencies import settle_dependencies
 from presage.control.foreign import found_rows
 from presage.control.seat import Seat
 from presage.core.engine import Engine
-from presage.core.loop import act, recover, step
+from presage.core.loop import act, recover, step, unconfirmed
 from presage.core.ports import CanAttach, CanNote, Executor, lacks
 from presage.core.state import State
 from presage.model import event as ev
@@ -38,7 +38,7 @@ from presage.model.errors import (
     StaleLease,
     StoreUnavailable,
 )
-from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, StopIntent
+from presage.model.job import Job, JobSpec
 from presage.store.records import ArrayRow, AuditEntry, JobChange, JobRow, Notification
 from presage.store.sql import SqlStore
 
@@ -309,22 +309,14 @@ class Live:
             if "presage/webhooks" in job.spec.labels:
                 row = self.store.jobs.get(job.id)
                 self._remember_webhooks(row)
-        decider = self._deciders.follow(state.rules)
-        started = self._deciders.started.name
-        if decider.chosen and decider.name != started:
-            log.warning(
-                "policy %s decides: it was chosen with `presage policy set`. This server was "
-                "started with %s, which counts again after `presage policy reset`",
-                decider.name,
-                started,
-            )
+        decider = self._deciders.begin(state.rules)
         return Engine(decider.make(), decider.predict, state), position
 
     def _first_turn(self, engine: Engine, executor: LiveExecutor, journal: _Journal) -> None:
         """Make the nodes what the executor says, decide, and send again what is unconfirmed."""
         state = engine.state
         rules = self._deciders.now.rules(lacks(executor))
-        unconfirmed = [d for d in _unconfirmed(state) if type(d).__name__ not in rules.lacks]
+        again = [d for d in unconfirmed(state) if type(d).__name__ not in rules.lacks]
         there = {node.name: node for node in executor.nodes()}
         known = {state.capacity.nodes[i].name: i for i in state.capacity.index.values()}
         facts: list[ev.Fact] = [] if state.rules == rules else [rules]
@@ -339,7 +331,7 @@ class Live:
             elif state.capacity.nodes[i] != node:
                 self._returning[name] = node
                 facts.append(ev.NodeDown(name))
-        act(executor, unconfirmed)
+        act(executor, again)
         step(engine, executor, journal, self._now(state), facts, lease=self._lease)
 
     def _returned(self, state: State) -> list[ev.Fact]:
@@ -550,21 +542,6 @@ class _Journal:
                 self._position, state.now, body, lease=self._live._lease
             )
         self.since_snapshot = 0
-
-
-def _unconfirmed(state: State) -> Iterable[ev.Decision]:
-    """Decisions that the world may not have heard of: sending them again does no harm."""
-    for job in state.active.values():
-        if job.state is JobState.STOPPING:
-            reason = job.reason or Reason(ReasonCode.REQUESTED, "stopped")
-            yield ev.Stop(job.id, job.attempt, job.intent or StopIntent.REQUEUE, reason)
-        else:
-            yield ev.Launch(job.id, job.attempt, job.allocation)
-            if job.resizing is not None:
-                yield ev.Resize(job.id, job.attempt, job.resizing)
-            if job.limits is not None:
-                reason = Reason(ReasonCode.OK, "limits it had")
-                yield ev.Limit(job.id, job.attempt, job.limits, reason)
 
 
 def _never_fits(engine: Engine, request: _Pending) -> NeverFits | None:

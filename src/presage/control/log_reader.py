@@ -21,6 +21,8 @@ __all__ = ["WorkerLog", "check_there", "merged", "read_log", "tail_offset", "wor
 
 _CHUNK = 1 << 16
 _LISTED = 8
+_MARK = 4096
+"""Bytes by which a place in a log is found again."""
 
 
 class WorkerLog:
@@ -32,6 +34,8 @@ class WorkerLog:
         self._path, self._secrets = path, secrets
         self._attempt, self._worker = attempt, worker
         self.offset = offset
+        self._mark = b""
+        """The bytes of the file before the offset, to find the place again once it was cut."""
 
     def pieces(self, whole: bool) -> Iterator[dict[str, Any]]:
         """What was written since, in pieces that each have one time. Unless the log is whole, an
@@ -40,8 +44,10 @@ class WorkerLog:
             stat = self._path.stat()
         except OSError:
             return
-        if stat.st_size < self.offset:  # it was cut; its first line says so
-            self.offset = 0
+        if _part(self._path, self.offset - len(self._mark), self.offset) != self._mark or (
+            stat.st_size < self.offset
+        ):
+            self.offset = self._place_after_cut()
         sizes, times = read_times(times_beside(self._path))
         while chunk := read_log(self._path, self.offset, self._secrets, whole):
             start, end = self.offset, self.offset + len(chunk)
@@ -60,6 +66,24 @@ class WorkerLog:
                 }
                 start = stop
             self.offset = end
+            self._mark = _part(self._path, max(0, end - _MARK), end)
+
+    def _place_after_cut(self) -> int:
+        """Where to go on in a log whose beginning is gone; at its first line, which says so, when
+        what comes next went with it."""
+        kept = _part(self._path, 0, 1 << 62)
+        found = kept.rfind(self._mark) if self._mark else -1
+        return found + len(self._mark) if found >= 0 else 0
+
+
+def _part(path: Path, start: int, end: int) -> bytes:
+    """Bytes of a file as they are, as far as it has them."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, start))
+            return file.read(end - max(0, start)) if end < 1 << 62 else file.read()
+    except OSError:
+        return b""
 
 
 def merged(logs: Sequence[WorkerLog], whole: bool) -> Iterator[dict[str, Any]]:

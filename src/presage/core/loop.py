@@ -15,8 +15,9 @@ from presage.core.ports import Executor, KeepsSnapshots, Store
 from presage.core.state import State
 from presage.model.errors import InternalError
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop, Woke
+from presage.model.job import JobState, Reason, ReasonCode, StopIntent
 
-__all__ = ["act", "fold", "recover", "step"]
+__all__ = ["act", "fold", "recover", "step", "unconfirmed"]
 
 
 def step(
@@ -77,6 +78,21 @@ def fold(journal: Iterable[tuple[float, Event]], state: State | None = None) -> 
         state.apply_all(now, map(itemgetter(1), events))
     state.apply_all(state.now, ())  # what ended then is no news
     return state
+
+
+def unconfirmed(state: State) -> Iterable[Decision]:
+    """Decisions that the world may not have heard of: sending them again does no harm."""
+    for job in state.active.values():
+        if job.state is JobState.STOPPING:
+            reason = job.reason or Reason(ReasonCode.REQUESTED, "stopped")
+            yield Stop(job.id, job.attempt, job.intent or StopIntent.REQUEUE, reason)
+        else:
+            yield Launch(job.id, job.attempt, job.allocation)
+            if job.resizing is not None:
+                yield Resize(job.id, job.attempt, job.resizing)
+            if job.limits is not None:
+                reason = Reason(ReasonCode.OK, "limits it had")
+                yield Limit(job.id, job.attempt, job.limits, reason)
 
 
 def recover(store: Store) -> tuple[State, int]:

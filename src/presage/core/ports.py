@@ -16,7 +16,7 @@ from presage.model.estimate import Estimate
 from presage.model.event import Decision, Event, Fact, Launch, Limit, Resize, Stop
 from presage.model.job import Job, Reason
 from presage.model.speed import SpeedBook
-from presage.model.watched import Sight
+from presage.model.watched import SeenCluster
 
 if TYPE_CHECKING:
     from socket import socket
@@ -202,7 +202,7 @@ class ClusterSource(Protocol):
     name: str
     """What tells it from others of its kind."""
 
-    def look(self, since: float, alive: Collection[str]) -> Sight:
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         """Everything that waits and runs now, and what became of the jobs that ended since then
         or that were thought `alive`; raises WatchError while the cluster does not answer."""
         ...

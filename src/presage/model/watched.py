@@ -15,7 +15,7 @@ from presage.model.cluster import Node, Resources
 from presage.model.event import Outcome
 from presage.model.job import Dependency, Reason, Role
 
-__all__ = ["NodeState", "SeenEnd", "SeenJob", "SeenNode", "SeenRun", "SeenWorker", "Sight"]
+__all__ = ["NodeState", "SeenCluster", "SeenEnd", "SeenJob", "SeenNode", "SeenRun", "SeenWorker"]
 
 
 class NodeState(StrEnum):
@@ -116,7 +116,7 @@ class SeenJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SeenCluster:
     """All that was seen at one moment."""
 
     now: float

@@ -31,7 +31,7 @@ from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduc
 from presage.sim.clusters import read_cluster
 from presage.sim.run import simulate
 from presage.sim.speed import MeasuredSpeed
-from presage.sim.traces import COLUMNS, Trace, read_trace
+from presage.sim.traces import Trace, complete, read_trace
 from presage.sim.world import WorldRules
 
 __all__ = [
@@ -387,15 +387,8 @@ def _setup(
         min_workers=pl.col("workers"),
         max_workers=pl.col("workers") * MOST,
         estimate_s=pl.Series(frame["duration_s"].to_numpy() * noise),
-        **{key: pl.lit("default" if key == "queue" else "") for key in ("queue", "owner")},
-        gpu_types=pl.lit(""),
-        workload=pl.lit(""),
-        after=pl.lit(""),
     )
-    rest = {key: 0 for key in COLUMNS if key not in full.columns and key != "utilization"}
-    full = full.with_columns(utilization=pl.lit(None), **{k: pl.lit(v) for k, v in rest.items()})
-    jobs = full.select(pl.col(key).cast(kind) for key, kind in COLUMNS.items())
-    return ElasticSetup(Trace(name, "native", jobs), cluster, trainings, node_gpus)
+    return ElasticSetup(Trace(name, "native", complete(full)), cluster, trainings, node_gpus)
 
 
 # -- one run ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from presage.reproduce._pairs import (
 )
 from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduction
 from presage.sim.run import simulate
-from presage.sim.traces import COLUMNS, Trace
+from presage.sim.traces import Trace, complete
 from presage.sim.world import WorldRules
 
 __all__ = ["POLICIES", "Batch", "ColocationFigures", "draw", "longest", "measure", "run"]
@@ -174,11 +174,8 @@ def draw(measured: MeasuredPairs, errors: Errors, seed: int, error: float) -> Ba
         "gpu_memory_mib": [int(np.ceil(one.memory_mib)) for one in alone],
         "utilization": [one.util_pct / 100 for one in alone],
     }
-    nothing = {"workers": None, "min_workers": None, "max_workers": None, "estimate_s": None}
-    texts = {"gpu_types": "", "queue": "default", "owner": "", "workload": "", "after": ""}
-    columns = {name: [{**nothing, **texts}.get(name, 0)] * JOBS for name in COLUMNS} | given
     return Batch(
-        Trace("hotcloud20", "drawn", pl.DataFrame(columns, schema=COLUMNS)),
+        Trace("hotcloud20", "drawn", complete(pl.DataFrame(given))),
         names,
         [errors.foresee(*of, error, mistakes) for of in zip(alone, durations, strict=True)],
     )

@@ -30,7 +30,7 @@ from presage.reproduce._pairs import (
 from presage.reproduce.result import Chart, Progress, ReproducedFigure, Reproduction
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
-from presage.sim.traces import COLUMNS, Trace
+from presage.sim.traces import Trace, complete
 from presage.sim.world import WorldRules
 
 __all__ = ["Week", "given_week", "itp_week", "philly_week", "run", "simulate_week"]
@@ -235,23 +235,11 @@ def nodes(count: int) -> list[Node]:
 
 def _trace(jobs: pl.DataFrame, memory: pl.Series) -> Trace:
     """Jobs as the simulator takes them."""
-    given = {"job_id", "submit_s", "duration_s", "estimate_s"}
-    rest = {"queue": "default", "owner": "", "gpu_types": "", "workload": "", "after": ""}
-    frame = jobs.with_columns(gpu_milli=pl.col("gpus") * WHOLE_GPU, gpu_memory_mib=memory).select(
-        (
-            pl.col(name)
-            if name in given or name in ("gpu_milli", "gpu_memory_mib")
-            else pl.lit(rest.get(name, None if name in _OPEN else 0))
-        )
-        .cast(dtype)
-        .alias(name)
-        for name, dtype in COLUMNS.items()
+    gpus = pl.col("gpus") * WHOLE_GPU
+    given = ("job_id", "submit_s", "duration_s", "estimate_s")
+    return Trace(
+        "week", "lucid", complete(jobs.select(*given, gpu_milli=gpus, gpu_memory_mib=memory))
     )
-    return Trace("week", "lucid", frame)
-
-
-_OPEN = ("workers", "min_workers", "max_workers", "utilization")
-"""Columns that say nothing here."""
 
 
 # -- what came out ------------------------------------------------------------------------------

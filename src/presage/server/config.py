@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from presage.control.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
 from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.node.messages import SlurmSetup
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
@@ -85,10 +86,48 @@ class KubernetesSection(_Section):
         return ClusterUse(**self.model_dump())
 
 
+class SlurmSection(_Section):
+    """How jobs use a Slurm; `SlurmSetup` says what each is."""
+
+    mode: Literal["jobs", "pilot"] = "jobs"
+    partition: str | None = None
+    options: tuple[str, ...] = ()
+    time_limit: str | None = None
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    gpus: Annotated[int | None, Field(ge=0)] = None
+    cpus: Annotated[int | None, Field(ge=1)] = None
+    memory: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        for name, read in (("time_limit", duration_s), ("memory", memory_mib)):
+            given = getattr(self, name)
+            try:
+                if given is not None:
+                    read(given)
+            except ValueError as error:
+                raise misplaced(str(error), name) from None
+        return self
+
+    def setup(self, data: Path) -> SlurmSetup:
+        """The same for the executor."""
+        return SlurmSetup(
+            data=str(data),
+            mode=self.mode,
+            partition=self.partition,
+            options=self.options,
+            time_limit_s=duration_s(self.time_limit) if self.time_limit else None,
+            pilot_nodes=self.nodes,
+            pilot_gpus=self.gpus,
+            pilot_cpus=self.cpus,
+            pilot_memory_mib=memory_mib(self.memory) if self.memory else None,
+        )
+
+
 class ExecutorSection(_Section):
     """What runs the jobs."""
 
-    kind: Literal["local", "ray", "kubernetes"] = "local"
+    kind: Literal["local", "ray", "kubernetes", "slurm"] = "local"
     nodes: str | None = None
     ray_address: str | None = None
     ray_shared: Path | None = None
@@ -96,6 +135,7 @@ class ExecutorSection(_Section):
     namespace: str | None = None
     adopt: bool = False
     kubernetes: KubernetesSection = KubernetesSection()
+    slurm: SlurmSection = SlurmSection()
     rightsize: bool = False
 
 
@@ -198,6 +238,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "context": ("executor", "context"),
     "namespace": ("executor", "namespace"),
     "adopt": ("executor", "adopt"),
+    "slurm_mode": ("executor", "slurm", "mode"),
+    "partition": ("executor", "slurm", "partition"),
+    "slurm_nodes": ("executor", "slurm", "nodes"),
     "rightsize": ("executor", "rightsize"),
     "log_file": ("logging", "file"),
     "oidc_issuer": ("oidc", "issuer"),
@@ -257,6 +300,9 @@ def _changed(file: ServerFile, values: Mapping[tuple[str, ...], Any]) -> ServerF
     sections: dict[str, dict[str, Any]] = {}
     update: dict[str, Any] = {}
     for (first, *rest), value in values.items():
+        if len(rest) == 2:  # a section in a section
+            inner = sections.get(first, {}).get(rest[0]) or getattr(getattr(file, first), rest[0])
+            value = inner.model_copy(update={rest[1]: value})
         if rest:
             sections.setdefault(first, {})[rest[0]] = value
         else:

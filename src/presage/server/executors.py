@@ -13,6 +13,11 @@ from presage.executors.local.executor import LocalExecutor
 from presage.executors.node.messages import JobFile
 from presage.executors.node.wire import write
 from presage.executors.ray.executor import RayExecutor
+from presage.executors.slurm.executor import (
+    SlurmExecutor,
+    SlurmJobsExecutor,
+    SlurmPilotExecutor,
+)
 from presage.layout import Layout
 from presage.model.job import JobSpec
 from presage.store.records import JobRow
@@ -33,7 +38,7 @@ def make_executor(service: Service) -> LiveExecutor:
             spec = service.live.spec(job)
             write_job_file(service.layout, row, spec, settings.most_results)
 
-    executor: LocalExecutor | RayExecutor | KubernetesExecutor
+    executor: LocalExecutor | RayExecutor | KubernetesExecutor | SlurmExecutor
     if settings.kubernetes is not None:
         link = settings.kubernetes
         executor = KubernetesExecutor(settings.data, link.api, link.use, log_cap=settings.most_log)
@@ -48,6 +53,9 @@ def make_executor(service: Service) -> LiveExecutor:
                 on_news=executor.wake,
             )
             return DropInExecutor(executor, adopted)
+    elif settings.slurm is not None:
+        kind = SlurmJobsExecutor if settings.slurm.setup.mode == "jobs" else SlurmPilotExecutor
+        executor = kind(settings.data, settings.slurm, log_cap=settings.most_log)
     elif settings.ray is not None:
         executor = RayExecutor(
             settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log

@@ -138,7 +138,7 @@ class Service:
             live, store, self.estimator, layout, settings.queues, rules.check, may_see
         )
         self.sweeps = Sweeps(self.requests, store)
-        elsewhere = settings.ray or settings.kubernetes
+        elsewhere = settings.ray or settings.kubernetes or settings.slurm
         self.memory_limits = "" if elsewhere else how_memory_is_held(delegated_group())
         """What holds workers to their memory on this machine."""
         self.risks = Risks(layout, store.jobs, settings.ray_shared)

@@ -13,6 +13,7 @@ from presage.control.access_config import AccessConfig, OidcConfig
 from presage.control.retention import KINDS, KeepRule
 from presage.executors.kubernetes.settings import KubernetesLink
 from presage.executors.ray.executor import RayLink
+from presage.executors.slurm.executor import SlurmLink
 from presage.layout import Layout
 from presage.model.cluster import Node
 from presage.model.errors import UserError
@@ -67,6 +68,8 @@ class Settings:
     """Where all nodes of that cluster and this machine find the same files."""
     kubernetes: KubernetesLink | None = None
     """The cluster that the executor `kubernetes` runs jobs in."""
+    slurm: SlurmLink | None = None
+    """The Slurm that the executor `slurm` runs jobs under."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""

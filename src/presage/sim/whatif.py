@@ -223,13 +223,15 @@ def fairness(result: SimResult, trace: Trace) -> float | None:
     """Jain's index over owners (over queues where nobody has a name) of their mean slowdown.
 
     1: every owner's jobs are held up alike; 1/n: one of n bears it all. The slowdown of a job is
-    its completion time ÷ its run time, runs below 10 s counted as 10 s. None if nothing finished.
+    its completion time ÷ its run time, runs below 10 s counted as 10 s. One that ran faster than
+    it was measured, on faster GPUs, has the run time that it had. None if nothing finished.
     """
     by = "owner" if trace.jobs["owner"].n_unique() > 1 else "queue"
-    jobs = result.jobs.select("job_id", "jct_s", "status").join(
+    jobs = result.jobs.select("job_id", "jct_s", "wait_s", "status").join(
         trace.jobs.select("job_id", by, "duration_s"), on="job_id"
     )
-    slowdown = (pl.col("jct_s") / pl.col("duration_s").clip(10.0)).clip(1.0).alias("slowdown")
+    ran = pl.min_horizontal("duration_s", pl.col("jct_s") - pl.col("wait_s")).clip(10.0)
+    slowdown = (pl.col("jct_s") / ran).clip(1.0).alias("slowdown")
     done = jobs.filter(pl.col("status") == "finished").select(by, slowdown)
     means = done.group_by(by).mean()["slowdown"].to_numpy()
     if not means.size:

@@ -128,7 +128,7 @@ class _SwitchForm:
 
         def shows() -> None:
             if rows:
-                _table(rows)
+                _beside(rows)
 
         question = f"Decide by {wanted} instead of {now}?"
         if await confirm(question, lines, f"Decide by {wanted}", shows=shows):
@@ -240,6 +240,24 @@ def _audit_words(audit: dict[str, Any]) -> str:
     return f"Audit: {count} decisions come out the same; at {at} one comes out otherwise."
 
 
+def _beside(rows: dict[str, dict[str, Any]]) -> None:
+    """A column for each policy: few of them, in little room."""
+    with ui.element("table").classes("list"):
+        with ui.element("thead"), ui.element("tr"):
+            for name in ("", *rows):
+                Tag("th", name, scope="col")
+        with ui.element("tbody"):
+            for key, (name, text) in FIGURES.items():
+                with ui.element("tr"):
+                    Tag("th", name, scope="row")
+                    for figures in rows.values():
+                        Tag("td", _cell(figures[key], text))
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> str:
+    return "–" if value is None else text(value)
+
+
 def _table(rows: dict[str, dict[str, Any]]) -> None:
     with ui.element("div").classes("scroll"), ui.element("table").classes("list cards"):
         with ui.element("thead"), ui.element("tr"):
@@ -251,8 +269,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> None:
                 with ui.element("tr"):
                     Tag("td", policy, data_label="Policy")
                     for key, (name, text) in FIGURES.items():
-                        value = figures[key]
-                        Tag("td", "–" if value is None else text(value), data_label=name)
+                        Tag("td", _cell(figures[key], text), data_label=name)
 
 
 def _chart(rows: dict[str, dict[str, Any]]) -> None:

@@ -17,12 +17,12 @@ from presage.model.event import Outcome
 from presage.model.job import JobState, Reason, ReasonCode, Role
 from presage.model.watched import (
     NodeState,
+    SeenCluster,
     SeenEnd,
     SeenJob,
     SeenNode,
     SeenRun,
     SeenWorker,
-    Sight,
 )
 
 GPU = Resources(cpu_milli=1000, gpu_milli=1000)
@@ -49,7 +49,7 @@ class Watched:
     def see(self, now: float, *jobs: SeenJob, nodes: tuple[SeenNode, ...] = NODES) -> list[str]:
         """The names of the events that follow."""
         names = []
-        for at, facts, decisions in self.follower.follow(Sight(now, jobs, nodes)):
+        for at, facts, decisions in self.follower.follow(SeenCluster(now, jobs, nodes)):
             state = self.follower.state
             self.ended |= {job.id: at for job in state.ended}
             state.check()

@@ -14,13 +14,13 @@ from presage.control.watch.answers import WatchedCluster, held_gpus
 from presage.control.watch.busy import Busy
 from presage.control.watch.outlook import ahead_of, present
 from presage.control.watch.scores import Forecast, Scored, read_scores, report
-from presage.control.watch.watcher import Watcher, latest
+from presage.control.watch.watcher import ClusterWatcher, latest
 from presage.core.loop import fold
 from presage.model.cluster import Device, LabelRule, Node, Resources, Where
 from presage.model.errors import NotFound, UserError, WatchError
 from presage.model.event import JobSubmitted, Outcome
 from presage.model.job import Dependency, JobSpec, Role
-from presage.model.watched import SeenEnd, SeenJob, SeenNode, SeenRun, SeenWorker, Sight
+from presage.model.watched import SeenCluster, SeenEnd, SeenJob, SeenNode, SeenRun, SeenWorker
 from presage.server.watching import create_watch_app
 from presage.store import open_store
 from presage.store.sql import SqlStore
@@ -52,15 +52,15 @@ class MadeSource:
     name = "made"
 
     def __init__(self) -> None:
-        self.sight = Sight(1000.0, (), NODES)
+        self.sight = SeenCluster(1000.0, (), NODES)
         self.since: list[float] = []
         self.down = False
         self.notes: dict[str, str] = {}
 
     def show(self, now: float, *jobs: SeenJob) -> None:
-        self.sight = Sight(now, jobs, NODES, ("much is hidden",))
+        self.sight = SeenCluster(now, jobs, NODES, ("much is hidden",))
 
-    def look(self, since: float, alive: Collection[str]) -> Sight:
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         if self.down:
             raise WatchError("nobody answers")
         self.since.append(since)
@@ -85,9 +85,9 @@ def source() -> MadeSource:
     return MadeSource()
 
 
-def run_two(store: SqlStore, source: MadeSource) -> Watcher:
+def run_two(store: SqlStore, source: MadeSource) -> ClusterWatcher:
     """Two GPUs of `long` are held, one job waits for one of them."""
-    watcher = Watcher(store, source, "me", clock=lambda: 1000.0)
+    watcher = ClusterWatcher(store, source, "me", clock=lambda: 1000.0)
     first = [started(job(n, 900.0, on="long"), 950.0, "long") for n in (1, 2)]
     source.show(1000.0, *first, job(3, 990.0, on="long"), job(4, 995.0, 2, on="long"))
     watcher.turn()
@@ -114,7 +114,7 @@ def test_it_goes_on_after_a_kill_and_scores_what_happened_meanwhile(
     over = SeenEnd(1500.0, Outcome.SUCCEEDED)
     first = [started(job(n, 900.0, on="long"), 950.0, "long", over) for n in (1, 2)]
     source.show(2000.0, *first, third, job(4, 995.0, 2, on="long"))
-    Watcher(store, source, "me", clock=lambda: 2000.0).turn()
+    ClusterWatcher(store, source, "me", clock=lambda: 2000.0).turn()
     scored = read_scores(store.knowledge)
     assert [(one.job, one.started_at, one.forecast.made_at) for one in scored] == [
         ("3", 1500.0, 1000.0)
@@ -125,14 +125,14 @@ def test_it_goes_on_after_a_kill_and_scores_what_happened_meanwhile(
 
 
 def test_run_times_are_learned_from_what_ended(store: SqlStore, source: MadeSource) -> None:
-    watcher = Watcher(store, source, "me", clock=lambda: 50_000.0)
+    watcher = ClusterWatcher(store, source, "me", clock=lambda: 50_000.0)
     past = [
         started(job(n, 10.0 * n), 10.0 * n, "long", SeenEnd(10.0 * n + 600, Outcome.SUCCEEDED))
         for n in range(1, 60)
     ]
     source.show(50_000.0, *past)
     watcher.turn()
-    again = Watcher(store, source, "me")
+    again = ClusterWatcher(store, source, "me")
     for known in (watcher, again):
         usual = known.learner.history.estimate(JobSpec("x", (Role(resources=GPU),)), 0.0, 50_000.0)
         assert usual.p50 == pytest.approx(600.0, rel=0.2)
@@ -141,17 +141,17 @@ def test_run_times_are_learned_from_what_ended(store: SqlStore, source: MadeSour
 def test_one_directory_is_one_watched_cluster(store: SqlStore, source: MadeSource) -> None:
     run_two(store, source)
     with pytest.raises(WatchError, match="another process watches"):
-        Watcher(store, source, "somebody else")
+        ClusterWatcher(store, source, "somebody else")
     other = MadeSource()
     other.name = "other"
     with pytest.raises(WatchError, match="watches the slurm cluster made, not slurm other"):
-        Watcher(store, other, "me")
+        ClusterWatcher(store, other, "me")
 
 
 def test_the_directory_of_a_server_is_left_alone(store: SqlStore, source: MadeSource) -> None:
     store.append(1.0, [JobSubmitted(JobSpec("a", (Role(),)))], [])
     with pytest.raises(WatchError, match="the journal of a server"):
-        Watcher(store, source, "me")
+        ClusterWatcher(store, source, "me")
     with pytest.raises(WatchError, match="the journal of a server"):
         WatchedCluster(store)
 
@@ -181,7 +181,7 @@ def test_notes_are_written_only_where_somebody_asked_for_it(
 ) -> None:
     run_two(store, source)
     assert source.notes == {}
-    watcher = Watcher(store, source, "me", clock=lambda: 1000.0, note=source.annotate)
+    watcher = ClusterWatcher(store, source, "me", clock=lambda: 1000.0, note=source.annotate)
     source.show(1020.0, *source.sight.jobs)
     watcher.turn()
     assert set(source.notes) == {"3", "4"}
@@ -195,7 +195,7 @@ def test_who_waits_is_in_the_order_of_the_scheduler_there() -> None:
     running = started(job(1, 900.0, 2), 950.0, "long")
     held, blocked = replace(job(2, 960.0), held="its owner holds it"), job(5, 970.0)
     blocked = replace(blocked, after=(Dependency("1"),))
-    sight = Sight(1000.0, (running, held, job(4, 990.0), job(3, 980.0), blocked), NODES)
+    sight = SeenCluster(1000.0, (running, held, job(4, 990.0), job(3, 980.0), blocked), NODES)
     state = present(sight)
     assert list(state.pending) == ["4", "3"]
     assert list(state.gates.blocked) == ["5"]
@@ -239,7 +239,7 @@ def test_gpus_that_are_held_and_idle() -> None:
         replace(one, runs=(replace(one.runs[0], workers=(SeenWorker("long", GPU, (k,)),)),))
         for k, one in enumerate((busy, lazy))
     ]
-    sight = Sight(1000.0, tuple(with_devices), NODES)
+    sight = SeenCluster(1000.0, tuple(with_devices), NODES)
     held = held_gpus(sight, Busy({("long", 0): 0.9, ("long", 1): 0.01}))
     assert [(one.job, one.idle) for one in held] == [("2", True), ("1", False)]
     pods = held_gpus(sight, Busy(pods={"2": 0.5}))
@@ -247,7 +247,7 @@ def test_gpus_that_are_held_and_idle() -> None:
 
 
 def test_what_another_policy_would_have_done(store: SqlStore, source: MadeSource) -> None:
-    watcher = Watcher(store, source, "me", clock=lambda: 5000.0)
+    watcher = ClusterWatcher(store, source, "me", clock=lambda: 5000.0)
     over = [SeenEnd(1000.0, Outcome.SUCCEEDED), SeenEnd(1100.0, Outcome.SUCCEEDED)]
     jobs = [started(job(k, 100.0, 2), 200.0 + 800 * k, "long", end) for k, end in enumerate(over)]
     source.show(5000.0, *jobs)

@@ -24,7 +24,7 @@ _AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _LastNote:
     """What was said of a job."""
 
     at: float
@@ -49,7 +49,7 @@ class WaitNotes:
     ) -> None:
         self.every_s = every_s
         self._marked, self._explain, self._eta, self._note = marked, explain, eta, note
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _LastNote] = {}
         self._next = 0
 
     def look(self, now: float, ask: StateReader, telemetry: Telemetry) -> Iterable[Fact]:
@@ -77,7 +77,7 @@ class WaitNotes:
             expected = said.soonest is not None and said.latest is not None
             if likely is None or (expected and said.soonest <= likely <= said.latest):  # type: ignore[operator]
                 return
-        self._told[job] = _Told(now, reason.code, at.get("p10"), at.get("p90"))
+        self._told[job] = _LastNote(now, reason.code, at.get("p10"), at.get("p90"))
         self._note(job, f"{reason.text}{_foreseen(at)}")
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from presage.control.advisors.starts import eta_view
 from presage.control.watch.busy import Busy
-from presage.control.watch.outlook import Learner, Outlook, ahead_of
+from presage.control.watch.outlook import Outlook, RunLearner, ahead_of
 from presage.control.watch.scores import Scores, read_scores, report
 from presage.control.watch.watcher import check_directory, latest
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import ConfigError, NotFound, WatchError
-from presage.model.watched import NodeState, SeenJob, Sight
+from presage.model.watched import NodeState, SeenCluster, SeenJob
 from presage.model.words import duration
 from presage.policy import registry
 from presage.policy.config import ConfigFile
@@ -52,7 +52,7 @@ class Held:
         return self.busy is not None and self.busy < _IDLE
 
 
-def held_gpus(sight: Sight, measured: Busy | None = None) -> list[Held]:
+def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[Held]:
     """Which GPUs are held by whom; those that do nothing first, then the most."""
     found = []
     for seen in sight.jobs:
@@ -194,13 +194,13 @@ class WatchedCluster:
             "notes": notes,
         }
 
-    def _outlook(self, sight: Sight) -> Outlook:
-        learner = Learner()
+    def _outlook(self, sight: SeenCluster) -> Outlook:
+        learner = RunLearner()
         learner.read(iter(self._store.read(learner.since(self._store.position()))))
         scores = Scores(self._store.knowledge)
         return Outlook(self.kind, learner.history, scores.calibration(sight.now))
 
-    def _over(self, asked: str, sight: Sight, now: float) -> dict[str, Any]:
+    def _over(self, asked: str, sight: SeenCluster, now: float) -> dict[str, Any]:
         row = self._store.jobs.get(asked)
         if row is None:  # a pod, without the end of its id
             row = next(iter(self._store.jobs.beginning(f"{asked}@", limit=1)), None)
@@ -219,7 +219,7 @@ def _ended(row: JobRow, now: float) -> str:
     return "" if row.ended_at is None else f"it ended {duration(now - row.ended_at)} ago"
 
 
-def _find(sight: Sight, asked: str) -> SeenJob | None:
+def _find(sight: SeenCluster, asked: str) -> SeenJob | None:
     """A job by its id, the part of it before `@`, a pod without its namespace, or its name."""
     for kind in range(4):
         found = [seen for seen in sight.jobs if _names(seen)[kind] == asked]

@@ -28,12 +28,12 @@ from presage.model.event import Outcome
 from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, Role, StopIntent
 from presage.model.watched import (
     NodeState,
+    SeenCluster,
     SeenEnd,
     SeenJob,
     SeenNode,
     SeenRun,
     SeenWorker,
-    Sight,
 )
 
 __all__ = ["EndedBefore", "Follower", "Step", "spec_of"]
@@ -84,7 +84,7 @@ class Follower:
         self._there: set[str] = set()
         """Jobs of the state that are seen."""
 
-    def follow(self, sight: Sight) -> Iterator[Step]:
+    def follow(self, sight: SeenCluster) -> Iterator[Step]:
         """Bring the state up to what is seen; each step is applied when it is handed out."""
         state = self.state
         self._there.clear()
@@ -155,7 +155,7 @@ class Follower:
                 end = seen.end or SeenEnd(seen.ended_at, Outcome.STOPPED, _CANCELLED)
             yield _News(end.at, _Rank.END, _bind(_over, job.id, job.attempt, end))
 
-    def _of_missing(self, sight: Sight) -> Iterable[_News]:
+    def _of_missing(self, sight: SeenCluster) -> Iterable[_News]:
         """Jobs of the state that the cluster no longer knows."""
         for job_id, job in self.state.jobs.items():
             if job_id in self._there:
@@ -232,7 +232,7 @@ class Follower:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def _of_nodes(self, sight: Sight, began: float) -> Iterable[_News]:
+    def _of_nodes(self, sight: SeenCluster, began: float) -> Iterable[_News]:
         there = {seen.node.name: seen for seen in sight.nodes}
         for seen in sight.nodes:
             yield _News(began, _Rank.NODE, _bind(self._node, seen))

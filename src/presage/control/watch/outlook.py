@@ -22,7 +22,7 @@ from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import ANYWHERE, WHOLE_GPU, gpu_count
 from presage.model.job import JobSpec
-from presage.model.watched import SeenJob, Sight
+from presage.model.watched import SeenCluster, SeenJob
 from presage.model.words import duration
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
@@ -31,7 +31,7 @@ from presage.sim.calibrate import Calibration
 from presage.sim.helps import Option, what_would_help
 from presage.sim.history import RuntimeHistory
 
-__all__ = ["SCHEDULERS", "Learner", "Outlook", "ahead_of", "present"]
+__all__ = ["SCHEDULERS", "Outlook", "RunLearner", "ahead_of", "present"]
 
 SCHEDULERS = {
     "slurm": PolicyConfig(order="fifo", backfill=True, backfill_depth=1000),
@@ -45,7 +45,7 @@ _LEARNED_EVENTS = 100_000
 """The end of a journal that a start learns from."""
 
 
-def present(sight: Sight) -> State:
+def present(sight: SeenCluster) -> State:
     """What was seen as a state that can be run ahead. Jobs that do not take part now are not in
     it; those that wait are in the order of their scheduler."""
     state = State()
@@ -67,7 +67,7 @@ def _takes_part(seen: SeenJob, now: float) -> bool:
     return waits and not seen.held and (seen.not_before is None or seen.not_before <= now)
 
 
-class Learner:
+class RunLearner:
     """How long jobs run, from the events of a journal."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Outlook:
     history: RuntimeHistory
     calibration: Calibration
 
-    def starts(self, sight: Sight, *, samples: int = _SAMPLES) -> StartForecast:
+    def starts(self, sight: SeenCluster, *, samples: int = _SAMPLES) -> StartForecast:
         """When the jobs that wait will start, as it comes out of the runs ahead."""
         return run_ahead(
             present(sight),
@@ -132,7 +132,7 @@ class Outlook:
             for job, start in forecast.starts.items()
         }
 
-    def helps(self, sight: Sight, job_id: str) -> tuple[Start | None, list[Option]]:
+    def helps(self, sight: SeenCluster, job_id: str) -> tuple[Start | None, list[Option]]:
         """When one job will start, and what would let it start earlier."""
         state = present(sight)
         if job_id not in state.pending:
@@ -151,7 +151,7 @@ class Outlook:
             variants=list(self._variants(sight, spec)),
         )
 
-    def _variants(self, sight: Sight, spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    def _variants(self, sight: SeenCluster, spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         """What an owner could ask for instead."""
         role = spec.roles[0]
         if role.min > 1:
@@ -180,7 +180,7 @@ class Outlook:
         return lambda: registry.build(config)
 
 
-def ahead_of(sight: Sight, job_id: str) -> list[str]:
+def ahead_of(sight: SeenCluster, job_id: str) -> list[str]:
     """The jobs that take part and come before one, the first of them first."""
     names: list[str] = []
     for seen in sight.jobs:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from presage.core.ports import Entry, Knowledge
-from presage.model.watched import Sight
+from presage.model.watched import SeenCluster
 from presage.sim.ahead import Start, StartForecast
 from presage.sim.calibrate import Calibration, ForecastLog
 
@@ -86,7 +86,9 @@ class Scores:
         """What the outcomes so far teach."""
         return self._log.calibration(now)
 
-    def foreseen(self, forecast: StartForecast, told: Mapping[str, Start], sight: Sight) -> None:
+    def foreseen(
+        self, forecast: StartForecast, told: Mapping[str, Start], sight: SeenCluster
+    ) -> None:
         """Keep the first forecast of each job, and the scheduler's own beside ours."""
         now, horizon_s = forecast.now, forecast.horizon_s
         for seen in sight.jobs:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from presage.control.board import changes_of
 from presage.control.watch import ABOUT
 from presage.control.watch.follow import Follower
-from presage.control.watch.outlook import Learner, Outlook
+from presage.control.watch.outlook import Outlook, RunLearner
 from presage.control.watch.scores import Scores
 from presage.core.loop import recover
 from presage.core.ports import ClusterSource, Entry
@@ -27,12 +27,12 @@ from presage.model import event as ev
 from presage.model.codec import decode, encode
 from presage.model.errors import WatchError
 from presage.model.job import JobSpec, JobState
-from presage.model.watched import SeenJob, Sight
+from presage.model.watched import SeenCluster, SeenJob
 from presage.sim.ahead import Start
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Note", "Watcher", "WatcherNews", "check_directory", "latest"]
+__all__ = ["ClusterWatcher", "Note", "WatcherNews", "check_directory", "latest"]
 
 log = logging.getLogger("presage.watch")
 
@@ -54,13 +54,13 @@ Note: TypeAlias = Callable[[str, str], None]
 class WatcherNews:
     """What one turn came to."""
 
-    sight: Sight
+    sight: SeenCluster
     events: int
     starts: dict[str, Start]
     """When jobs will start, as it is told."""
 
 
-class Watcher:
+class ClusterWatcher:
     """Watches one cluster into one store. `past_s` is how far back it reads at the first look."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Watcher:
         self._kept_at = self._position
         self._follower = Follower(state, self._ended_before)
         self._ended: OrderedDict[str, float] = OrderedDict()
-        self.learner = Learner()
+        self.learner = RunLearner()
         for now, event in store.read(self.learner.since(self._position)):
             self.learner.heard(now, event)
         self.scores = Scores(self._knowledge)
@@ -130,7 +130,7 @@ class Watcher:
         self._store.lease.release(self._lease)
         self._source.close()
 
-    def _write(self, sight: Sight) -> int:
+    def _write(self, sight: SeenCluster) -> int:
         """Append what is different to the journal."""
         seen_jobs = {seen.id: seen for seen in sight.jobs}
         state, count = self.state, 0
@@ -159,7 +159,7 @@ class Watcher:
             self.keep_lease()
         return count
 
-    def _foresee(self, sight: Sight) -> None:
+    def _foresee(self, sight: SeenCluster) -> None:
         """Run ahead what was seen, and keep it for whoever asks."""
         outlook = Outlook(
             self._source.kind, self.learner.history, self.scores.calibration(sight.now)
@@ -171,14 +171,14 @@ class Watcher:
         if self._note is not None:
             self._annotate(sight)
         alive = tuple(job for job in sight.jobs if job.ended_at is None)
-        body = Sight(sight.now, alive, sight.nodes, sight.notes)
+        body = SeenCluster(sight.now, alive, sight.nodes, sight.notes)
         starts = {job: asdict(start) for job, start in self._starts.items()}
         self._knowledge.write(
             Entry(SIGHT, json.dumps(encode(body)).encode()),
             Entry(STARTS, json.dumps(starts).encode()),
         )
 
-    def _annotate(self, sight: Sight) -> None:
+    def _annotate(self, sight: SeenCluster) -> None:
         """Tell jobs when they start, where that is new to the minute."""
         texts = {job: _text(sight.now, start) for job, start in self._starts.items()}
         for job, text in texts.items():
@@ -213,12 +213,12 @@ def check_directory(store: SqlStore, source: ClusterSource | None = None) -> dic
     return dict(about)
 
 
-def latest(store: SqlStore) -> tuple[Sight, dict[str, Start]]:
+def latest(store: SqlStore) -> tuple[SeenCluster, dict[str, Start]]:
     """What was last seen, and when jobs will start, as it was told then."""
     body = store.knowledge.get(SIGHT)
     if body is None:
         raise WatchError("nothing was seen yet; is `presage watch` running?")
-    sight: Sight = decode(Sight, json.loads(body))
+    sight: SeenCluster = decode(SeenCluster, json.loads(body))
     starts = json.loads(store.knowledge.get(STARTS) or b"{}")
     return sight, {
         job: Start(**{**start, "nodes": tuple(start["nodes"])}) for job, start in starts.items()

@@ -19,7 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from presage.executors.kubernetes.api import NODES, PODS, KubeApi
-from presage.executors.kubernetes.binding import JOB, WORKER, Binder, Bound, PodName, pod_name
+from presage.executors.kubernetes.binding import (
+    Binder,
+    Bound,
+    PodName,
+    Slot,
+    job_of_pod,
+    pod_name,
+    slot_of_pod,
+)
 from presage.executors.kubernetes.gangs import (
     FOREIGN,
     Gang,
@@ -30,7 +38,7 @@ from presage.executors.kubernetes.gangs import (
 )
 from presage.executors.kubernetes.others import OtherPods, held_devices
 from presage.executors.kubernetes.owners import FRESH_S, Owners
-from presage.executors.kubernetes.pod_ends import Ended, ended_as
+from presage.executors.kubernetes.pod_ends import PodEnd, ended_as
 from presage.executors.kubernetes.pod_events import PodEvents
 from presage.executors.kubernetes.pods import MANAGED
 from presage.executors.kubernetes.reading import Json, is_over, refusals
@@ -45,8 +53,6 @@ __all__ = ["AdoptedPods"]
 _LONGEST_S = 60.0
 """Between two tries to bind a gang."""
 
-Slot = tuple[int, int]
-"""Role and index of a worker."""
 Key = tuple[str, str, str, str]
 
 
@@ -64,7 +70,7 @@ class _Waiting:
 
 
 @dataclass(slots=True, eq=False)
-class _PodRun:
+class _AdoptedRun:
     """A run: its workers, and the pod that each of them is now."""
 
     job: str
@@ -72,7 +78,7 @@ class _PodRun:
     key: Key | None
     places: dict[Slot, Worker]
     members: dict[Slot, str]
-    ends: dict[Slot, Ended] = field(default_factory=dict)
+    ends: dict[Slot, PodEnd] = field(default_factory=dict)
     """How the pod of a worker ended, until another takes its place."""
     started: bool = False
     bound: bool = False
@@ -110,7 +116,7 @@ class AdoptedPods:
         """Pods that wait to be placed and are in no job yet, by gang, in the order they came."""
         self._touched: dict[Key, None] = {}
         self._waiting: dict[str, _Waiting] = {}
-        self._runs: dict[str, _PodRun] = {}
+        self._runs: dict[str, _AdoptedRun] = {}
         self._by_uid: dict[str, tuple[str, Slot]] = {}
         self._by_key: dict[Key, str] = {}
         """The run of a gang."""
@@ -120,6 +126,8 @@ class AdoptedPods:
         """When gangs are looked at again though nothing happened."""
         self._facts: list[ev.Fact] = []
         self._told: dict[str, Node] = {}
+        self._ended: dict[str, dict[Slot, PodEnd]] = {}
+        """How pods ended that were over when we came, by job."""
         self._first = True
         self._now = 0.0
         self._nodes.start()
@@ -141,14 +149,15 @@ class AdoptedPods:
         self._runs[decision.job] = run
         for slot, uid in run.members.items():
             self._by_uid[uid] = decision.job, slot
-        missing = [s for s in run.places if s not in run.members and s not in run.ends]
-        broken = [uid for uid in run.members.values() if not self._can_be_bound(uid)]
-        if missing or broken:
-            names = ", ".join(self._pods[uid]["metadata"]["name"] for uid in broken) or "some"
-            self._undo(run, f"its pods changed before they were bound: {names}")
+        missing = [slot for slot in run.places if slot not in {*run.members, *run.ends}]
+        if run.started:  # and pods of it went away while nobody looked
+            run.ends |= {slot: PodEnd(None, "its pod was deleted") for slot in missing}
+        elif missing or not all(map(self._can_be_bound, run.members.values())):
+            self._undo(run, "some of its pods went away before they were bound")
             return
         if run.key is not None:
             self._by_key[run.key] = run.job
+        self._look_at(run)
         members = [self._bound(run, slot) for slot in run.members]
         self._binder.bind(run.job, run.attempt, [member for member in members if member])
 
@@ -183,6 +192,7 @@ class AdoptedPods:
                 self._look_at(run)
         if self._first:
             self._first = False
+            self._ended.clear()
             self._forget_lost()
         self._form_all()
         self._resubmit()
@@ -226,7 +236,7 @@ class AdoptedPods:
             self._others.node(change.object, gone=change.deleted)
         for change in self._watched.changes():
             pod = change.object
-            self._others.pod(pod, ours=_job_of(pod) in active, gone=change.deleted)
+            self._others.pod(pod, ours=job_of_pod(pod) in active, gone=change.deleted)
             if self._is_ours(pod):
                 if change.deleted:
                     self._pod_gone(pod, None)
@@ -264,7 +274,7 @@ class AdoptedPods:
         else:
             self._drop_ready(uid)
 
-    def _pod_gone(self, pod: Json, end: Ended | None) -> None:
+    def _pod_gone(self, pod: Json, end: PodEnd | None) -> None:
         """A pod ended (`end` says how) or was deleted."""
         uid = pod["metadata"]["uid"]
         self._drop_ready(uid)
@@ -275,8 +285,14 @@ class AdoptedPods:
                 self._member_left(uid)
             elif run.members.get(slot) == uid:
                 del self._by_uid[uid], run.members[slot]
-                run.ends[slot] = end or Ended(None, f"pod {pod['metadata']['name']} was deleted")
+                run.ends[slot] = end or PodEnd(None, f"pod {pod['metadata']['name']} was deleted")
                 self._look_at(run)
+        elif (
+            self._first
+            and end is not None
+            and (slot_of := slot_of_pod(pod, job_of_pod(pod))) is not None
+        ):
+            self._ended.setdefault(job_of_pod(pod), {})[slot_of] = end
         self._pods.pop(uid, None)
 
     def _drop_ready(self, uid: str) -> None:
@@ -358,7 +374,7 @@ class AdoptedPods:
         if spec.id not in self._jobs():
             self._facts.append(ev.JobSubmitted(spec))
 
-    def _take_over(self, run: _PodRun, uid: str) -> bool:
+    def _take_over(self, run: _AdoptedRun, uid: str) -> bool:
         """Whether a pod was put in the place of one of the same kind that ended."""
         (role,), _ = workers_of([self._pods[uid]])
         job = self._jobs().get(run.job)
@@ -407,7 +423,7 @@ class AdoptedPods:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def _run_of(self, decision: ev.Launch) -> _PodRun:
+    def _run_of(self, decision: ev.Launch) -> _AdoptedRun:
         """The pods that a launch is about: those of the job that waits; after a restart, those
         that carry its name, and those of the gang that do not yet."""
         places = {(worker.role, worker.index): worker for worker in decision.workers}
@@ -418,7 +434,7 @@ class AdoptedPods:
         else:
             members = {}
             for uid, pod in self._pods.items():
-                slot = _slot(pod, decision.job)
+                slot = slot_of_pod(pod, decision.job)
                 if slot is not None:
                     members[slot] = uid
                     key = gang_of(pod, self._owners.find).key
@@ -427,7 +443,11 @@ class AdoptedPods:
                 gang = self._gangs.get(uid)
                 key = gang.key if gang else key
                 self._drop_ready(uid)
-        return _PodRun(decision.job, decision.attempt, key, places, members)
+        run = _AdoptedRun(decision.job, decision.attempt, key, places, members)
+        run.ends = {s: e for s, e in self._ended.get(run.job, {}).items() if s not in members}
+        job = self._jobs().get(run.job)
+        run.started = job is not None and job.state is JobState.RUNNING
+        return run
 
     def _rest_of_gang(self, job: str, bound: dict[Slot, str], key: Key | None) -> dict[Slot, str]:
         """All pods of a job, found by the name that they give it together."""
@@ -450,14 +470,14 @@ class AdoptedPods:
         node = pod["spec"].get("nodeName")
         return place is not None and (not node or node == place.node)
 
-    def _bound(self, run: _PodRun, slot: Slot) -> Bound | None:
+    def _bound(self, run: _AdoptedRun, slot: Slot) -> Bound | None:
         """A pod that is still to be bound."""
         pod = self._pods[run.members[slot]]
         if pod["spec"].get("nodeName"):
             return None
         return Bound(pod_name(pod), run.places[slot].node, f"{slot[0]}/{slot[1]}")
 
-    def _undo(self, run: _PodRun, why: str) -> None:
+    def _undo(self, run: _AdoptedRun, why: str) -> None:
         """A gang that cannot be whole: nothing of it stays that somebody would make again."""
         placed = [
             pod_name(self._pods[uid])
@@ -467,7 +487,7 @@ class AdoptedPods:
         self._binder.delete([pod for pod in placed if pod.made_again])
         self._fail(run, why, tuple(pod for pod in placed if not pod.made_again))
 
-    def _fail(self, run: _PodRun, why: str, kept: Sequence[PodName] = ()) -> None:
+    def _fail(self, run: _AdoptedRun, why: str, kept: Sequence[PodName] = ()) -> None:
         """A launch failed: pods that were not bound wait again."""
         for pod in kept:
             text = "runs without its gang: nobody would make it again, so it was not deleted"
@@ -482,7 +502,7 @@ class AdoptedPods:
                 self._events.say(pod_name(self._pods[uid]), "NotBound", why, warning=True)
         self._forget(run)
 
-    def _look_at(self, run: _PodRun) -> None:
+    def _look_at(self, run: _AdoptedRun) -> None:
         """What the pods of a run say about it as a whole."""
         if not run.members:
             self._exit(run)
@@ -494,7 +514,7 @@ class AdoptedPods:
                     self._failed.pop(run.key, None)
                 self._facts.append(ev.JobStarted(run.job, run.attempt))
 
-    def _exit(self, run: _PodRun) -> None:
+    def _exit(self, run: _AdoptedRun) -> None:
         """The last pod of a run has ended."""
         ends = list(run.ends.values())
         bad = [end for end in ends if end.outcome not in (None, Outcome.SUCCEEDED)]
@@ -513,7 +533,7 @@ class AdoptedPods:
         self._facts.append(fact)
         self._forget(run)
 
-    def _stopped(self, run: _PodRun, stop: ev.Stop) -> ev.JobExited:
+    def _stopped(self, run: _AdoptedRun, stop: ev.Stop) -> ev.JobExited:
         """A job of pods is not started again: those that are made instead are another job."""
         if stop.intent is StopIntent.CANCEL:
             return ev.JobExited(run.job, run.attempt, Outcome.STOPPED, stop.reason)
@@ -521,7 +541,7 @@ class AdoptedPods:
         reason = Reason(stop.reason.code, text)
         return ev.JobExited(run.job, run.attempt, Outcome.FAILED, reason)
 
-    def _forget(self, run: _PodRun) -> None:
+    def _forget(self, run: _AdoptedRun) -> None:
         del self._runs[run.job]
         if run.key is not None and self._by_key.get(run.key) == run.job:
             del self._by_key[run.key]
@@ -568,21 +588,6 @@ def _places(pod: Json) -> bool:
     return not (
         spec.get("nodeName") or meta.get("deletionTimestamp") or spec.get("schedulingGates")
     )
-
-
-def _job_of(pod: Json) -> str:
-    meta = pod["metadata"]
-    named = (meta.get("annotations") or {}).get(JOB) or (meta.get("labels") or {}).get(JOB)
-    return str(named or "")
-
-
-def _slot(pod: Json, job: str) -> Slot | None:
-    """Which worker of a job a bound pod is."""
-    marks = pod["metadata"].get("annotations") or {}
-    role, _, index = str(marks.get(WORKER, "")).partition("/")
-    if marks.get(JOB) != job or not (role.isdecimal() and index.isdecimal()):
-        return None
-    return int(role), int(index)
 
 
 def _phase(pod: Json) -> str:

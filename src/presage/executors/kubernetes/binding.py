@@ -19,15 +19,25 @@ from dataclasses import dataclass
 from functools import partial
 
 from presage.executors.kubernetes.api import PODS, Json, KubeApi
+from presage.executors.kubernetes.pods import JOB, WORKER
 from presage.executors.kubernetes.reading import Json as ReadOnly
 from presage.model.errors import KubernetesError
 
-__all__ = ["JOB", "WORKER", "BindResult", "Binder", "Bound", "PodName", "pod_name"]
+__all__ = [
+    "BindResult",
+    "Binder",
+    "Bound",
+    "PodName",
+    "Slot",
+    "job_of_pod",
+    "pod_name",
+    "slot_of_pod",
+]
 
 log = logging.getLogger("presage.kubernetes")
 
-JOB, WORKER = "presage.dev/job", "presage.dev/worker"
-"""Annotations that a Binding puts on its pod: whose it is, after a restart as well."""
+Slot = tuple[int, int]
+"""Role and index of a worker."""
 _THREADS = 8
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -137,6 +147,7 @@ class Binder:
     def _bind(self, job: str, member: Bound) -> str:
         """Empty when the pod is bound; else why it never will be."""
         pod = member.pod
+        # The annotations go to the pod: they say whose it is, after a restart as well.
         body: Json = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -189,3 +200,19 @@ def pod_name(pod: ReadOnly) -> PodName:
         meta["uid"],
         any(owner.get("controller") for owner in meta.get("ownerReferences") or ()),
     )
+
+
+def job_of_pod(pod: ReadOnly) -> str:
+    """The job that a pod was bound or made for; empty for none."""
+    meta = pod["metadata"]
+    named = (meta.get("annotations") or {}).get(JOB) or (meta.get("labels") or {}).get(JOB)
+    return str(named or "")
+
+
+def slot_of_pod(pod: ReadOnly, job: str) -> Slot | None:
+    """Which worker of a job a bound pod is."""
+    marks = pod["metadata"].get("annotations") or {}
+    role, _, index = str(marks.get(WORKER, "")).partition("/")
+    if marks.get(JOB) != job or not (role.isdecimal() and index.isdecimal()):
+        return None
+    return int(role), int(index)

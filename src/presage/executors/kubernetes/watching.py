@@ -28,12 +28,12 @@ from presage.model.event import Outcome
 from presage.model.job import Reason, ReasonCode, Role
 from presage.model.watched import (
     NodeState,
+    SeenCluster,
     SeenEnd,
     SeenJob,
     SeenNode,
     SeenRun,
     SeenWorker,
-    Sight,
 )
 
 __all__ = ["KubernetesSource", "pod_id", "seen_pod"]
@@ -60,7 +60,7 @@ class KubernetesSource:
         except KubernetesError as error:
             raise WatchError(str(error)) from None
 
-    def look(self, since: float, alive: Collection[str]) -> Sight:
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         """What the copies hold, and what was deleted since the last look."""
         for copy in (self._pods, self._nodes):
             if copy.trouble:
@@ -80,7 +80,7 @@ class KubernetesSource:
         notes: tuple[str, ...] = ()
         if strange:
             notes = (f"{strange} pods that wait ask for more than is foreseen here",)
-        return Sight(now, tuple(_ordered(jobs.values())), nodes, notes)
+        return SeenCluster(now, tuple(_ordered(jobs.values())), nodes, notes)
 
     def annotate(self, job: str, text: str) -> None:
         """As an annotation of the pod; takes patch on pods."""

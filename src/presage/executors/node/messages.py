@@ -15,6 +15,7 @@ __all__ = [
     "HOLD",
     "STEPPING",
     "STOP_AT",
+    "AgentNote",
     "AttachOrder",
     "Cursor",
     "DriverLine",
@@ -40,6 +41,7 @@ __all__ = [
     "RunPlan",
     "Saved",
     "SizeRequest",
+    "SlurmSetup",
     "StopOrder",
     "UnixUser",
     "Verdict",
@@ -217,12 +219,19 @@ class LaunchOrder(Message):
     attempt: int
     workers: tuple[Identity, ...]
     shared: str | None
-    """A directory that every node sees; checkpoints are kept there."""
+    """A directory that every node sees; checkpoints are kept there, below the job's id or where
+    `{job}` stands for it."""
     log_cap: int
     size: int = 0
     """Number of the latest resize that was begun."""
     began: float | None = None
     """When the workers before the first resize started."""
+
+    def checkpoints(self) -> Path | None:
+        """Where checkpoints are kept, if every node sees that."""
+        if self.shared is None or "{job}" not in self.shared:
+            return Path(self.shared) / self.job if self.shared else None
+        return Path(self.shared.replace("{job}", self.job))
 
 
 class PartOrder(LaunchOrder):
@@ -516,6 +525,41 @@ class DriverLine(Message):
     error: str | None = None
     nodes: tuple[tuple[str, Any], ...] | None = None
     """Ray's id and the node, as the model's codec writes it."""
+
+
+class AgentNote(Message):
+    """Where the agent of a node answers that Slurm started, and what it was given there."""
+
+    FILE = "agent.json"
+
+    node: str
+    port: int
+    token: str
+    """Whoever asks must know it; the file is for its owner alone."""
+    slurm_job: int
+    cpus: float
+    memory_mib: int
+    """0 where Slurm does not limit it."""
+    gpus: tuple[str, ...]
+    """What CUDA calls them."""
+
+
+class SlurmSetup(Message):
+    """How a driver uses a Slurm."""
+
+    data: str
+    mode: str
+    """`jobs`: a Slurm job for each run; `pilot`: Slurm jobs that hold nodes for all runs."""
+    partition: str | None = None
+    options: tuple[str, ...] = ()
+    """More options of sbatch."""
+    time_limit_s: float | None = None
+    """Of Slurm jobs whose run has no limit of its own, and of pilots."""
+    pilot_nodes: int = 1
+    pilot_gpus: int | None = None
+    """Of each node; None for all that it has."""
+    pilot_cpus: int | None = None
+    pilot_memory_mib: int | None = None
 
 
 class HeadNote(Message):

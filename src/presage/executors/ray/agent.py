@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from presage.executors.node.runs import Run, boot
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import collecting, files
 from presage.executors.ray.doors import NodeDoors
+from presage.executors.ray.guardian import LEAVING
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -49,14 +50,17 @@ _FILES_S = 0.5
 _IDLE_S = 900.0
 """An agent that has no runs and was not asked for so long ends."""
 _LOG_CHUNK = 1 << 20
-_OF_RAY = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-"""Variables that Ray sets for its own workers."""
+_OF_CLUSTER = ("RAY_", "SLURM", "SRUN_", "PMI", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Variables that Ray and Slurm set for their own workers; frameworks would go by them."""
+_KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
 
 
 class LocalPart:
     """The workers of one run on this node."""
 
-    def __init__(self, home: Path, order: msg.PartOrder, wake: Path) -> None:
+    def __init__(
+        self, home: Path, order: msg.PartOrder, wake: Path, gpus: Callable[[list[int]], list[str]]
+    ) -> None:
         self.home = home
         self.over: msg.Event | None = None
         """The last event of a guardian that could not write it itself."""
@@ -65,7 +69,7 @@ class LocalPart:
         job_file.parent.mkdir(parents=True)
         job_file.write_text(order.spec)
         self.spec = _rigid(RunSpec.load(job_file))
-        self.plan = _plan(layout, order, self.spec, wake)
+        self.plan = _plan(layout, order, self.spec, wake, gpus)
         self._areas = {"results": self.plan.result_dir, "folders": layout.folders}
         if self.plan.checkpoint_dir == layout.checkpoints(order.job):
             self._areas["checkpoints"] = self.plan.checkpoint_dir
@@ -90,7 +94,11 @@ class LocalPart:
         directory = self.run.directory
         wire.write(directory, self.plan)
         env = inherited_environment(self.spec, sys.executable, directory)
-        env = {name: value for name, value in env.items() if not name.startswith(_OF_RAY)}
+        env = {
+            name: value
+            for name, value in env.items()
+            if name in _KEPT or not name.startswith(_OF_CLUSTER)
+        }
         with (directory / "guardian.log").open("ab") as log:
             self._process = subprocess.Popen(
                 boot(sys.executable, "ray.guardian", str(directory), bare=True),
@@ -223,6 +231,13 @@ class LocalPart:
         with suppress(OSError):
             (self.plan.checkpoint_dir / f".ended-{self.plan.attempt}").touch()
 
+    def leave(self, words: str) -> None:
+        """The node is taken away: end after a checkpoint, and say so in these words."""
+        if self._process is not None and self._process.poll() is None:
+            with suppress(OSError):
+                (self.run.directory / LEAVING).write_text(words)
+            self._process.terminate()
+
     def area(self, name: str) -> Path:
         """A directory that is kept alike here and on the server."""
         return self._areas[name]
@@ -261,6 +276,11 @@ class NodeAgent:
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._retire, daemon=True).start()
 
+    def cuda_names(self, devices: list[int]) -> list[str]:
+        """What CUDA calls the devices that a run has here, by their numbers; nothing where that is
+        their numbers."""
+        return []
+
     def hello(self) -> str:
         """Which Presage answers."""
         return presage.__version__
@@ -277,7 +297,9 @@ class NodeAgent:
         home = self._base.joinpath(*key.split("/"))
         shutil.rmtree(home, ignore_errors=True)
         try:
-            self._parts[key] = LocalPart(home, wire.unpack(msg.PartOrder, order), self._wake)
+            self._parts[key] = LocalPart(
+                home, wire.unpack(msg.PartOrder, order), self._wake, self.cuda_names
+            )
         except (RunSpecError, wire.MessageError) as error:
             shutil.rmtree(home, ignore_errors=True)
             return str(error)
@@ -324,6 +346,11 @@ class NodeAgent:
         """Workers that wait for the one that saves need not wait any longer."""
         if key in self._parts:
             self._parts[key].release()
+
+    def leave(self, words: str) -> None:
+        """The node is taken away: end all runs here after a checkpoint."""
+        for part in list(self._parts.values()):
+            part.leave(words)
 
     def drop(self, key: str) -> None:
         """Leave nothing of a run here."""
@@ -438,8 +465,15 @@ def _rigid(spec: RunSpec) -> RunSpec:
     return replace(spec, roles=tuple(replace(role, max=role.min) for role in spec.roles))
 
 
-def _plan(layout: Layout, order: msg.PartOrder, spec: RunSpec, wake: Path) -> msg.RunPlan:
+def _plan(
+    layout: Layout,
+    order: msg.PartOrder,
+    spec: RunSpec,
+    wake: Path,
+    gpus: Callable[[list[int]], list[str]],
+) -> msg.RunPlan:
     """What the guardian here does: the plan of the whole run, with the workers of this node."""
+    here = {device for _, _, node, held in order.workers if node == order.node for device in held}
     plan = make_plan(
         layout,
         spec,
@@ -447,7 +481,8 @@ def _plan(layout: Layout, order: msg.PartOrder, spec: RunSpec, wake: Path) -> ms
         cores={},
         cgroup=delegated_group(),
         log_cap=order.log_cap,
-        checkpoints=Path(order.shared) / order.job if order.shared else None,
+        gpus=gpus(sorted(here)),
+        checkpoints=order.checkpoints(),
     )
     # Those who take the place of others load PyTorch while these still train.
     plain = not (spec.image or spec.resume)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from presage.executors.ray.place import RayNode
 
-__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "RayPort"]
+__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "RayPort", "Refused"]
 
 
 class AgentGone(Exception):
@@ -21,21 +22,31 @@ class AgentUnusable(AgentSilent):
     """There can be no agent on a node until somebody does something about it."""
 
 
+class Refused(Exception):
+    """The run cannot be started; the text is for the owner of the job."""
+
+
 class RayPort(Protocol):
     """What a run needs of Ray."""
 
-    nodes: dict[str, RayNode]
-    """Those that are alive, by name."""
+    @property
+    def nodes(self) -> Mapping[str, RayNode]:
+        """Those that are alive, by name."""
+        ...
 
     async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Ask the agent on a node (by id); raises AgentGone or AgentSilent."""
         ...
 
     async def reserve(
-        self, name: str, asked: list[tuple[str, dict[str, float]]], timeout_s: float
+        self,
+        name: str,
+        asked: list[tuple[str, dict[str, float]]],
+        timeout_s: float,
+        tell: Callable[[str], None],
     ) -> bool:
         """Reserve (node id, resources) all at once; False if that took too long. Raises AgentGone
-        when a node goes away meanwhile."""
+        when a node goes away meanwhile. What a long wait is for may be told."""
         ...
 
     async def release(self, name: str) -> None:

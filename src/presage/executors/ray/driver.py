@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import sys
 import time
-import traceback
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +31,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.ray.agent import NodeAgent
-from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable
+from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
+from presage.executors.ray.keeper import Keeper, give_up
 from presage.executors.ray.place import RayNode, name_nodes
-from presage.executors.ray.run import GangRun
-from presage.layout import Layout
 from presage.model.codec import encode
 
 __all__ = ["main"]
@@ -47,12 +44,7 @@ _NAMESPACE = "presage"
 _NODES_S = 0.5
 _ALIVE_S = 2.0
 """How often the server hears that all is as before."""
-_NEWS_S = 5.0
-_SLACK_S = 20.0
 _START_S = 60.0
-_RETRY_S = 0.3
-_MISSING_S = 0.02
-"""How long to wait before an agent is asked again for a run that it does not have (yet)."""
 _AT_ONCE = 64
 """Calls that an agent answers at the same time."""
 
@@ -82,7 +74,11 @@ class Driver:
             raise AgentSilent(f"node {self._name(node)} does not answer") from None
 
     async def reserve(
-        self, name: str, asked: list[tuple[str, dict[str, float]]], timeout_s: float
+        self,
+        name: str,
+        asked: list[tuple[str, dict[str, float]]],
+        timeout_s: float,
+        tell: Callable[[str], None],
     ) -> bool:
         """Reserve (node id, resources) all at once; False if that took too long. Raises AgentGone
         when a node goes away meanwhile."""
@@ -159,6 +155,16 @@ class Driver:
             raise AgentGone(f"the agent on node {name} died: {_last_line(error)}") from None
         return handle
 
+    async def reservations(self, prefix: str) -> list[str]:
+        """Names of the reservations that begin so."""
+        groups = (await asyncio.to_thread(placement_group_table)).values()
+        names = [group["name"] for group in groups if group["state"] != "REMOVED"]
+        return [name for name in names if name.startswith(prefix)]
+
+    def view(self, run: Path) -> RayPort:
+        """What a run sees of the cluster: all of it."""
+        return self
+
     async def existing_agents(self) -> list[str]:
         """The nodes (by id) that have an agent."""
         return [
@@ -208,133 +214,6 @@ class Driver:
             self._keepers[data].look()
 
 
-class Keeper:
-    """The runs of one data directory."""
-
-    def __init__(self, data: Path, driver: Driver) -> None:
-        self._layout = Layout(data)
-        self._driver = driver
-        self._runs: dict[Path, GangRun] = {}
-        """By their directories."""
-        self._listening: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._owner = _owner(self._layout)
-        self.look()
-        self._do(self._clear_up())
-
-    def look(self) -> None:
-        """Take up runs that are new, and have the others look for word."""
-        for directory in _run_directories(self._layout.runs):
-            if directory in self._runs:
-                self._runs[directory].poke()
-                continue
-            try:
-                run = GangRun(self._layout, self._owner, directory, self._driver, self._listen_on)
-            except OSError:
-                continue  # it was just removed
-            except wire.MessageError as error:
-                print(f"{directory} is left alone: {error}", file=sys.stderr, flush=True)
-                continue
-            if not run.over:
-                self._runs[directory] = run
-                self._do(self._keep(run))
-
-    def end(self) -> None:
-        """Do nothing more; runs are left running."""
-        for task in self._tasks:
-            task.cancel()
-
-    def lose(self, id: str, why: str) -> None:
-        """A node is gone."""
-        for run in self._runs.values():
-            run.lose(id, why)
-
-    async def _keep(self, run: GangRun) -> None:
-        """A run, to its end."""
-        await run.live()
-        del self._runs[run.directory]
-
-    def _listen_on(self, id: str) -> None:
-        """Have somebody listen on a node."""
-        if id not in self._listening or self._listening[id].done():
-            self._listening[id] = self._do(self._listen(id))
-
-    async def _listen(self, id: str) -> None:
-        """Pass on the news of a node to the runs that are on it."""
-        while here := [run for run in self._runs.values() if run.cursors(id)]:
-            cursors = {key: wire.pack(at) for run in here for key, at in run.cursors(id).items()}
-            try:
-                wait_s = _NEWS_S + _SLACK_S
-                told = await self._driver.call(
-                    id, "news", self._owner, cursors, _NEWS_S, timeout_s=wait_s
-                )
-                news = {key: new and wire.unpack(msg.RunNews, new) for key, new in told.items()}
-            except AgentSilent:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            except (AgentGone, wire.MessageError) as gone:
-                for run in here:
-                    run.lose(id, str(gone))
-                return
-            if None in news.values():
-                await asyncio.sleep(_MISSING_S)
-            for key, new in news.items():
-                if key in (now := self._by_key()):
-                    now[key].take(key, id, new)
-                elif new is not None:
-                    await self._drop(id, key)
-
-    def _by_key(self) -> dict[str, GangRun]:
-        """The runs by what agents call them at this moment."""
-        return {key: run for run in self._runs.values() for key in run.keys}
-
-    async def _clear_up(self) -> None:
-        """Give back what belongs to this data directory and to no run of it."""
-        prefix = f"presage/{self._owner}/"
-        groups = await asyncio.to_thread(placement_group_table)
-        wanted = {run.reservation for run in self._runs.values()}
-        for group in groups.values():
-            name = group["name"]
-            if name.startswith(prefix) and group["state"] != "REMOVED" and name not in wanted:
-                await self._driver.release(name)
-        for id in await self._driver.existing_agents():
-            with suppress(AgentGone, AgentSilent):
-                runs = await self._driver.call(id, "runs", self._owner, timeout_s=_SLACK_S)
-                for key in set(runs) - self._by_key().keys():
-                    await self._drop(id, key)
-
-    async def _drop(self, id: str, key: str) -> None:
-        with suppress(AgentGone, AgentSilent):
-            await self._driver.call(id, "drop", key, timeout_s=_SLACK_S)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _give_up(error)
-
-
-def _run_directories(runs: Path) -> Iterator[Path]:
-    """The directories of runs; any of them may be removed at this moment."""
-    for job in runs.iterdir():
-        if not job.name.startswith("."):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                yield from [path for path in job.iterdir() if path.name.isdecimal()]
-
-
-def _owner(layout: Layout) -> str:
-    """What tells the runs of this data directory from those of others on the same cluster."""
-    path = layout.ray_owner
-    with suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(8))
-    return path.read_text()
-
-
 def _agent_name(node: str) -> str:
     return f"agent-{PROTOCOL}-{node}"
 
@@ -350,12 +229,6 @@ def _has_agent(node: RayNode) -> bool:
 def _last_line(error: BaseException) -> str:
     lines: Iterable[str] = (line.strip() for line in str(error).splitlines())
     return next((line for line in reversed(list(lines)) if line), type(error).__name__)[:300]
-
-
-def _give_up(error: BaseException | None) -> None:
-    """End at once. Nothing here is remembered only in memory: the next process recovers it."""
-    traceback.print_exception(error, file=sys.stderr)
-    os._exit(1)
 
 
 def say(line: msg.DriverLine) -> None:
@@ -377,9 +250,9 @@ async def _run() -> None:
     hearing = asyncio.create_task(_hear(reader, driver))
     await asyncio.wait({watching, hearing}, return_when=asyncio.FIRST_COMPLETED)
     if watching.done():
-        _give_up(watching.exception())
+        give_up(watching.exception())
     if error := hearing.exception():
-        _give_up(error)
+        give_up(error)
     os._exit(0)
 
 

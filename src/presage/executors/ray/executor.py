@@ -20,18 +20,18 @@ from presage.executors.node.plan import LOG_CAP, identity
 from presage.executors.node.runs import Run, make_run
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray.head import RayHead
-from presage.executors.ray.link import RayLink
+from presage.executors.ray.link import DriverLink, RayLink
 from presage.model.cluster import Node
 from presage.model.event import Fact, JobResized, Launch, NodeDown, NodeUp, Resize
 
-__all__ = ["RayExecutor", "RayHead", "RayLink"]
+__all__ = ["LinkedExecutor", "RayExecutor", "RayHead", "RayLink"]
 
 _AWAY_S = 20.0
 """A cluster that is out of reach for so long has no nodes; runs there may still go on."""
 
 
-class RayExecutor(RunsExecutor):
-    """Runs jobs on a Ray cluster.
+class LinkedExecutor(RunsExecutor):
+    """Runs jobs on the nodes of a cluster that a driver talks to.
 
     `shared` is a directory that every node and this machine see under the same path; checkpoints
     are kept there. Without it they are copied back to the data directory as they are made.
@@ -40,7 +40,7 @@ class RayExecutor(RunsExecutor):
     def __init__(
         self,
         data: Path,
-        link: RayLink,
+        link: DriverLink,
         *,
         shared: Path | None = None,
         log_cap: int = LOG_CAP,
@@ -139,3 +139,7 @@ class RayExecutor(RunsExecutor):
             self._before[name] = node
             facts.append(NodeUp(node))
         return facts
+
+
+class RayExecutor(LinkedExecutor):
+    """Runs jobs on a Ray cluster."""

@@ -24,8 +24,10 @@ from presage.executors.node.limits import become_subreaper
 from presage.executors.node.processes import descendants
 from presage.executors.node.worker import StartError, WorkerProcess
 
-__all__ = ["NodeGuardian", "main"]
+__all__ = ["LEAVING", "NodeGuardian", "main"]
 
+LEAVING = "leaving"
+"""Why the node is taken away, in words, if it is."""
 _AGENT = 0
 """Standard input: a line of secrets, then nothing until the agent is gone."""
 _TICK_S = 1.0
@@ -126,7 +128,10 @@ class NodeGuardian(Guardian):
 
     def _stopped(self) -> msg.Verdict:
         if self._terminated:
-            return msg.exited("lost", "node_lost", "the node is shutting down")
+            words = "the node is shutting down"
+            with suppress(OSError):
+                words = (self.run / LEAVING).read_text()
+            return msg.exited("lost", "node_lost", words)
         return super()._stopped()
 
     def _wait(self, timeout_s: float) -> None:

@@ -23,9 +23,9 @@ from presage.model.cluster import Node
 from presage.model.codec import decode
 from presage.model.errors import MissingExtra, RayUnreachable, UserError
 
-__all__ = ["RayLink"]
+__all__ = ["DriverLink", "RayLink"]
 
-log = logging.getLogger("presage.ray")
+log = logging.getLogger("presage.drivers")
 
 _CONNECT_S = 5.0
 _AGAIN_S = 1.0
@@ -42,28 +42,18 @@ _SETTINGS = 4
 """Kind of the frame that the other side begins with."""
 
 
-class RayLink:
-    """A connection to a Ray cluster that outlives the cluster: it comes back when that does.
+class DriverLink:
+    """A driver, the process that talks to a cluster: it outlives the cluster's absence, and is
+    started again whenever it ends. The first connection must succeed; `unreachable` says why it
+    did not."""
 
-    The first connection must succeed; RayUnreachable says why it did not. `address` is that of a
-    cluster, `auto` for the one that this machine belongs to, or that of a `head` of ours. `log` is
-    where Ray's complaints go.
-    """
+    cluster = ""
+    """What it is called in the log."""
+    unreachable: type[UserError] = UserError
 
-    def __init__(
-        self,
-        address: str = "auto",
-        *,
-        head: RayHead | None = None,
-        log: Path | None = None,
-        patience_s: float = 180.0,
-    ) -> None:
-        if find_spec("ray") is None:
-            raise MissingExtra("ray", "the executor ray")
-        self.address = address
+    def __init__(self, *, log: Path | None, patience_s: float) -> None:
         self.nodes: tuple[tuple[str, Node], ...] = ()
-        """Those that take jobs, each with the id Ray has for it."""
-        self._head = head
+        """Those that take jobs, each with the id the cluster has for it."""
         self._log = log
         self._lock = threading.Lock()
         self._listeners: dict[Callable[[], None], str] = {}
@@ -77,9 +67,9 @@ class RayLink:
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
         if not self._first.wait(patience_s) or self._trouble:
-            trouble = self._trouble or f"no answer as from Ray in {patience_s:g} s"
+            trouble = self._trouble or f"no answer in {patience_s:g} s"
             self.close()
-            raise RayUnreachable(f"Ray at {address} cannot be used: {trouble}")
+            raise self.unreachable(f"{self.cluster} cannot be used: {trouble}")
 
     @property
     def pid(self) -> int:
@@ -120,14 +110,13 @@ class RayLink:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         target = os.open(self._log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        guarded = self._head.environment if self._head is not None else {}
         try:
             return subprocess.Popen(
-                boot(sys.executable, "ray.driver", self.address),
+                boot(sys.executable, *self._program()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=target,
-                env={**_ENVIRONMENT, **os.environ, **guarded},
+                env=self._environment(),
                 start_new_session=True,  # Ctrl-C is for the server
             )
         finally:
@@ -177,15 +166,6 @@ class RayLink:
                 break
         process.kill()
 
-    def _answers(self) -> bool:
-        """Whether something listens where the cluster did."""
-        try:
-            if self.address != "auto":
-                _probe(self.address)
-        except RayUnreachable:
-            return False
-        return True
-
     def _put_away(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -200,9 +180,8 @@ class RayLink:
             self._first.set()
         elif self._away_since is None and not self._closing.is_set():
             log.warning(
-                "the Ray cluster at %s is out of reach; its jobs are left as they are until it "
-                "is back",
-                self.address,
+                "%s is out of reach; its jobs are left as they are until it is back",
+                self.cluster,
             )
         if self._away_since is None:
             self._away_since = time.monotonic()
@@ -216,7 +195,7 @@ class RayLink:
         self._trouble = ""
         self.nodes = tuple((id, decode(Node, body)) for id, body in line.nodes)
         if self._first.is_set() and self._away_since is not None:
-            log.warning("the Ray cluster at %s is back, nodes: %d", self.address, len(self.nodes))
+            log.warning("%s is back, nodes: %d", self.cluster, len(self.nodes))
         self._away_since = None
         self._first.set()
         with self._lock:
@@ -224,8 +203,66 @@ class RayLink:
         for listener in listeners:
             listener()
 
+    # -- what a kind of cluster brings ----------------------------------------------------------
+
+    def _program(self) -> tuple[str, str]:
+        """The module of the driver, and its argument."""
+        raise NotImplementedError
+
+    def _environment(self) -> dict[str, str]:
+        """That of the driver."""
+        return dict(os.environ)
+
     def _reach(self) -> None:
-        """Refuse at once what cannot work; Ray itself would try for a long time."""
+        """Refuse at once what cannot work; raises UserError."""
+
+    def _answers(self) -> bool:
+        """Whether something listens where the cluster did."""
+        return True
+
+
+class RayLink(DriverLink):
+    """A connection to a Ray cluster that outlives the cluster: it comes back when that does.
+
+    The first connection must succeed; RayUnreachable says why it did not. `address` is that of a
+    cluster, `auto` for the one that this machine belongs to, or that of a `head` of ours. `log` is
+    where Ray's complaints go.
+    """
+
+    unreachable = RayUnreachable
+
+    def __init__(
+        self,
+        address: str = "auto",
+        *,
+        head: RayHead | None = None,
+        log: Path | None = None,
+        patience_s: float = 180.0,
+    ) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtra("ray", "the executor ray")
+        self.address = address
+        self.cluster = f"the Ray cluster at {address}"
+        self._head = head
+        super().__init__(log=log, patience_s=patience_s)
+
+    def _program(self) -> tuple[str, str]:
+        return "ray.driver", self.address
+
+    def _environment(self) -> dict[str, str]:
+        guarded = self._head.environment if self._head is not None else {}
+        return {**_ENVIRONMENT, **os.environ, **guarded}
+
+    def _answers(self) -> bool:
+        try:
+            if self.address != "auto":
+                _probe(self.address)
+        except RayUnreachable:
+            return False
+        return True
+
+    def _reach(self) -> None:
+        """Ray itself would try for a long time."""
         if self._head is not None:
             self.address = self._head.address()
         if self.address != "auto":

@@ -26,11 +26,11 @@ from presage.executors.node.attach import Refusal
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray import collecting, files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
+from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort, Refused
 from presage.executors.ray.doors import RunDoor
 from presage.executors.ray.place import bundles, what_is_missing
 from presage.executors.ray.run_log import RelayedRunLog
-from presage.executors.ray.worker_group import Refused, RemotePart, WorkerGroup
+from presage.executors.ray.worker_group import RemotePart, WorkerGroup
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -181,7 +181,7 @@ class GangRun:
             except (Refused, AgentUnusable) as wrong:
                 return self._refused(str(wrong))
             except (AgentSilent, AgentGone) as trouble:  # not the job's fault: it is tried again
-                return _lost(str(trouble))
+                return self._stopped() if self._stop_asked() else _lost(str(trouble))
             if verdict is not None:
                 return verdict
             await self._change_size()
@@ -223,10 +223,13 @@ class GangRun:
         self._group, self._next = group, None
         self._listen_on(group)
         pinned = [(nodes[name], dict(bundle)) for name, bundle in asked.items()]
-        if not await self._cluster.reserve(placed.reservation, pinned, _PLACE_S):
+        tell = partial(self._story.event, "StageChanged", number=self._order.size)
+        if not await self._cluster.reserve(
+            placed.reservation, pinned, _PLACE_S, lambda stage: tell(stage=stage)
+        ):
             where = ", ".join(sorted(asked))
             raise AgentSilent(
-                f"Ray could not reserve what the gang needs on {where} within {_PLACE_S:g} s, "
+                f"what the gang needs on {where} could not be reserved within {_PLACE_S:g} s, "
                 "since other programs on the cluster hold it"
             )
         return spec
@@ -239,7 +242,7 @@ class GangRun:
             raise Refused(str(error)) from None
         asked = bundles(spec, [Worker(*each) for each in order.workers])
         for name in asked.keys() - self._cluster.nodes.keys():
-            raise AgentGone(f"node {name} is not in the Ray cluster now")
+            raise AgentGone(f"node {name} is not in the cluster now")
         missing = what_is_missing(asked, self._cluster.nodes)
         if missing:
             raise Refused(f"the gang cannot be placed: {missing}")

@@ -16,15 +16,11 @@ from typing import Any
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.ray import files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort
+from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort, Refused
 
-__all__ = ["Refused", "RemotePart", "WorkerGroup"]
+__all__ = ["RemotePart", "WorkerGroup"]
 
 _CALL_S = 30.0
-
-
-class Refused(Exception):
-    """The run cannot be started; the text is for the owner of the job."""
 
 
 class RemotePart:

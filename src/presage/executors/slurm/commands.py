@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ _OLDEST = (21, 8)
 _CALL_S = 20.0
 _UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING", "ERROR"}
 _UNUSABLE |= {"POWERED_DOWN", "POWERING_DOWN", "MAINT", "INVALID_REG", "UNKNOWN", "FUTURE"}
+_GONE = {"DOWN", "FAIL", "ERROR", "FUTURE", "POWERED_DOWN", "UNKNOWN"}
 _OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
 _OVER |= {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"}
 _SACCT = "JobIDRaw,JobName,User,Account,Partition,QOS,State,ExitCode,Submit,Eligible,Start,End,"
@@ -82,6 +83,12 @@ class SlurmNode:
     def usable(self) -> bool:
         """Whether new jobs may start on it."""
         return not self.states & _UNUSABLE
+
+    @property
+    def gone(self) -> bool:
+        """Whether what ran on it runs no more. One that is drained, or does not respond just now,
+        keeps its jobs."""
+        return bool(self.states & _GONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +191,14 @@ class BatchJob:
     output: Path
     directory: Path
     limit_s: float | None = None
-    warn_s: int = 0
-    """So long before the time limit, every step gets SIGUSR1."""
+    signal: str = ""
+    """What is sent before the time limit, to whom and how long before: `B:USR1@120`."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as `--partition=gpu`."""
+
+    def with_options(self, *options: str) -> BatchJob:
+        """The same with more options."""
+        return replace(self, options=(*self.options, *options))
 
     def argv(self) -> list[str]:
         """The arguments of sbatch."""
@@ -195,8 +206,8 @@ class BatchJob:
         common += [f"--chdir={self.directory}", "--export=ALL", "--open-mode=append"]
         if self.limit_s is not None:
             common.append(f"--time={max(1, -(-int(self.limit_s) // 60))}")
-        if self.warn_s:
-            common.append(f"--signal=USR1@{self.warn_s}")
+        if self.signal:
+            common.append(f"--signal={self.signal}")
         argv = ["--parsable"]
         for number_, shape in enumerate(self.shapes):
             argv += [":"] if number_ else []
@@ -277,20 +288,12 @@ class SlurmCommands:
         nodes = [_node(found) for found in self._scontrol("node")]
         return [node for node in nodes if partition is None or partition in node.partitions]
 
-    def jobs(self, *, name: str | None = None, ids: Iterable[int] = ()) -> list[SlurmJob]:
-        """The jobs that Slurm knows, those that ended a short while ago too (`MinJobAge`)."""
-        options = ["--json", "--states=all"]
-        if name is not None:
-            options.append(f"--name={name}")
-        wanted = set(ids)
-        said = self._json(self.call("squeue", *options))
-        jobs = [_job(body) for body in said.get("jobs", ())]
-        # Old versions print all jobs as JSON, whatever was asked for.
-        return [
-            job
-            for job in jobs
-            if (name is None or job.name in name.split(",")) and (not wanted or job.id in wanted)
-        ]
+    def jobs(self, *, mine: bool = False) -> list[SlurmJob]:
+        """The jobs that Slurm knows, those that ended a short while ago too (`MinJobAge`). `mine`:
+        of this user alone, as far as the version can tell; older ones print all as JSON."""
+        whose = [f"--user={os.getuid()}"] if mine else []
+        said = self._json(self.call("squeue", "--json", "--states=all", *whose))
+        return [_job(body) for body in said.get("jobs", ())]
 
     def starts(self) -> dict[str, float]:
         """When Slurm expects jobs that wait to start, by id (`12`, `12_3`, `12+1`), as

@@ -40,12 +40,12 @@ from presage.model.event import Outcome
 from presage.model.job import Dependency, DependsOn, Reason, ReasonCode, Role
 from presage.model.watched import (
     NodeState,
+    SeenCluster,
     SeenEnd,
     SeenJob,
     SeenNode,
     SeenRun,
     SeenWorker,
-    Sight,
 )
 
 __all__ = ["SlurmSource"]
@@ -133,14 +133,14 @@ class SlurmSource:
             self._notes += ("no accounting: what happens while nobody watches may be lost",)
         self._looked_at: float | None = None
 
-    def look(self, since: float, alive: Collection[str]) -> Sight:
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         """The queue and the nodes; accounts where the controller no longer knows."""
         try:
             return self._look(since, alive)
         except (SlurmUnreachable, SlurmRefused) as error:
             raise WatchError(str(error)) from None
 
-    def _look(self, since: float, alive: Collection[str]) -> Sight:
+    def _look(self, since: float, alive: Collection[str]) -> SeenCluster:
         call = self._commands.call
         now = float(int(time.time()))
         nodes = [_node(line) for line in call("scontrol", "-o", "show", "node").splitlines()]
@@ -151,7 +151,7 @@ class SlurmSource:
             if (found := re.search(r"^PartitionName=(\S+) .*PriorityTier=(\d+)", line))
         }
         body = json.loads(call("squeue", "--json", "-t", "all"))
-        place = _Place(nodes, self._memory)
+        place = _SlurmNodes(nodes, self._memory)
         waiting: list[tuple[tuple[int, int, int], SeenJob]] = []
         jobs: dict[str, SeenJob] = {}
         for place_in_queue, record in enumerate(body["jobs"]):
@@ -172,7 +172,7 @@ class SlurmSource:
         self._looked_at = now
         ordered = [seen for _, seen in sorted(waiting, key=lambda one: one[0])]
         seen_nodes = tuple(SeenNode(place.nodes[one.name], one.state) for one in nodes)
-        return Sight(now, (*jobs.values(), *ordered), seen_nodes, self._notes)
+        return SeenCluster(now, (*jobs.values(), *ordered), seen_nodes, self._notes)
 
     def annotate(self, job: str, text: str) -> None:
         """As the comment of the job; only its owner and operators may."""
@@ -185,7 +185,7 @@ class SlurmSource:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _past(self, since: float, place: _Place) -> Iterator[SeenJob]:
+    def _past(self, since: float, place: _SlurmNodes) -> Iterator[SeenJob]:
         """Jobs that ended since then, as accounts have them."""
         call = self._commands.call
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
@@ -221,7 +221,7 @@ class _SlurmNode:
     state: NodeState
 
 
-class _Place:
+class _SlurmNodes:
     """The nodes, as jobs are told about them."""
 
     def __init__(self, nodes: Iterable[_SlurmNode], memory: bool) -> None:
@@ -292,7 +292,7 @@ def _numbers(text: str) -> Iterator[str]:
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def _jobs(record: Mapping[str, Any], place: _Place) -> Iterator[SeenJob]:
+def _jobs(record: Mapping[str, Any], place: _SlurmNodes) -> Iterator[SeenJob]:
     """The jobs of one record: those tasks of an array that wait share one."""
     task, array = number(record.get("array_task_id")), int(number(record["array_job_id"]) or 0)
     tasks, _, at_once = str(record.get("array_task_string") or "").partition("%")
@@ -306,7 +306,7 @@ def _jobs(record: Mapping[str, Any], place: _Place) -> Iterator[SeenJob]:
 
 
 def _job(
-    job_id: str, record: Mapping[str, Any], place: _Place, array: str = "", at_once: int = 0
+    job_id: str, record: Mapping[str, Any], place: _SlurmNodes, array: str = "", at_once: int = 0
 ) -> SeenJob:
     states = record["job_state"]
     states = [states] if isinstance(states, str) else list(states)
@@ -458,7 +458,7 @@ def _dependencies(text: str) -> tuple[tuple[Dependency, ...], bool]:
 
 
 def _accounted(
-    job_id: str, name: str, rows: list[dict[str, str]], place: _Place
+    job_id: str, name: str, rows: list[dict[str, str]], place: _SlurmNodes
 ) -> SeenJob | None:
     """A job that is over, from its rows in the accounts: one for each time it was started."""
     last = rows[-1]

@@ -19,7 +19,7 @@ from presage.sim.traces._rows import ROW, Rows
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["COLUMNS", "Trace", "finish"]
+__all__ = ["COLUMNS", "Trace", "complete", "finish"]
 
 COLUMNS: dict[str, pl.DataType] = {
     "job_id": pl.String(),
@@ -102,7 +102,7 @@ def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -
         why = "; ".join(rows.notes)
         because = f" ({why})" if why else ""
         raise TraceError(f"trace {rows.name}: no job is left to simulate{because}")
-    jobs = _complete(table)
+    jobs = table.select(pl.col(ROW), *_columns(table))
     _check_ids(rows, jobs, integer_ids)
     _check_gpus(rows, jobs)
     jobs = _check_elastic(rows, jobs)
@@ -114,8 +114,14 @@ def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -
     return Trace(rows.name, format, jobs, integer_ids, tuple(rows.notes))
 
 
-def _complete(table: pl.DataFrame) -> pl.DataFrame:
-    """Every column there, defaults for what the source leaves out."""
+def complete(table: pl.DataFrame) -> pl.DataFrame:
+    """A table of jobs with every column of `COLUMNS`, in order: the defaults of a trace for what
+    it leaves out. Nothing is checked; for jobs that were made and not read."""
+    given = table if "submit_s" in table.columns else table.with_columns(submit_s=0.0)
+    return given.select(_columns(given))
+
+
+def _columns(table: pl.DataFrame) -> list[pl.Expr]:
     columns = []
     for name, dtype in COLUMNS.items():
         value = pl.col(name) if name in table.columns else pl.lit(None)
@@ -123,7 +129,7 @@ def _complete(table: pl.DataFrame) -> pl.DataFrame:
         if name in _DEFAULTS:
             value = value.fill_null(pl.lit(_DEFAULTS[name], dtype=dtype))
         columns.append(value.alias(name))
-    return table.select(pl.col(ROW), *columns)
+    return columns
 
 
 def _check_ids(rows: Rows, jobs: pl.DataFrame, integers: bool) -> None:
