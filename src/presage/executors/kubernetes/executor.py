@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
@@ -84,6 +85,10 @@ class KubernetesExecutor:
         """Launches that wait for the rest of their workers."""
         self._known: dict[str, Node] = {}
         """Nodes as the caller knows them."""
+        self._before: dict[str, Node] = {}
+        """Every node that was ever told, as it was then."""
+        self._late: dict[str, Node] = {}
+        """Nodes that are others than before and wait until no run is left on them."""
         self._draining: set[str] = set()
         self._due = threading.Condition()
         self._agenda: list[tuple[float, int, Key]] = []
@@ -220,12 +225,16 @@ class KubernetesExecutor:
     # -- runs -----------------------------------------------------------------------------------
 
     def _adopt_all(self) -> None:
-        """Go on with the runs that the cluster has records of."""
+        """Go on with the runs that the cluster has records of. Those of jobs that this data
+        directory does not have are another server's, and left alone."""
         labels = f"{MANAGED}=presage,{RECORD}=true"
         for record in self._api.list(CONFIG_MAPS, self._api.namespace, labels=labels).items:
             notes = record["metadata"].get("annotations") or {}
             with suppress(KeyError, ValueError, TypeError):  # not written by us, then
                 key = (notes[JOB], int(notes[ATTEMPT]))
+                if not self._layout.job_file(key[0]).exists():
+                    log.warning("run %d of job %s in the cluster is not ours", key[1], key[0])
+                    continue
                 self._runs[key] = PodRun(key, self._context, record)
                 self._plan(key)
 
@@ -316,8 +325,10 @@ class KubernetesExecutor:
             cordoned = bool(item.get("spec", {}).get("unschedulable"))
             known = self._known.get(name)
             if usable:
-                facts += self._came(run_node(item), known)
-            elif known is not None and cordoned and not change.deleted:
+                facts += self._came(run_node(item))
+                continue
+            self._late.pop(name, None)
+            if known is not None and cordoned and not change.deleted:
                 if name not in self._draining:
                     self._draining.add(name)
                     facts.append(NodeDraining(name))
@@ -325,27 +336,35 @@ class KubernetesExecutor:
                 del self._known[name]
                 self._draining.discard(name)
                 facts.append(NodeDown(name))
-            if not usable:
-                for run in list(self._runs.values()):
-                    if run.on(name):
-                        self._plan(run.key)
+            for run in list(self._runs.values()):
+                if run.on(name):
+                    self._plan(run.key)
+        for node in list(self._late.values()):
+            facts += self._came(node)
         return facts
 
-    def _came(self, node: Node, known: Node | None) -> list[Fact]:
-        """A node takes pods, perhaps as before. One whose devices changed is another one, once no
-        run is left that holds some of them."""
+    def _came(self, node: Node) -> list[Fact]:
+        """A node takes pods, perhaps as before. One that offers something else than it did is
+        told when no run is left on it: until then it is not what those were placed on."""
         name = node.name
-        drained = name in self._draining
-        if known == node and not drained:
+        known, before = self._known.get(name), self._before.get(name)
+        away = known is None or name in self._draining
+        self._late.pop(name, None)
+        if known == node and not away:
             return []
-        if known is None or known.devices == node.devices:
-            self._known[name] = node
-            self._draining.discard(name)
-            return [NodeUp(node) if known is None or drained else NodeChanged(node)]
-        if any(run.on(name) for run in list(self._runs.values())):
+        facts: list[Fact] = []
+        if before is None or before == node:
+            facts.append(NodeUp(node))
+        elif replace(before, labels=node.labels, taints=node.taints, taken=node.taken) == node:
+            facts += [NodeUp(before), NodeChanged(node)] if away else [NodeChanged(node)]
+        elif any(run.on(name) for run in list(self._runs.values())):
+            self._late[name] = node
             return []
-        self._known[name] = node
-        return [NodeDown(name), NodeUp(node)]
+        else:
+            facts += [NodeUp(node)] if known is None else [NodeDown(name), NodeUp(node)]
+        self._known[name] = self._before[name] = node
+        self._draining.discard(name)
+        return facts
 
 
 def usable_nodes(api: KubeApi) -> tuple[Node, ...]:

@@ -69,7 +69,9 @@ from presage.model.job import Reason, ReasonCode
 
 __all__ = ["PodRun", "RunContext", "may_pass"]
 
-_LOOK_AT_EVENTS_S = 10.0
+_LOOK_AT_EVENTS_S = 20.0
+"""When events are first looked at for why a pod does not start; then half as often each time."""
+_MOST_S = 300.0
 _SILENT_S = 300.0
 """A node that was not heard of for so long runs nothing any more, as far as we are concerned."""
 
@@ -126,7 +128,7 @@ class PodRun:
         self._stage = ""
         self._report: ProgressReport | None = None
         self._since = time.monotonic()
-        self._looked = 0.0
+        self._look_at = self._since + _LOOK_AT_EVENTS_S
         if record is not None:
             self._read(record)
 
@@ -345,9 +347,11 @@ class PodRun:
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
         """Say what keeps workers from starting; after a while, the launch has failed."""
         cluster, clock = self._context, time.monotonic()
-        if clock - self._since < _LOOK_AT_EVENTS_S or clock - self._looked < _LOOK_AT_EVENTS_S:
-            return _LOOK_AT_EVENTS_S
-        self._looked = clock
+        left_s = self._look_at - clock
+        if left_s > 0:
+            return left_s
+        again_s = min(_MOST_S, max(_LOOK_AT_EVENTS_S, clock - self._since))
+        self._look_at = clock + again_s
         said = ""
         for sight in sights:
             if sight.pod is None or sight.pod["status"].get("phase") != "Pending":
@@ -356,7 +360,9 @@ class PodRun:
             events: Sequence[Json] = ()
             with suppress(KubernetesError):  # without permission for events, the pod itself tells
                 events = cluster.api.list(EVENTS, cluster.namespace, fields=fields).items
-            said = said or trouble(sight.pod, events)
+            said = trouble(sight.pod, events)
+            if said:  # one is enough: a look at events costs the API server a lot
+                break
         if clock - self._since > cluster.use.patience_s:
             text = (
                 f"not started after {cluster.use.patience_s:g} s: {said or 'no reason is given'}"
@@ -365,7 +371,7 @@ class PodRun:
         elif said != self._stage:
             self._stage = said
             cluster.tell(StageChanged(*self.key, said))
-        return _LOOK_AT_EVENTS_S
+        return again_s
 
     # -- ending ---------------------------------------------------------------------------------
 
@@ -390,8 +396,9 @@ class PodRun:
 
     def _tell_progress(self) -> None:
         """How far the job was in the end, as the step beside its first worker said."""
-        for word in filter(None, map(last_word, self._sights())):
-            self._hear(word)
+        for name, pod in sorted(self.pods.items()):
+            if (word := last_word(Sight(name, pod))) is not None:
+                self._hear(word)
 
     def _hear(self, word: StepWord) -> None:
         """Tell how far the job is, if that is new."""
