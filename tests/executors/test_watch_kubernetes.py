@@ -131,6 +131,7 @@ def test_the_journal_is_what_happened_whoever_was_killed(
     end(scheduled, f"p{second}", 137, "OOMKilled")
     eventually(lambda: len(running()) == 4)
     watcher = watch()
+    eventually(lambda: sum(bool(one.ended) for one in told(tmp_path).values()) == 2)
     scheduled.restart_api()
     add(scheduled, "late", 1)
     rest = {0, 1, 2, 3} - {first, second}

@@ -27,7 +27,7 @@ from presage.sim.whatif import export_trace, figures, what_if
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["Held", "WatchedCluster", "held_gpus"]
+__all__ = ["HeldGpus", "WatchedCluster", "held_gpus"]
 
 _AHEAD_SHOWN = 20
 _IDLE = 0.05
@@ -35,7 +35,7 @@ _IDLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldGpus:
     """GPUs that one run holds."""
 
     job: str
@@ -52,7 +52,7 @@ class Held:
         return self.busy is not None and self.busy < _IDLE
 
 
-def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[Held]:
+def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[HeldGpus]:
     """Which GPUs are held by whom; those that do nothing first, then the most."""
     found = []
     for seen in sight.jobs:
@@ -64,7 +64,7 @@ def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[Held]:
             continue
         busy = None if measured is None else measured.of(seen.id, run)
         nodes = tuple(dict.fromkeys(worker.node for worker in run.workers))
-        found.append(Held(seen.id, seen.owner, gpus, run.started_at, nodes, busy))
+        found.append(HeldGpus(seen.id, seen.owner, gpus, run.started_at, nodes, busy))
     return sorted(found, key=lambda one: (not one.idle, -one.gpus, one.since))
 
 

@@ -64,7 +64,7 @@ class _Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _Happening:
     """Something that is different now, and when it became so."""
 
     at: float
@@ -112,7 +112,7 @@ class Follower:
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def _of_job(self, seen: SeenJob, now: float) -> Iterable[_News]:
+    def _of_job(self, seen: SeenJob, now: float) -> Iterable[_Happening]:
         job_id = self._id_of(seen)
         if job_id is None:
             return
@@ -123,7 +123,7 @@ class Follower:
         attempt, began = 0, -inf
         if job is None:
             first = min([seen.submitted_at, *(run.started_at for run in seen.runs)])
-            yield _News(first, _Rank.SUBMIT, lambda: (ev.JobSubmitted(spec),))
+            yield _Happening(first, _Rank.SUBMIT, lambda: (ev.JobSubmitted(spec),))
         else:
             attempt, began = job.attempt, job.mark if job.allocation else job.since
             yield from self._of_present(job, seen, now)
@@ -131,31 +131,33 @@ class Follower:
             if run.started_at > began or (run.attempt > attempt and run.started_at == began):
                 attempt = max(run.attempt, attempt + 1)
                 started = replace(run, attempt=attempt)
-                yield _News(run.started_at, _Rank.START, _bind(self._start, job_id, spec, started))
+                yield _Happening(
+                    run.started_at, _Rank.START, _bind(self._start, job_id, spec, started)
+                )
                 if run.end is not None:
-                    yield _News(run.end.at, _Rank.END, _bind(_over, job_id, attempt, run.end))
+                    yield _Happening(run.end.at, _Rank.END, _bind(_over, job_id, attempt, run.end))
         if not seen.runs and seen.end is not None:
-            yield _News(seen.end.at, _Rank.GIVE_UP, _bind(self._given_up, job_id, seen.end))
+            yield _Happening(seen.end.at, _Rank.GIVE_UP, _bind(self._given_up, job_id, seen.end))
         waits = job is not None and not seen.running and seen.ended_at is None
         if job is not None and waits and _differs(job.spec, spec):
-            yield _News(now, _Rank.GIVE_UP, lambda: (ev.JobChanged(spec),))
+            yield _Happening(now, _Rank.GIVE_UP, lambda: (ev.JobChanged(spec),))
 
-    def _of_present(self, job: Job, seen: SeenJob, now: float) -> Iterable[_News]:
+    def _of_present(self, job: Job, seen: SeenJob, now: float) -> Iterable[_Happening]:
         """What became of the run that the state knows."""
         if not job.allocation:
             return
         run = next((run for run in seen.runs if run.started_at == job.mark), None)
         if run is not None and run.end is not None:
-            yield _News(run.end.at, _Rank.END, _bind(_over, job.id, job.attempt, run.end))
+            yield _Happening(run.end.at, _Rank.END, _bind(_over, job.id, job.attempt, run.end))
         elif run is None:
             later = [run.started_at for run in seen.runs if run.started_at > job.mark]
             at = min([now, *later] + [seen.submitted_at] * (seen.submitted_at > job.since))
             end = SeenEnd(at, Outcome.STOPPED, _AGAIN, again=True)
             if not later and seen.ended_at is not None:
                 end = seen.end or SeenEnd(seen.ended_at, Outcome.STOPPED, _CANCELLED)
-            yield _News(end.at, _Rank.END, _bind(_over, job.id, job.attempt, end))
+            yield _Happening(end.at, _Rank.END, _bind(_over, job.id, job.attempt, end))
 
-    def _of_missing(self, sight: SeenCluster) -> Iterable[_News]:
+    def _of_missing(self, sight: SeenCluster) -> Iterable[_Happening]:
         """Jobs of the state that the cluster no longer knows."""
         for job_id, job in self.state.jobs.items():
             if job_id in self._there:
@@ -164,9 +166,9 @@ class Follower:
             if sight.now - since >= GONE_S:
                 end = SeenEnd(since, Outcome.STOPPED, _GONE)
                 if job.allocation:
-                    yield _News(since, _Rank.END, _bind(_over, job_id, job.attempt, end))
+                    yield _Happening(since, _Rank.END, _bind(_over, job_id, job.attempt, end))
                 else:
-                    yield _News(since, _Rank.GIVE_UP, _bind(self._given_up, job_id, end))
+                    yield _Happening(since, _Rank.GIVE_UP, _bind(self._given_up, job_id, end))
 
     def _id_of(self, seen: SeenJob) -> str | None:
         """The name of a job here: its own, unless another one had it before; None for one that
@@ -232,13 +234,13 @@ class Follower:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def _of_nodes(self, sight: SeenCluster, began: float) -> Iterable[_News]:
+    def _of_nodes(self, sight: SeenCluster, began: float) -> Iterable[_Happening]:
         there = {seen.node.name: seen for seen in sight.nodes}
         for seen in sight.nodes:
-            yield _News(began, _Rank.NODE, _bind(self._node, seen))
+            yield _Happening(began, _Rank.NODE, _bind(self._node, seen))
         for name in self.state.capacity.index:
             if name not in there and name not in self.state.down:
-                yield _News(sight.now, _Rank.NODE, _bind(_left, name))
+                yield _Happening(sight.now, _Rank.NODE, _bind(_left, name))
 
     def _node(self, seen: SeenNode) -> Iterable[ev.Event]:
         """A node becomes what it is; other devices wait until nothing runs on it."""
@@ -309,7 +311,7 @@ def _differs(ours: JobSpec, seen: JobSpec) -> bool:
     )
 
 
-def _in_turn(news: Iterable[_News]) -> Iterator[_News]:
+def _in_turn(news: Iterable[_Happening]) -> Iterator[_Happening]:
     """What happened to one job, in that order whatever times it was given: a run may begin and
     end in one second."""
     at, rank = -inf, _Rank.NODE

@@ -211,7 +211,7 @@ class SlurmSource:
 
 
 @dataclass(frozen=True, slots=True)
-class _SlurmNode:
+class _NodeLine:
     name: str
     cpus: int
     memory_mib: int
@@ -224,12 +224,12 @@ class _SlurmNode:
 class _SlurmNodes:
     """The nodes, as jobs are told about them."""
 
-    def __init__(self, nodes: Iterable[_SlurmNode], memory: bool) -> None:
+    def __init__(self, nodes: Iterable[_NodeLine], memory: bool) -> None:
         self.memory = memory
         self.slurm = {one.name: one for one in nodes}
         self.nodes = {one.name: self._as_ours(one) for one in self.slurm.values()}
 
-    def _as_ours(self, one: _SlurmNode) -> Node:
+    def _as_ours(self, one: _NodeLine) -> Node:
         devices = tuple(Device(kind or ANY_GPU) for kind, count in one.gpus for _ in range(count))
         memory = one.memory_mib if self.memory else UNLIMITED
         labels = {f"{_PARTITION}{name}": "yes" for name in sorted(one.partitions)}
@@ -251,10 +251,10 @@ def _where(record: Mapping[str, Any]) -> Where:
     return Where(tuple((LabelRule(f"{_PARTITION}{name}"), *always) for name in partitions))
 
 
-def _node(line: str) -> _SlurmNode:
+def _node(line: str) -> _NodeLine:
     told = pairs(line)
     features = told.get("ActiveFeatures", "").replace("(null)", "")
-    return _SlurmNode(
+    return _NodeLine(
         told.get("NodeName", ""),
         int(told.get("CPUEfctv") or told.get("CPUTot") or 0),
         int(told.get("RealMemory") or 0),
