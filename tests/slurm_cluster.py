@@ -119,7 +119,7 @@ class SlurmCluster:
             daemon.wait()
         self._daemons.clear()
         mark = f"SLURM_CONF={self.conf}".encode()
-        while pids := _with_environment(mark):
+        while pids := _of_cluster(mark, self.directory):
             for pid in pids:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -359,14 +359,18 @@ def _free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def _with_environment(mark: bytes) -> list[int]:
-    """The processes whose environment has an entry."""
+def _of_cluster(mark: bytes, directory: Path) -> list[int]:
+    """The processes whose environment has an entry, and the steps that run in a directory: a
+    slurmstepd writes its title over its environment."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            is_step = (entry / "comm").read_text().startswith("slurmstepd")
+            within = is_step and (entry / "cwd").readlink().is_relative_to(directory)
+            if within or mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
     return found
 
 
