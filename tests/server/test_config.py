@@ -83,7 +83,7 @@ def test_a_secret_of_a_section_to_come_is_hidden() -> None:
         ("server:\n\n  tls_cert: a.pem\n", "line 3: server.tls_cert: needs tls_key"),
         (
             "executor: {kind: k8s}\n",
-            "line 1: executor.kind: input should be 'local', 'ray' or 'kubernetes'",
+            "line 1: executor.kind: input should be 'local', 'ray', 'kubernetes' or 'slurm'",
         ),
         ("queues:\n  a:\n    gpu_hours: -1\n", "line 3: queues.a.gpu_hours: input should be"),
         ("- a\n", "write a mapping"),

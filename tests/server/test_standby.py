@@ -66,7 +66,8 @@ def test_a_standby_knows_what_the_first_server_learned(
 
     eventually(standby.leads)
     later = eventually(lambda: standby.job(queued)["eta_s"])
-    assert later["p50"] == pytest.approx(eta["p50"], rel=0.3)  # what runs has run a bit longer
+    # Without what was learned it would be minutes; what runs has run longer meanwhile.
+    assert eta["p50"] / 3 < later["p50"] < eta["p50"] * 3
     asked_again = standby.submit("sleep 600", resources=ASK, model=MODEL, rightsize=False)
     estimates = standby.job(asked_again)["estimates"]
     assert estimates == standby.job(asked)["estimates"]
