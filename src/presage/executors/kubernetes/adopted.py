@@ -33,6 +33,7 @@ from presage.executors.kubernetes.gangs import (
     Gang,
     alone,
     gang_of,
+    job_id,
     job_of,
     workers_of,
 )
@@ -361,11 +362,10 @@ class AdoptedPods:
 
     def _submit(self, gang: Gang, uids: Sequence[str], again: int = 0) -> None:
         pods = [self._pods[uid] for uid in uids]
-        spec = job_of(gang, pods, again=again)
-        while spec.id not in self._jobs() and self._was(spec.id):
+        while (name := job_id(gang, pods, again)) not in self._jobs() and self._was(name):
             again += 1  # a job of that name is over: these pods are tried anew
-            spec = job_of(gang, pods, again=again)
-        _, members = workers_of(pods)
+        _, members = workers = workers_of(pods)
+        spec = job_of(gang, pods, again=again, workers=workers)
         named = {slot: str(pod["metadata"]["uid"]) for slot, pod in members.items()}
         self._waiting[spec.id] = _Waiting(spec, gang, named, again)
         for slot, uid in named.items():
@@ -456,7 +456,7 @@ class AdoptedPods:
                 continue
             pods = [self._pods[uid] for uid in {*uids, *bound.values()}]
             gang = gang_of(pods[0], self._owners.find)
-            if any(job_of(gang, pods, again=again).id == job for again in range(8)):
+            if any(job_id(gang, pods, again) == job for again in range(8)):
                 _, members = workers_of(pods)
                 return {slot: str(pod["metadata"]["uid"]) for slot, pod in members.items()}
         return bound
