@@ -39,6 +39,7 @@ __all__ = [
     "gpu_resource_of",
     "gpu_types_of",
     "is_over",
+    "is_unbound",
     "node_of",
     "node_remarks",
     "refusals",
@@ -184,6 +185,14 @@ def is_over(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+def is_unbound(pod: Json) -> bool:
+    """Whether a pod waits to be placed."""
+    meta, spec = pod["metadata"], pod["spec"]
+    return not (
+        spec.get("nodeName") or meta.get("deletionTimestamp") or spec.get("schedulingGates")
+    )
+
+
 def requests_of(pod: Json) -> dict[str, Fraction]:
     """What a pod asks for, by resource, by the rule of Kubernetes: the sum of its containers or
     the largest init container, whichever is more, with sidecars and overhead."""
@@ -202,10 +211,9 @@ def requests_of(pod: Json) -> dict[str, Fraction]:
             at_once = asks.get(name, Fraction()) + sidecars.get(name, Fraction())
             starting[name] = max(starting.get(name, Fraction()), at_once)
     _add(running, sidecars)
-    total = {
-        name: max(running.get(name, Fraction()), starting.get(name, Fraction()))
-        for name in {*running, *starting}
-    }
+    total = running
+    for name, number in starting.items():
+        total[name] = max(total.get(name, number), number)
     total |= _stated(spec.get("resources") or {})  # of the pod as a whole, since 1.34
     _add(total, {name: amount(text) for name, text in (spec.get("overhead") or {}).items()})
     return {name: number for name, number in total.items() if number}
@@ -213,7 +221,7 @@ def requests_of(pod: Json) -> dict[str, Fraction]:
 
 def _add(total: dict[str, Fraction], more: Mapping[str, Fraction]) -> None:
     for name, number in more.items():
-        total[name] = total.get(name, Fraction()) + number
+        total[name] = total[name] + number if name in total else number
 
 
 def _container(container: Json) -> dict[str, Fraction]:
