@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, PODS, Json, KubeApi, connect
 from presage.executors.kubernetes.reflect import Reflector
@@ -21,6 +22,7 @@ from presage.model.errors import KubernetesError
 from tests.executors.foreign_pods import DropIn, gang
 from tests.kubernetes_fire import GPUS, LossyApi, Recorder, StandIn
 from tests.kubernetes_plane import Plane
+from tests.waiting import eventually
 
 __all__ = ["PodsFire", "PodsFireResult", "pods_under_fire"]
 
@@ -72,13 +74,16 @@ class Operator:
         label = f"{name}-{self.made[name]}"
         bodies = gang(label, self.left[name], owner=self._owner)
         for body in bodies:
-            try:
-                self._api.create(PODS, body, "default")
-            except KubernetesError as error:
-                if error.status != 409:  # made, though its answer was never heard
-                    raise
+            eventually(partial(self._is_made, body))
         self.made[name] += 1
         self._names[name] = [body["metadata"]["name"] for body in bodies]
+
+    def _is_made(self, body: Json) -> bool:
+        try:
+            self._api.create(PODS, body, "default")
+        except KubernetesError as error:
+            return error.status == 409  # made before, though its answer was never heard
+        return True
 
     def _is_gone(self, pod: str) -> bool:
         """Whether a pod that the copy does not hold (any more, or yet) is not there."""
