@@ -42,7 +42,7 @@ from presage.store.memory import MemoryStore
 from tests.executors.kubernetes_kit import write_job
 from tests.kubernetes_plane import Plane
 
-__all__ = ["Fire", "FireResult", "Recorder", "StandIn", "gang_job", "under_fire"]
+__all__ = ["Fire", "FireResult", "LossyApi", "Recorder", "StandIn", "gang_job", "under_fire"]
 
 GPUS = 8
 _GPU = "nvidia.com/gpu"
@@ -140,7 +140,9 @@ class StandIn:
 class Recorder:
     """Watches all pods and writes down every breach of what must hold."""
 
-    def __init__(self, api: KubeApi, sizes: dict[str, int]) -> None:
+    def __init__(self, api: KubeApi, size: Callable[[Json], int], label: str = RUN) -> None:
+        """Pods with the same value of `label` are a gang; `size` of the metadata of one says how
+        many there are."""
         self.breaches: list[str] = []
         self.bindings = 0
         self.partly_s: list[float] = []
@@ -148,14 +150,13 @@ class Recorder:
         self.leaving_s: list[float] = []
         """For how long gangs that had been whole were there in part before they were gone."""
         self._whole: set[str] = set()
-        self.sizes = sizes
-        """Workers of each job."""
+        self._size, self._label = size, label
         self._partly: dict[str, float] = {}
         self._bound: dict[str, set[str]] = {}
         self._node_of: dict[str, str] = {}
         self._held: dict[str, tuple[str, int]] = {}
         self._load: Counter[str] = Counter()
-        self._pods = Reflector(api, PODS, labels=RUN, on_change=self._look)
+        self._pods = Reflector(api, PODS, labels=label, on_change=self._look)
         self._pods.start()
 
     def close(self) -> None:
@@ -191,9 +192,10 @@ class Recorder:
         return [f"{run}: {len(self._bound[run])} bound" for run in self._partly]
 
     def _count(self, meta: Json, live: bool) -> None:
-        run, bounds = meta["labels"][RUN], self._bound.setdefault(meta["labels"][RUN], set())
+        run = meta["labels"][self._label]
+        bounds = self._bound.setdefault(run, set())
         bounds.add(meta["uid"]) if live else bounds.discard(meta["uid"])
-        size = self.sizes[meta["annotations"][JOB]]
+        size = self._size(meta)
         if 0 < len(bounds) < size:
             self._partly.setdefault(run, time.monotonic())
         elif run in self._partly:
@@ -274,7 +276,7 @@ def under_fire(plane: Plane, data: Path, fire: Fire, say: Callable[[str], None])
     lossy = LossyApi(clean._settings, clean.namespace)
     LossyApi.lose, LossyApi.lost = fire.lost_answers, 0
     sizes = {f"gang-{number}": chance.randint(2, 8) for number in range(fire.gangs)}
-    recorder = Recorder(clean, sizes)
+    recorder = Recorder(clean, lambda meta: sizes[meta["annotations"][JOB]])
     standin = StandIn(clean, lambda pod: fire.runs_s)
     result = FireResult()
     use = ClusterUse(logs=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,17 @@ from hypothesis import strategies as st
 from presage.core.capacity import Capacity, bits, lowest
 from presage.core.plan import Plan
 from presage.core.state import State
-from presage.model.cluster import UNLIMITED, WHOLE_GPU, Device, Node, Resources
+from presage.model.cluster import (
+    UNLIMITED,
+    WHOLE_GPU,
+    Device,
+    LabelOperator,
+    LabelRule,
+    Node,
+    Resources,
+    Where,
+)
+from presage.model.cluster import Taken as Held
 from presage.model.event import JobSubmitted
 from presage.model.job import JobSpec, Role
 from presage.policy.request import Request, feasible
@@ -183,3 +195,20 @@ def test_masks_as_arrays() -> None:
     capacity = filled(tuple(Node(f"n{i}") for i in range(11)))
     mask = 0b10000000101
     assert np.flatnonzero(capacity.mask_array(mask)).tolist() == list(bits(mask))
+
+
+def test_what_others_take_more_of_is_no_release_and_leaves_nodes_as_they_were_found() -> None:
+    gpus, where = (Device(),) * 2, Where(((LabelRule("zone", LabelOperator.IN, ("a",)),),))
+    plain = Node("x", gpus, 8000, 8000, {"zone": "a"})
+    capacity = filled((plain, Node("y", gpus, 8000, 8000, {"zone": "b"})))
+    assert capacity.accepts((), where) == 0b01
+    before = capacity.released, capacity.described
+    capacity.change(replace(plain, taken=Held(1000, 500, (1,))))
+    assert (capacity.released, capacity.described) == before
+    assert (capacity.free_cpu[0], capacity.free_memory[0], capacity.whole[0]) == (7000, 7500, 1)
+    capacity.change(replace(plain, taken=Held(2000, 500, (0,))))  # more of one, less of another
+    assert (capacity.released, capacity.described) == (before[0] + 1, before[1])
+    assert capacity.free_gpu[0] == [0, WHOLE_GPU]
+    capacity.change(replace(plain, labels={"zone": "b"}, taken=Held(2000, 500, (0,))))
+    assert capacity.accepts((), where) == 0
+    assert capacity.described == before[1] + 1

@@ -13,7 +13,7 @@ from presage.core.engine import Engine
 from presage.core.loop import act, step, unconfirmed
 from presage.core.state import State
 from presage.executors.kubernetes.adopted import AdoptedPods
-from presage.executors.kubernetes.api import connect
+from presage.executors.kubernetes.api import KubeApi, connect
 from presage.model import event as ev
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build
@@ -40,10 +40,12 @@ class DropIn:
         nodes: list[ev.Fact] = [ev.NodeUp(node) for node in self.adopted.nodes()]
         self._handle(nodes)
 
+    def _api(self) -> KubeApi:
+        return connect(kubeconfig=self.plane.kubeconfig(self.user))
+
     def _connect(self) -> AdoptedPods:
-        api = connect(kubeconfig=self.plane.kubeconfig(self.user))
         return AdoptedPods(
-            api, jobs=lambda: self.engine.state.jobs, was=lambda job: job in self.over
+            self._api(), jobs=lambda: self.engine.state.jobs, was=lambda job: job in self.over
         )
 
     def restart(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 from presage.policy.config import PolicyConfig
 from tests.executors.foreign_pods import PODS, drop_in, gang, pod
 from tests.kubernetes_plane import Plane
-from tests.waiting import eventually
+from tests.kubernetes_pods_fire import PodsFire, pods_under_fire
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.engine
 
@@ -257,3 +258,25 @@ def test_a_restart_learns_of_pods_that_ended_or_went_meanwhile(plane: Plane) -> 
         assert "part-1" in cluster.bound()
         cluster.add(gang("part", 2)[0])
         cluster.until(lambda: "part-0" in cluster.bound())
+
+
+@pytest.mark.parametrize(
+    "fire",
+    [
+        pytest.param(
+            PodsFire(
+                gangs=6, nodes=2, api_kills=1, pod_deletes=3, watch_drops=2, restarts=1, runs_s=0.1
+            ),
+            marks=pytest.mark.slow,
+            id="short",
+        ),
+        pytest.param(PodsFire(), marks=pytest.mark.soak, id="whole"),
+    ],
+)
+def test_gangs_of_others_under_fire(plane: Plane, fire: PodsFire) -> None:
+    result = pods_under_fire(plane, fire, lambda line: None)
+    assert result.breaches == []
+    assert result.undone == []
+    assert result.half == []
+    assert result.longest_partly_s < PATIENCE_S
+    assert result.done["kill the API server"] == fire.api_kills

@@ -131,22 +131,30 @@ class Capacity:
             return
         before = self.nodes[i]
         self.nodes[i] = node
-        self.described += before != replace(node, taken=before.taken)
+        had, has = before.taken, node.taken
+        if before != replace(node, taken=had):
+            self._describe_anew(i, before, node)
+        elif not has.covers(had):  # room appeared
+            self.released += 1
+        self.free_cpu[i] += had.cpu_milli - has.cpu_milli
+        self.free_memory[i] += had.memory_mib - has.memory_mib
+        for d in set(had.devices) ^ set(has.devices):
+            self.shift(i, _ALONE, (d,), -1 if d in has.devices else 1)
+        self._touched.add(i)
+
+    def _describe_anew(self, i: int, before: Node, node: Node) -> None:
+        """A node is another than before, whoever is on it."""
+        self.described += 1
+        self.released += 1
         for name, value in before.labels.items():
             self.labels[name][value] &= ~(1 << i)
         for device in before.devices:
             self.types[device.type] &= ~(1 << i)
         self._describe(i, node)
-        had, has = before.taken, node.taken
-        self.free_cpu[i] += node.cpu_milli - has.cpu_milli - before.cpu_milli + had.cpu_milli
-        self.free_memory[i] += node.memory_mib - has.memory_mib
-        self.free_memory[i] -= before.memory_mib - had.memory_mib
+        self.free_cpu[i] += node.cpu_milli - before.cpu_milli
+        self.free_memory[i] += node.memory_mib - before.memory_mib
         for d, (was, now) in enumerate(zip(before.devices, node.devices, strict=True)):
             self.free_gpu_memory[i][d] += now.memory_mib - was.memory_mib
-        for d in set(had.devices) ^ set(has.devices):
-            self.shift(i, _ALONE, (d,), -1 if d in has.devices else 1)
-        self._touched.add(i)
-        self.released += 1
 
     def _describe(self, i: int, node: Node) -> None:
         """Find a node by what it says of itself."""

@@ -79,6 +79,14 @@ class Taken:
     memory_mib: int = 0
     devices: tuple[int, ...] = ()
 
+    def covers(self, other: Taken) -> bool:
+        """Whether all that is held by `other` is held here as well."""
+        return (
+            self.cpu_milli >= other.cpu_milli
+            and self.memory_mib >= other.memory_mib
+            and set(self.devices) >= set(other.devices)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -33,6 +33,7 @@ from presage.executors.kubernetes.gangs import (
     Gang,
     alone,
     gang_of,
+    job_id,
     job_of,
     workers_of,
 )
@@ -41,7 +42,7 @@ from presage.executors.kubernetes.owners import FRESH_S, Owners
 from presage.executors.kubernetes.pod_ends import PodEnd, ended_as
 from presage.executors.kubernetes.pod_events import PodEvents
 from presage.executors.kubernetes.pods import MANAGED
-from presage.executors.kubernetes.reading import Json, is_over, refusals
+from presage.executors.kubernetes.reading import Json, is_over, is_unbound, refusals
 from presage.executors.kubernetes.reflect import Reflector
 from presage.model import event as ev
 from presage.model.cluster import Node, Worker
@@ -50,6 +51,8 @@ from presage.model.job import Job, JobSpec, JobState, Reason, ReasonCode, StopIn
 
 __all__ = ["AdoptedPods"]
 
+_MOST_CHANGES = 500
+"""Pods that one poll takes in, so that a flood of them does not hold up what runs."""
 _LONGEST_S = 60.0
 """Between two tries to bind a gang."""
 
@@ -180,7 +183,7 @@ class AdoptedPods:
     def poll(self, now: float) -> list[ev.Fact]:
         """What happened to pods and nodes."""
         self._now = now
-        self._take_changes()
+        self._take_changes(_MOST_CHANGES)
         for result in self._binder.results():
             run = self._runs.get(result.job)
             if run is None or run.attempt != result.attempt:
@@ -230,11 +233,14 @@ class AdoptedPods:
 
     # -- what the cluster says ------------------------------------------------------------------
 
-    def _take_changes(self) -> None:
-        active = self._active()
+    def _take_changes(self, most: int | None = None) -> None:
         for change in self._nodes.changes():
             self._others.node(change.object, gone=change.deleted)
-        for change in self._watched.changes():
+        changes = self._watched.changes(most)
+        if len(changes) == most:
+            self.wake()  # there may be more
+        active = self._active() if changes else ()
+        for change in changes:
             pod = change.object
             self._others.pod(pod, ours=job_of_pod(pod) in active, gone=change.deleted)
             if self._is_ours(pod):
@@ -259,9 +265,9 @@ class AdoptedPods:
             job, _ = self._by_uid[uid]
             if job in self._runs:
                 self._look_at(self._runs[job])
-            elif not _places(pod):
+            elif not is_unbound(pod):
                 self._member_left(uid)
-        elif _places(pod):
+        elif is_unbound(pod):
             words = refusals(pod)
             if words:
                 text = f"Presage does not place this pod: {'; '.join(words)}"
@@ -361,11 +367,10 @@ class AdoptedPods:
 
     def _submit(self, gang: Gang, uids: Sequence[str], again: int = 0) -> None:
         pods = [self._pods[uid] for uid in uids]
-        spec = job_of(gang, pods, again=again)
-        while spec.id not in self._jobs() and self._was(spec.id):
+        while (name := job_id(gang, pods, again)) not in self._jobs() and self._was(name):
             again += 1  # a job of that name is over: these pods are tried anew
-            spec = job_of(gang, pods, again=again)
-        _, members = workers_of(pods)
+        _, members = workers = workers_of(pods)
+        spec = job_of(gang, pods, again=again, workers=workers)
         named = {slot: str(pod["metadata"]["uid"]) for slot, pod in members.items()}
         self._waiting[spec.id] = _Waiting(spec, gang, named, again)
         for slot, uid in named.items():
@@ -398,9 +403,8 @@ class AdoptedPods:
         are submitted anew when the nodes are others."""
         jobs = self._jobs()
         new = {fact.spec.id for fact in self._facts if isinstance(fact, ev.JobSubmitted)}
-        for name, waiting in list(self._waiting.items()):
-            if name in jobs or name in new:
-                continue
+        for name in [name for name in self._waiting if name not in jobs and name not in new]:
+            waiting = self._waiting[name]
             if waiting.rejected is None:
                 waiting.rejected = self._others.described
                 text = "no state of this cluster could hold it; tried again when nodes change"
@@ -456,7 +460,7 @@ class AdoptedPods:
                 continue
             pods = [self._pods[uid] for uid in {*uids, *bound.values()}]
             gang = gang_of(pods[0], self._owners.find)
-            if any(job_of(gang, pods, again=again).id == job for again in range(8)):
+            if any(job_id(gang, pods, again) == job for again in range(8)):
                 _, members = workers_of(pods)
                 return {slot: str(pod["metadata"]["uid"]) for slot, pod in members.items()}
         return bound
@@ -551,7 +555,7 @@ class AdoptedPods:
             pod = self._pods.get(uid)
             if pod is not None:
                 self._others.pod(pod, ours=False, gone=False)
-                if _places(pod):
+                if is_unbound(pod):
                     self._pod_is(pod)
 
     # -- nodes ----------------------------------------------------------------------------------
@@ -562,6 +566,8 @@ class AdoptedPods:
         for name in self._others.gone():
             if self._told.pop(name, None) is not None:
                 facts.append(ev.NodeDown(name))
+        if not self._others.has_news:
+            return facts
         for node in self._others.changed(held_devices(self._jobs().values())):
             known = self._told.get(node.name)
             self._told[node.name] = node
@@ -580,14 +586,6 @@ class AdoptedPods:
     def _is_foreign(self, job: str) -> bool:
         found = self._jobs().get(job)
         return found is not None and FOREIGN in found.spec.labels
-
-
-def _places(pod: Json) -> bool:
-    """Whether a pod waits to be placed."""
-    meta, spec = pod["metadata"], pod["spec"]
-    return not (
-        spec.get("nodeName") or meta.get("deletionTimestamp") or spec.get("schedulingGates")
-    )
 
 
 def _phase(pod: Json) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 __all__ = ["amount", "cpu_milli", "mib"]
 
@@ -23,12 +24,15 @@ _SUFFIX |= {f"{letter}i": Fraction(1024**power) for power, letter in enumerate("
 
 def amount(text: object) -> Fraction:
     """A quantity; raises ValueError for what is none."""
-    match = _FORM.fullmatch(str(text).strip())
+    return _read(str(text))
+
+
+@lru_cache(maxsize=4096)  # thousands of pods ask for the same few
+def _read(text: str) -> Fraction:
+    match = _FORM.fullmatch(text.strip())
     unit = _SUFFIX.get(match[3] or "") if match else None
     if match is None or unit is None:
-        raise ValueError(
-            f"{str(text)[:60]!r} is not a quantity of Kubernetes, such as 500m or 2Gi"
-        )
+        raise ValueError(f"{text[:60]!r} is not a quantity of Kubernetes, such as 500m or 2Gi")
     return Fraction(match[1]) * unit * Fraction(10) ** int(match[2] or 0)
 
 

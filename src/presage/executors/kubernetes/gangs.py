@@ -14,12 +14,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from presage.executors.kubernetes.reading import Json, ask_of_pod, gpu_types_of, where_of
+from presage.executors.kubernetes.reading import Json, role_of_pod
 from presage.model.job import JobSpec, Role
 
-__all__ = ["FOREIGN", "Find", "Gang", "ObjectRef", "alone", "gang_of", "job_of", "workers_of"]
+__all__ = [
+    "FOREIGN",
+    "Find",
+    "Gang",
+    "ObjectRef",
+    "Workers",
+    "alone",
+    "gang_of",
+    "job_id",
+    "job_of",
+    "workers_of",
+]
 
 FOREIGN = "presage/kubernetes"
 """A label of jobs that are pods of others: namespace, kind and name of who made them."""
@@ -245,41 +256,40 @@ def _kind(pod: Json) -> str:
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def workers_of(pods: Sequence[Json]) -> tuple[tuple[Role, ...], dict[tuple[int, int], Json]]:
+Workers = tuple[tuple[Role, ...], dict[tuple[int, int], Json]]
+
+
+def workers_of(pods: Sequence[Json]) -> Workers:
     """Roles of pods that ask for the same, and the pod of each (role, index), in a fixed order."""
-    groups: dict[tuple[object, ...], list[Json]] = {}
+    groups: dict[Role, list[Json]] = {}
     for pod in sorted(pods, key=_rank):
-        ask, where = ask_of_pod(pod), where_of(pod)
-        groups.setdefault((_role_name(pod), ask, gpu_types_of(pod), where), []).append(pod)
+        groups.setdefault(role_of_pod(pod, _role_name(pod)), []).append(pod)
     roles: list[Role] = []
     members: dict[tuple[int, int], Json] = {}
     names: dict[str, int] = {}
-    for r, members_of_role in enumerate(groups.values()):
-        first, count = members_of_role[0], len(members_of_role)
-        name = _role_name(first)
+    for r, (role, members_of_role) in enumerate(groups.items()):
+        name, count = role.name, len(members_of_role)
         names[name] = names.get(name, 0) + 1
         name = name if names[name] == 1 else f"{name}-{names[name]}"
-        ask, where, types = ask_of_pod(first), where_of(first), gpu_types_of(first)
-        roles.append(Role(name, ask, count, count, types, where))
+        roles.append(replace(role, name=name, min=count, max=count))
         members |= {(r, index): pod for index, pod in enumerate(members_of_role)}
     return tuple(roles), members
 
 
-def job_of(gang: Gang, pods: Sequence[Json], *, again: int = 0) -> JobSpec:
+def job_of(
+    gang: Gang, pods: Sequence[Json], *, again: int = 0, workers: Workers | None = None
+) -> JobSpec:
     """The job that pods of a gang are: one run, since whoever made them makes new ones after it.
-    `again` tells jobs of the same pods apart."""
-    roles, members = workers_of(pods)
+    `again` tells jobs of the same pods apart; `workers` are theirs, where they are known."""
+    roles, members = workers or workers_of(pods)
     marks: list[Marks] = [_marks(pod) for pod in members.values()]
 
     def said(*names: str) -> str:
         return next((m[name] for m in marks for name in names if m.get(name)), "")
 
-    uids = sorted(str(pod["metadata"]["uid"]) for pod in pods)
-    digest = hashlib.sha256(" ".join([*uids, str(again)]).encode()).hexdigest()[:10]
-    name = re.sub(r"[^a-z0-9-]+", "-", gang.name.lower()).strip("-")[:40] or "pods"
     made_again = all(_owner(pod) is not None for pod in pods)
     return JobSpec(
-        id=f"{name}-{digest}",
+        id=job_id(gang, pods, again),
         roles=roles,
         owner=said(OWNER) or gang.namespace,
         queue=said(*_QUEUES) or gang.namespace,
@@ -295,6 +305,14 @@ def job_of(gang: Gang, pods: Sequence[Json], *, again: int = 0) -> JobSpec:
         labels={FOREIGN: str(gang)},
         entrypoint=_command(members[0, 0]),
     )
+
+
+def job_id(gang: Gang, pods: Sequence[Json], again: int = 0) -> str:
+    """What the job of these pods is called."""
+    uids = sorted(str(pod["metadata"]["uid"]) for pod in pods)
+    digest = hashlib.sha256(" ".join([*uids, str(again)]).encode()).hexdigest()[:10]
+    name = re.sub(r"[^a-z0-9-]+", "-", gang.name.lower()).strip("-")[:40] or "pods"
+    return f"{name}-{digest}"
 
 
 def _command(pod: Json) -> tuple[str, ...]:

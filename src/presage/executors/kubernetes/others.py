@@ -65,6 +65,11 @@ class OtherPods:
         taken, self._gone = list(self._gone), {}
         return taken
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a node may be different."""
+        return bool(self._changed)
+
     def changed(self, held: Mapping[str, set[int]]) -> list[Node]:
         """Nodes that may be different since the last call; `held` are the devices of our jobs."""
         names, self._changed = list(self._changed), {}

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from presage.executors.kubernetes.amounts import amount, cpu_milli, mib
@@ -29,6 +30,7 @@ from presage.model.cluster import (
     Resources,
     Where,
 )
+from presage.model.job import Role
 
 __all__ = [
     "GPU_RESOURCE",
@@ -37,10 +39,12 @@ __all__ = [
     "gpu_resource_of",
     "gpu_types_of",
     "is_over",
+    "is_unbound",
     "node_of",
     "node_remarks",
     "refusals",
     "requests_of",
+    "role_of_pod",
     "where_of",
 ]
 
@@ -117,7 +121,7 @@ def _gpus(offered: Json) -> dict[str, int]:
     return {
         name: count
         for name, text in offered.items()
-        if _GPU.fullmatch(name) and (count := int(amount(text))) > 0
+        if _is_gpu(name) and (count := int(amount(text))) > 0
     }
 
 
@@ -181,6 +185,14 @@ def is_over(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+def is_unbound(pod: Json) -> bool:
+    """Whether a pod waits to be placed."""
+    meta, spec = pod["metadata"], pod["spec"]
+    return not (
+        spec.get("nodeName") or meta.get("deletionTimestamp") or spec.get("schedulingGates")
+    )
+
+
 def requests_of(pod: Json) -> dict[str, Fraction]:
     """What a pod asks for, by resource, by the rule of Kubernetes: the sum of its containers or
     the largest init container, whichever is more, with sidecars and overhead."""
@@ -199,10 +211,9 @@ def requests_of(pod: Json) -> dict[str, Fraction]:
             at_once = asks.get(name, Fraction()) + sidecars.get(name, Fraction())
             starting[name] = max(starting.get(name, Fraction()), at_once)
     _add(running, sidecars)
-    total = {
-        name: max(running.get(name, Fraction()), starting.get(name, Fraction()))
-        for name in {*running, *starting}
-    }
+    total = running
+    for name, number in starting.items():
+        total[name] = max(total.get(name, number), number)
     total |= _stated(spec.get("resources") or {})  # of the pod as a whole, since 1.34
     _add(total, {name: amount(text) for name, text in (spec.get("overhead") or {}).items()})
     return {name: number for name, number in total.items() if number}
@@ -210,7 +221,7 @@ def requests_of(pod: Json) -> dict[str, Fraction]:
 
 def _add(total: dict[str, Fraction], more: Mapping[str, Fraction]) -> None:
     for name, number in more.items():
-        total[name] = total.get(name, Fraction()) + number
+        total[name] = total[name] + number if name in total else number
 
 
 def _container(container: Json) -> dict[str, Fraction]:
@@ -223,16 +234,34 @@ def _stated(resources: Json) -> dict[str, Fraction]:
     return {name: amount(text) for name, text in asked.items()}
 
 
+def role_of_pod(pod: Json, name: str = "worker", count: int = 1) -> Role:
+    """Workers that ask for what a pod asks for."""
+    asked = requests_of(pod)
+    where = _where(pod["spec"], asked)
+    return Role(name, _ask(asked), count, count, _gpu_types(where), where)
+
+
 def gpu_resource_of(pod: Json) -> str:
     """The name under which a pod asks for GPUs; empty if it wants none."""
-    names = sorted(name for name in requests_of(pod) if _GPU.fullmatch(name))
-    return names[0] if names else ""
+    return _gpu_resource(requests_of(pod))
+
+
+def _gpu_resource(asked: Iterable[str]) -> str:
+    return min((name for name in asked if _is_gpu(name)), default="")
+
+
+@lru_cache(maxsize=1024)
+def _is_gpu(resource: str) -> bool:
+    return _GPU.fullmatch(resource) is not None
 
 
 def ask_of_pod(pod: Json) -> Resources:
     """What a pod asks for, as a worker does. With HAMi, GPUs are shared by cores or memory."""
-    asked = requests_of(pod)
-    gpus = sum(int(number) for name, number in asked.items() if _GPU.fullmatch(name))
+    return _ask(requests_of(pod))
+
+
+def _ask(asked: Mapping[str, Fraction]) -> Resources:
+    gpus = sum(int(number) for name, number in asked.items() if _is_gpu(name))
     milli = gpus * WHOLE_GPU
     memory = int(asked.get("nvidia.com/gpumem", 0))
     cores = int(asked.get("nvidia.com/gpucores", 0))
@@ -257,12 +286,15 @@ _HAMI_SHARE_MILLI = 100
 def where_of(pod: Json) -> Where:
     """The nodes that a pod may be on, by its selector, required node affinity and tolerations,
     and by the name under which it asks for GPUs."""
-    spec = pod["spec"]
+    return _where(pod["spec"], requests_of(pod))
+
+
+def _where(spec: Json, asked: Iterable[str]) -> Where:
     always = [
         LabelRule(key, LabelOperator.IN, (value,))
         for key, value in sorted((spec.get("nodeSelector") or {}).items())
     ]
-    resource = gpu_resource_of(pod)
+    resource = _gpu_resource(asked)
     if resource:
         always.append(LabelRule(GPU_RESOURCE, LabelOperator.IN, (resource,)))
     terms = _required(spec)
@@ -305,7 +337,11 @@ def _tolerated(tolerations: Sequence[Json]) -> Iterable[str]:
 
 def gpu_types_of(pod: Json) -> tuple[str, ...]:
     """GPU types that a pod insists on, where it names them by a label that we know."""
-    chosen = where_of(pod).any_of
+    return _gpu_types(where_of(pod))
+
+
+def _gpu_types(where: Where) -> tuple[str, ...]:
+    chosen = where.any_of
     named = [
         rule.values
         for rules in chosen
@@ -324,9 +360,9 @@ def gpu_types_of(pod: Json) -> tuple[str, ...]:
 
 def refusals(pod: Json) -> list[str]:
     """What a pod asks for that we do not take into account: to place it would be wrong."""
-    spec = pod["spec"]
-    found = [f"it asks for {name}, which is not counted here" for name in _uncounted(pod)]
-    if any(name in _SHARE for name in requests_of(pod)):
+    spec, asked = pod["spec"], requests_of(pod)
+    found = [f"it asks for {name}, which is not counted here" for name in _uncounted(asked)]
+    if any(name in _SHARE for name in asked):
         found.append("it asks for a part of a GPU of HAMi, whose own scheduler has to place it")
     affinity = spec.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
@@ -345,7 +381,7 @@ def refusals(pod: Json) -> list[str]:
     return found
 
 
-def _uncounted(pod: Json) -> list[str]:
-    names = requests_of(pod).keys() - _COUNTED
-    gpus = sorted(name for name in names if _GPU.fullmatch(name))
+def _uncounted(asked: Iterable[str]) -> list[str]:
+    names = set(asked) - _COUNTED
+    gpus = sorted(name for name in names if _is_gpu(name))
     return sorted(names - set(gpus)) + gpus[1:]

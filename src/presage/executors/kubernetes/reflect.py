@@ -92,10 +92,12 @@ class Reflector:
         """One of them."""
         return self._items.get((namespace, name))
 
-    def changes(self) -> list[Change]:
-        """What happened since the last call; the first time, all that is there."""
+    def changes(self, most: int | None = None) -> list[Change]:
+        """What happened since the last call, in order, at most so much; the first time, all that
+        is there."""
         with self._lock:
-            taken, self._changes = self._changes, []
+            taken = self._changes[:most]
+            del self._changes[: len(taken)]
         return taken
 
     def away_s(self) -> float:

@@ -16,16 +16,14 @@ from typing import Any
 from presage.executors.kubernetes.api import NODES, PODS, KubeApi, connect
 from presage.executors.kubernetes.reading import (
     Json,
-    ask_of_pod,
-    gpu_types_of,
     node_of,
     refusals,
-    where_of,
+    role_of_pod,
 )
 from presage.executors.kubernetes.reflect import Reflector
 from presage.model.errors import KubernetesError, WatchError
 from presage.model.event import Outcome
-from presage.model.job import Reason, ReasonCode, Role
+from presage.model.job import Reason, ReasonCode
 from presage.model.watched import (
     NodeState,
     SeenCluster,
@@ -107,7 +105,7 @@ def seen_pod(pod: Json, deleted_at: float | None = None) -> SeenJob:
     """A pod as a job; `deleted_at` is when it was seen to vanish."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     created = _seconds(meta.get("creationTimestamp")) or 0.0
-    ask = ask_of_pod(pod)
+    role = role_of_pod(pod)
     bound = _condition(status, "PodScheduled")
     end = _end(pod, deleted_at)
     runs: tuple[SeenRun, ...] = ()
@@ -116,7 +114,7 @@ def seen_pod(pod: Json, deleted_at: float | None = None) -> SeenJob:
         started = started or _seconds(status.get("startTime")) or created
         if end is not None and end.at < started:
             started = end.at
-        runs = (SeenRun(1, started, (SeenWorker(spec["nodeName"], ask),), end),)
+        runs = (SeenRun(1, started, (SeenWorker(spec["nodeName"], role.resources),), end),)
     gates = [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]
     limit = spec.get("activeDeadlineSeconds")
     return SeenJob(
@@ -125,7 +123,7 @@ def seen_pod(pod: Json, deleted_at: float | None = None) -> SeenJob:
         str(meta["namespace"]),
         str(meta["namespace"]),
         created,
-        Role(resources=ask, gpu_types=gpu_types_of(pod), where=where_of(pod)),
+        role,
         runs,
         None if runs else end,
         time_limit_s=None if limit is None else float(limit),
