@@ -5,12 +5,17 @@ The whole suite runs on 26.05 with pilots, the port's on the others; `make soak`
 
 from __future__ import annotations
 
+import hashlib
+import stat
 from collections.abc import Iterator
 
 import pytest
 
-from presage.testing.executors import ExecutorKit, ExecutorSuite, PortSuite
-from tests.executors.slurm_kit import SlurmKit, SlurmWorld, need_slurm
+from presage.executors.node.secrets import SecretFiles, SecretName
+from presage.layout import Layout
+from presage.model.event import Outcome
+from presage.testing.executors import ExecutorKit, ExecutorSuite, PortSuite, RoleWork, Watcher
+from tests.executors.slurm_kit import SlurmKit, SlurmWorld, Wiretap, need_slurm
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -40,6 +45,26 @@ class _Slurm:
 
 class TestPilotOnNew(_Slurm, ExecutorSuite):
     """All of it."""
+
+    def test_no_secret_is_on_the_wire(self, world: SlurmWorld, kit: SlurmKit) -> None:
+        secret, layout = "opensesame-0f8d", Layout(world.data)
+        SecretFiles(layout).put(SecretName("hub"), secret.encode())
+        code = "import os, hashlib; print(hashlib.sha256(os.environ['HUB'].encode()).hexdigest())"
+        taps = [Wiretap(note) for note in layout.slurm.glob("*/n1/agent.json")]
+        try:
+            watch = Watcher(kit)
+            workers = watch.run("keeper", RoleWork(code), secrets={"HUB": "hub"})
+            assert {worker.node for worker in workers} == {"n1"}
+            assert watch.end("keeper").outcome is Outcome.SUCCEEDED
+        finally:
+            for tap in taps:
+                tap.close()
+        heard = b"".join(bytes(tap.heard) for tap in taps)
+        assert hashlib.sha256(secret.encode()).hexdigest() in kit.log("keeper", 1, "worker-0")
+        assert b'["start", ' in heard
+        assert secret.encode() not in heard
+        assert stat.S_IMODE(layout.slurm_secrets.stat().st_mode) == 0o700
+        assert list(layout.slurm_secrets.iterdir()) == []
 
 
 class TestJobsOnNew(_Slurm, PortSuite):

@@ -26,6 +26,8 @@ from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.ray.agent import NodeAgent
 from presage.executors.slurm.calls import answer
+from presage.executors.slurm.handed import take
+from presage.layout import Layout
 
 __all__ = ["SlurmAgent", "main"]
 
@@ -45,6 +47,7 @@ class SlurmAgent(NodeAgent):
         mark = hashlib.sha256(f"{home}/{self.node}/{job}".encode()).hexdigest()
         super().__init__(f"{_PREFIX}{mark}")
         self._place = home / self.node
+        self._secrets = Layout(home.parent.parent).slurm_secrets
         self._pilot = home.name.rpartition(".")[0].endswith(".pilot")
         self._token = secrets.token_hex(32)
         self._server = socket.create_server(("", 0), backlog=64)
@@ -108,6 +111,9 @@ class SlurmAgent(NodeAgent):
     def _reply(self, method: str, arguments: list[Any]) -> Any:
         if method not in _ASKED:
             raise ValueError(f"nobody can ask for {method!r}")
+        if method == "start":  # its secrets do not travel with the question
+            key, name = arguments
+            arguments = [key, take(self._secrets, name)]
         return getattr(self, method)(*arguments)
 
 

@@ -29,6 +29,7 @@ from presage.executors.slurm.batch import agent_job, job_name, run_shapes
 from presage.executors.slurm.calls import CallError, ask
 from presage.executors.slurm.commands import SlurmCommands, SlurmJob, SlurmNode
 from presage.executors.slurm.ends import how_it_ended, why_it_waits
+from presage.executors.slurm.handed import handed_over, remove_stale
 from presage.executors.slurm.pilots import Pilots
 from presage.layout import Layout
 from presage.model.codec import encode
@@ -75,6 +76,7 @@ class SlurmDriver:
         self._views: dict[str, RunView] = {}
         """Of runs that have Slurm jobs of their own, by tag."""
         self._strays: dict[str, float] = {}
+        remove_stale(self.layout.slurm_secrets)
         self._see_nodes()
 
     # -- agents ---------------------------------------------------------------------------------
@@ -98,9 +100,10 @@ class SlurmDriver:
         if note is None:
             await self.raise_if_over(reservation)
             raise AgentSilent(f"there is no agent on node {node} yet")
-        asking = ask(self.address(node), note.port, note.token, method, *arguments)
         try:
-            return await asyncio.wait_for(asking, timeout_s)
+            with handed_over(self.layout.slurm_secrets, method, arguments) as said:
+                asking = ask(self.address(node), note.port, note.token, method, *said)
+                return await asyncio.wait_for(asking, timeout_s)
         except CallError as error:
             raise AgentGone(f"the agent on node {node}: {error}") from None
         except ConnectionRefusedError:  # nobody listens: it is dead, and so are its runs
