@@ -9,6 +9,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -21,13 +22,26 @@ from presage.executors.node.runs import Run, make_run
 from presage.executors.node.runspec import RunSpec
 from presage.executors.ray.head import RayHead
 from presage.executors.ray.link import DriverLink, RayLink
-from presage.model.cluster import Node
-from presage.model.event import Fact, JobResized, Launch, NodeDown, NodeUp, Resize
+from presage.executors.taken import devices_of_others
+from presage.model.cluster import Node, Taken
+from presage.model.event import (
+    Fact,
+    JobResized,
+    Launch,
+    NodeChanged,
+    NodeDown,
+    NodeDraining,
+    NodeUp,
+    Resize,
+)
 
 __all__ = ["LinkedExecutor", "RayExecutor", "RayHead", "RayLink"]
 
 _AWAY_S = 20.0
 """A cluster that is out of reach for so long has no nodes; runs there may still go on."""
+
+_Devices = dict[str, set[int]]
+"""Devices by node; a node is there for workers without any as well."""
 
 
 class LinkedExecutor(RunsExecutor):
@@ -49,19 +63,28 @@ class LinkedExecutor(RunsExecutor):
         self._link = link
         self._shared = str(shared) if shared else None
         self._log_cap = log_cap
-        self._nodes_of: dict[Key, set[str]] = {}
+        self._held_by: dict[Key, _Devices] = {}
+        """What each run has."""
+        self._known: dict[str, tuple[str, Node]] = {}
+        """Nodes by name as the caller knows them, with the ids that the cluster has for them, and
+        without what others hold."""
         self._known = self._there()
-        """Nodes by name as the caller knows them, with the ids Ray has for them."""
         self._before = {name: node for name, (_, node) in self._known.items()}
         """Every node that was ever told, as it was then."""
+        self._draining: set[str] = set()
+        """Nodes of which it was told that they take nothing new."""
         self._adopt_all()
+        self._taken: dict[str, Taken] = {}
+        """What others hold, as it was told last."""
+        ours = self._ours()
+        self._taken = {name: self._taken_by_others(name, ours) for name in self._known}
         link.serve(self._layout.data, self.wake)
 
     # -- the port -------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
         """The nodes of the cluster that take jobs."""
-        return tuple(node for _, node in self._known.values())
+        return tuple(self._as_told(name) for name in self._known)
 
     def poll(self, now: float) -> list[Fact]:
         """Facts since the last poll, in the order they happened, nodes first. Asking again says
@@ -97,48 +120,86 @@ class LinkedExecutor(RunsExecutor):
 
     def _ask_to_resize(self, run: Run, decision: Resize) -> None:
         run.ask_to_resize([identity(worker) for worker in decision.workers])
-        self._nodes_of[run.job, run.attempt] |= {worker.node for worker in decision.workers}
+        held = self._held_by[run.job, run.attempt]
+        for worker in decision.workers:
+            held.setdefault(worker.node, set()).update(worker.devices)
         if run.resized_number == run.resize_number:  # it was done before, and is asked for again
             self._tell(JobResized(run.job, run.attempt))
 
     def _took_over(self, run: Run) -> None:
         launch, resize = run.find(LaunchOrder), run.find(ResizeOrder)
         workers = (launch.workers if launch else ()) + (resize.target if resize else ())
-        self._nodes_of[run.job, run.attempt] = {node for _, _, node, _ in workers}
+        held = self._held_by[run.job, run.attempt] = {}
+        for _, _, node, devices in workers:
+            held.setdefault(node, set()).update(devices)
 
     def _left_word(self) -> None:
         self._link.look(self._layout.data)
 
     def _forget(self, run: Run) -> None:
         super()._forget(run)
-        self._nodes_of.pop((run.job, run.attempt), None)
+        self._held_by.pop((run.job, run.attempt), None)
 
     # -- nodes ----------------------------------------------------------------------------------
 
     def _there(self) -> dict[str, tuple[str, Node]]:
-        """The nodes that there are, unless the cluster has been out of reach for long."""
+        """The nodes that there are, unless the cluster has been out of reach for long. One that is
+        drained is not there for who did not know it before."""
         if self._link.away_s() > _AWAY_S:
             return {}
-        return {node.name: (id, node) for id, node in self._link.nodes}
+        hidden = self._link.draining - self._known.keys()
+        return {node.name: (id, node) for id, node in self._link.nodes if node.name not in hidden}
 
     def _node_changes(self) -> list[Fact]:
-        """Nodes that came or went. One that came back with other hardware is told when no run is
-        left that was on it."""
-        there = self._there()
+        """Nodes that came, went or changed. One that came back with other hardware is told when no
+        run is left that was on it."""
+        there, ours = self._there(), self._ours()
         facts: list[Fact] = []
         for name in [n for n, node in self._known.items() if there.get(n) != node]:
             del self._known[name]
+            self._draining.discard(name)
             facts.append(NodeDown(name))
-        busy = set().union(*self._nodes_of.values()) if self._nodes_of else set()
-        for launch in self._waiting.values():
-            busy |= {worker.node for worker in launch.workers}
         for name, (id, node) in there.items():
-            if name in self._known or (name in busy and self._before.get(name) != node):
+            if name in self._known or (name in ours and self._before.get(name) != node):
                 continue
             self._known[name] = (id, node)
             self._before[name] = node
-            facts.append(NodeUp(node))
+            facts.append(NodeUp(self._as_told(name)))
+        for name in self._draining - self._link.draining:
+            self._draining.discard(name)
+            facts.append(NodeUp(self._as_told(name)))
+        for name in self._known:
+            taken = self._taken_by_others(name, ours)
+            if taken != self._taken.get(name, Taken()):
+                self._taken[name] = taken
+                facts.append(NodeChanged(self._as_told(name)))
+        for name in sorted((self._link.draining & self._known.keys()) - self._draining):
+            self._draining.add(name)
+            facts.append(NodeDraining(name))
         return facts
+
+    def _as_told(self, name: str) -> Node:
+        """A node as the caller knows it."""
+        return replace(self._known[name][1], taken=self._taken.get(name, Taken()))
+
+    def _ours(self) -> _Devices:
+        """What runs have, and such as wait for their turn."""
+        ours: _Devices = {}
+        for held in self._held_by.values():
+            for node, devices in held.items():
+                ours.setdefault(node, set()).update(devices)
+        for launch in self._waiting.values():
+            for worker in launch.workers:
+                ours.setdefault(worker.node, set()).update(worker.devices)
+        return ours
+
+    def _taken_by_others(self, name: str, ours: _Devices) -> Taken:
+        """What others hold on a node that is known."""
+        cpu_milli, memory_mib, gpus = self._link.held.get(name, (0, 0, 0))
+        had = self._taken[name].devices if name in self._taken else ()
+        there = len(self._known[name][1].devices)
+        devices = devices_of_others(there, gpus, had, ours.get(name, set()))
+        return Taken(cpu_milli, memory_mib, devices)
 
 
 class RayExecutor(LinkedExecutor):

@@ -54,6 +54,9 @@ class DriverLink:
     def __init__(self, *, log: Path | None, patience_s: float) -> None:
         self.nodes: tuple[tuple[str, Node], ...] = ()
         """Those that take jobs, each with the id the cluster has for it."""
+        self.held: dict[str, list[int]] = {}
+        """What others hold on them: milli-CPUs, MiB and GPUs, by name."""
+        self.draining: frozenset[str] = frozenset()
         self._log = log
         self._lock = threading.Lock()
         self._listeners: dict[Callable[[], None], str] = {}
@@ -193,6 +196,8 @@ class DriverLink:
         if line.nodes is None:
             return  # all is as before
         self._trouble = ""
+        self.held = {name: amounts for name, *amounts in line.held}
+        self.draining = frozenset(line.draining)
         self.nodes = tuple((id, decode(Node, body)) for id, body in line.nodes)
         if self._first.is_set() and self._away_since is not None:
             log.warning("%s is back, nodes: %d", self.cluster, len(self.nodes))

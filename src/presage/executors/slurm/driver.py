@@ -30,6 +30,7 @@ from presage.executors.slurm.calls import CallError, ask
 from presage.executors.slurm.commands import SlurmCommands, SlurmJob, SlurmNode
 from presage.executors.slurm.ends import how_it_ended, why_it_waits
 from presage.executors.slurm.handed import handed_over, remove_stale
+from presage.executors.slurm.held import held_by_others
 from presage.executors.slurm.pilots import Pilots
 from presage.layout import Layout
 from presage.model.codec import encode
@@ -63,6 +64,10 @@ class SlurmDriver:
         """The nodes of the partition, by name."""
         self.jobs: dict[str, SlurmJob] = {}
         """Our Slurm jobs as of the last look, by name."""
+        self._ours: list[SlurmJob] = []
+        """The same with every component of heterogeneous ones."""
+        self._held: dict[str, tuple[int, int, int]] = {}
+        """What others hold on nodes: milli-CPUs, MiB and GPUs."""
         self.looks = 0
         """How often Slurm has answered which jobs there are."""
         self.keeper: Keeper | None = None
@@ -188,7 +193,7 @@ class SlurmDriver:
                 await self._cancel()
                 await self._look_at_jobs()
                 if time.monotonic() >= nodes_at:
-                    await asyncio.to_thread(self._see_nodes)
+                    await self._look_at_nodes()
                     nodes_at = time.monotonic() + _NODES_S
                 if self.pilots is not None:
                     await self.pilots.keep()
@@ -234,9 +239,10 @@ class SlurmDriver:
     async def _look_at_jobs(self) -> None:
         prefix = f"presage.{self.owner}."
         jobs = await asyncio.to_thread(self.commands.jobs, mine=True)
-        ours = [job for job in jobs if job.name.startswith(prefix) and not _component(job)]
+        self._ours = [job for job in jobs if job.name.startswith(prefix)]
+        whole = [job for job in self._ours if not _component(job)]
         # Of two with one name, the one that Slurm took last is meant.
-        self.jobs = {job.name: job for job in sorted(ours, key=lambda job: job.id)}
+        self.jobs = {job.name: job for job in sorted(whole, key=lambda job: job.id)}
         self.looks += 1
         self._find_strays()
 
@@ -251,6 +257,16 @@ class SlurmDriver:
         self._strays = {name: self._strays.get(name, now) for name in strays}
         self._to_cancel |= {n for n, since in self._strays.items() if now - since > _STRAY_S}
 
+    async def _look_at_nodes(self) -> None:
+        """See the nodes, and what others hold there: what is held and is not ours, if nothing of
+        ours started or ended meanwhile."""
+        before = _on_nodes(self._ours)
+        await asyncio.to_thread(self._see_nodes)
+        if self.pilots is None:
+            await self._look_at_jobs()
+            if _on_nodes(self._ours) == before:
+                self._held = held_by_others(self.hardware.values(), self._ours)
+
     def _see_nodes(self) -> None:
         nodes = self.commands.nodes(self.partition.name)
         self.hardware = {found.node.name: found for found in nodes}
@@ -263,15 +279,25 @@ class SlurmDriver:
             self.nodes = {
                 name: _as_seen(found)
                 for name, found in self.hardware.items()
-                if found.usable or (name in self.nodes and not found.gone)
+                if found.usable or (not found.gone and (found.draining or name in self.nodes))
             }
         if self.pilots is not None and self.keeper is not None:
             for id in before - {node.id for node in self.nodes.values()}:
                 self.keeper.lose(id, self.pilots.why_gone(id))
-        now = tuple((node.id, encode(node.as_node())) for node in self.nodes.values())
-        if now != self._said:
-            say(msg.DriverLine(nodes=now))
-            self._said, self._said_at = now, time.monotonic()
+        line = msg.DriverLine(
+            nodes=tuple((node.id, encode(node.as_node())) for node in self.nodes.values()),
+            held=tuple((name, *held) for name, held in self._held.items()),
+            draining=self._draining(),
+        )
+        if line != self._said:
+            say(line)
+            self._said, self._said_at = line, time.monotonic()
+
+    def _draining(self) -> tuple[str, ...]:
+        """The nodes (by name) that Slurm gives nobody new; pilots go on there until they end."""
+        if self.pilots is not None:
+            return ()
+        return tuple(name for name in self.nodes if self.hardware[name].draining)
 
 
 class RunView:
@@ -364,6 +390,11 @@ def _stage(job: SlurmJob) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started_at))
         words += f"; Slurm expects it to start at {when}"
     return words
+
+
+def _on_nodes(jobs: list[SlurmJob]) -> set[tuple[int, str, tuple[str, ...]]]:
+    """Which jobs hold which nodes."""
+    return {(job.id, job.state, job.nodes) for job in jobs if job.holds}
 
 
 def _component(job: SlurmJob) -> bool:
