@@ -24,6 +24,7 @@ from presage.policy import registry
 from presage.store.memory import MemoryStore
 from presage.testing.executors import ExecutorKit, ExecutorSuite, PortSuite, RoleWork, Watcher
 from presage.testing.machine import StablePredictor
+from presage.testing.runs import dedented
 from tests.executors.slurm_kit import SlurmKit, SlurmWorld, Wiretap, need_slurm
 from tests.waiting import eventually
 
@@ -133,6 +134,46 @@ class TestJobsOnNew(_Slurm, PortSuite):
     """What the loop relies on."""
 
     mode = "jobs"
+
+    @pytest.mark.soak  # Slurm looks at time limits twice a minute
+    def test_a_time_limit_is_warned_of_and_named(self, world: SlurmWorld, kit: SlurmKit) -> None:
+        """One run ends when it is warned, after a checkpoint; one goes on until Slurm ends it."""
+        script = """
+            import os, pathlib, signal, sys, time
+            def save(*_):
+                (pathlib.Path(os.environ["PRESAGE_CHECKPOINT_DIR"]) / "state").write_text("saved")
+                print("saved")
+                if "LEAVES" in os.environ: sys.exit(143)
+            signal.signal(signal.SIGTERM, save)
+            print("up")
+            while True: time.sleep(0.1)
+        """
+        watch, work = Watcher(kit), RoleWork(dedented(script))
+        watch.run("leaves", work, env={"LEAVES": "1"})
+        watch.run("stays", work, grace_s=600.0)
+        names = {job: f"presage.{kit.owner}.{job}." for job in ("leaves", "stays")}
+        for job in names:
+            watch.until_log(job, "up")
+        ids = {
+            job: found.id
+            for found in world.commands.jobs()
+            for job, prefix in names.items()
+            if found.name.startswith(prefix)
+        }
+        for id in ids.values():
+            world.commands.update(id, EndTime="now+40seconds")
+        left = watch.end("leaves")
+        assert left.outcome is Outcome.LOST
+        assert left.reason is not None
+        assert f"the time limit of Slurm job {ids['leaves']} is near" in left.reason.text
+        watch.until_log("stays", "saved")
+        ended = watch.end("stays")
+        assert ended.outcome is Outcome.LOST
+        assert ended.reason is not None
+        words = f"Slurm ended job {ids['stays']}: its time limit passed"
+        assert ended.reason.text == f"{words}; the job goes on from its last checkpoint"
+        for job in names:
+            assert (Layout(world.data).checkpoints(job) / "state").read_text() == "saved"
 
     def test_room_that_others_hold_is_left_to_them(self, world: SlurmWorld, kit: SlurmKit) -> None:
         """Another user's job has 3 of the 4 GPUs of each node but one, which is drained."""
