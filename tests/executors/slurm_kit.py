@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from presage.core.ports import Executor
+from presage.executors.fleet.executor import LinkedExecutor
 from presage.executors.node.messages import SlurmSetup
-from presage.executors.ray.executor import LinkedExecutor
 from presage.executors.slurm.commands import SlurmCommands
 from presage.executors.slurm.executor import SlurmJobsExecutor, SlurmLink, SlurmPilotExecutor
 from tests.executors.ray_kit import RayKit

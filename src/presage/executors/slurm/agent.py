@@ -1,4 +1,4 @@
-"""The agent of Presage on a node that Slurm gave: what Ray's agent does, behind a port of its own.
+"""The agent of Presage on a node that Slurm gave: what every agent does, behind a port of its own.
 
 It is started by a batch job (`slurm.driver`), says in a file where it answers, and ends with the
 Slurm job, when it is told to, or when nobody has asked for long. When Slurm warns that the time is
@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet.agent import NodeAgent
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.agent import NodeAgent
 from presage.executors.slurm.calls import answer
 from presage.executors.slurm.handed import take
 from presage.layout import Layout

@@ -20,11 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet.cluster import AgentGone, AgentSilent, FleetPort, Refused
+from presage.executors.fleet.keeper import Keeper, give_up, owner_of
+from presage.executors.fleet.place import FleetNode
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort, Refused
-from presage.executors.ray.keeper import Keeper, give_up, owner_of
-from presage.executors.ray.place import RayNode
 from presage.executors.slurm.batch import agent_job, job_name, run_shapes
 from presage.executors.slurm.calls import CallError, ask
 from presage.executors.slurm.commands import SlurmCommands, SlurmJob, SlurmNode
@@ -59,7 +59,7 @@ class SlurmDriver:
         self.layout = Layout(Path(setup.data))
         self.commands = SlurmCommands()
         self.partition = self.commands.partition(setup.partition)
-        self.nodes: Mapping[str, RayNode] = {}
+        self.nodes: Mapping[str, FleetNode] = {}
         self.hardware: dict[str, SlurmNode] = {}
         """The nodes of the partition, by name."""
         self.jobs: dict[str, SlurmJob] = {}
@@ -136,7 +136,7 @@ class SlurmDriver:
 
     # -- what a keeper needs --------------------------------------------------------------------
 
-    def view(self, run: Path) -> RayPort:
+    def view(self, run: Path) -> FleetPort:
         """What a run sees of the cluster."""
         if self.pilots is not None:
             return self.pilots
@@ -312,10 +312,10 @@ class RunView:
         self._reservation = job_name(placed.reservation) if placed else ""
 
     @property
-    def nodes(self) -> Mapping[str, RayNode]:
+    def nodes(self) -> Mapping[str, FleetNode]:
         """The nodes that take jobs, with ids that no other run knows."""
         return {
-            name: RayNode(f"{name}@{self.tag}", name, node.address, node.resources, node.labels)
+            name: FleetNode(f"{name}@{self.tag}", name, node.address, node.resources, node.labels)
             for name, node in self._driver.nodes.items()
         }
 
@@ -402,12 +402,12 @@ def _component(job: SlurmJob) -> bool:
     return job.het_id not in (0, job.id)
 
 
-def _as_seen(found: SlurmNode) -> RayNode:
+def _as_seen(found: SlurmNode) -> FleetNode:
     node = found.node
     resources = {"CPU": node.cpu_milli / 1000, "GPU": float(len(node.devices))}
     resources["memory"] = float(node.memory_mib << 20)
     kind = {"ray.io/accelerator-type": node.devices[0].type} if node.devices else {}
-    return RayNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
+    return FleetNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
 
 
 def say(line: msg.DriverLine) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from presage.executors.ray.cluster import AgentSilent
+from presage.executors.fleet.cluster import AgentSilent
 
 __all__ = ["handed_over", "remove_stale", "take"]
 
