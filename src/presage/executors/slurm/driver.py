@@ -81,7 +81,8 @@ class SlurmDriver:
         self._views: dict[str, RunView] = {}
         """Of runs that have Slurm jobs of their own, by tag."""
         self._strays: dict[str, float] = {}
-        remove_stale(self.layout.slurm_secrets)
+        self._handed: dict[str, float] = {}
+        """Files of secrets, each with when it was seen first."""
         self._see_nodes()
 
     # -- agents ---------------------------------------------------------------------------------
@@ -193,6 +194,8 @@ class SlurmDriver:
                 await self._cancel()
                 await self._look_at_jobs()
                 if time.monotonic() >= nodes_at:
+                    secrets = self.layout.slurm_secrets
+                    self._handed = remove_stale(secrets, self._handed, time.monotonic())
                     await self._look_at_nodes()
                     nodes_at = time.monotonic() + _NODES_S
                 if self.pilots is not None:

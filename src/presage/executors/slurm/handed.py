@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from typing import Any
 from presage.executors.fleet.cluster import AgentSilent
 
 __all__ = ["handed_over", "remove_stale", "take"]
+
+_STALE_S = 60.0
+"""Longer than any call to start a run may take."""
 
 
 @contextmanager
@@ -56,11 +59,15 @@ def take(folder: Path, name: str) -> dict[str, str]:
     return found
 
 
-def remove_stale(folder: Path) -> None:
-    """Remove what a driver left that was killed."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
+def remove_stale(folder: Path, seen: Mapping[str, float], now: float) -> dict[str, float]:
+    """Remove what a driver left that was killed: files that were `seen` long ago. What is there,
+    with when it was seen first; clocks of file systems are not asked."""
+    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    since = {name: seen.get(name, now) for name in there}
+    for name in [name for name in there if now - since[name] > _STALE_S]:
+        (folder / name).unlink(missing_ok=True)
+        del since[name]
+    return since
 
 
 def _put(folder: Path, content: dict[str, str]) -> str:
