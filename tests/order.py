@@ -43,7 +43,7 @@ TOGETHER = {
 server for all of them."""
 
 SECONDS: dict[str, float] = {
-    "tests/executors/test_slurm.py": 150,
+    "tests/executors/test_slurm.py": 175,
     "tests/executors/test_slurm_fire.py": 40,
     "tests/executors/test_slurm_commands.py": 30,
     "ray": 100,

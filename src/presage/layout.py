@@ -174,6 +174,11 @@ class Layout:
         return self.slurm / reservation
 
     @property
+    def slurm_secrets(self) -> Path:
+        """Secrets on their way to agents, each for a moment."""
+        return self.slurm / "secrets"
+
+    @property
     def slurm_driver_log(self) -> Path:
         """What the process that talks to Slurm printed."""
         return self.data / "slurm-driver.log"

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from presage.core.ports import Executor
+from presage.executors.fleet.executor import LinkedExecutor
 from presage.executors.node.messages import SlurmSetup
-from presage.executors.ray.executor import LinkedExecutor
 from presage.executors.slurm.commands import SlurmCommands
 from presage.executors.slurm.executor import SlurmJobsExecutor, SlurmLink, SlurmPilotExecutor
 from tests.executors.ray_kit import RayKit
 from tests.slurm_cluster import SlurmCluster, missing_engine
 from tests.waiting import PATIENCE_S, eventually
 
-__all__ = ["SlurmKit", "SlurmWorld", "need_slurm"]
+__all__ = ["SlurmKit", "SlurmWorld", "Wiretap", "need_slurm"]
 
 
 def need_slurm(version: str) -> None:
@@ -65,6 +69,45 @@ class SlurmWorld:
         self.link.close()
         self.slurm.stop()
         shutil.rmtree(self.place, ignore_errors=True)
+
+
+class Wiretap:
+    """Stands between a driver and an agent, and keeps every byte that either says."""
+
+    def __init__(self, note: Path) -> None:
+        """`note` is the file in which the agent says where it answers."""
+        self.heard = bytearray()
+        self._note, self._before = note, note.read_bytes()
+        said = json.loads(self._before)
+        self._agent = ("127.0.0.1", said["port"])
+        self._server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._write(json.dumps({**said, "port": self._server.getsockname()[1]}).encode())
+
+    def close(self) -> None:
+        """Let them talk directly again."""
+        self._write(self._before)
+        self._server.close()
+
+    def _write(self, content: bytes) -> None:
+        draft = self._note.with_suffix(".tap")
+        draft.write_bytes(content)
+        draft.replace(self._note)
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                asker, _ = self._server.accept()
+                agent = socket.create_connection(self._agent)
+                for ends in ((asker, agent), (agent, asker)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError), source:
+            while chunk := source.recv(1 << 16):
+                self.heard += chunk
+                target.sendall(chunk)
+            target.shutdown(socket.SHUT_WR)
 
 
 class SlurmKit(RayKit):

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
+from presage.executors.fleet.place import bundles, what_is_missing
+from presage.executors.fleet.run_log import RelayedRunLog
 from presage.executors.node.messages import exited
 from presage.executors.node.processes import environment, read_stat
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.ray.executor import RayLink
-from presage.executors.ray.place import bundles, name_nodes, what_is_missing
-from presage.executors.ray.run_log import RelayedRunLog
+from presage.executors.ray.nodes import name_nodes
 from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from presage.executors.kubernetes.reading import Json, ask_of_pod, is_over, node_of
+from presage.executors.taken import devices_of_others
 from presage.model.cluster import WHOLE_GPU, Node, Resources, Taken
 from presage.model.job import Job
 
@@ -91,15 +92,11 @@ class OtherPods:
             count += max(0, len(before.devices) - len(node.devices))
             node = replace(node, devices=before.devices)
             self._changed[name] = None
-        every = range(len(node.devices))
         had = before.taken.devices if before is not None else ()
-        kept = [d for d in had if d in every and d not in ours][:count]
-        free = [d for d in reversed(every) if d not in ours and d not in kept]
-        devices = (*kept, *free[: max(0, count - len(kept))])
         taken = Taken(
             sum(ask.cpu_milli for ask in others),
             sum(ask.memory_mib for ask in others),
-            tuple(sorted(devices)),
+            devices_of_others(len(node.devices), count, had, ours),
         )
         node = self._nodes[name] = replace(node, taken=taken)
         return node

@@ -1,4 +1,4 @@
-"""What executors share that keep each run in a directory: `local` and `ray`.
+"""What executors share that keep each run in a directory: `local` and `fleet`.
 
 Somebody else runs the workers (a guardian, the driver of Ray), writes what happens into the run's
 directory, and calls on a named pipe. This side makes run directories, leaves word there, and reads

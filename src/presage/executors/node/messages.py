@@ -524,7 +524,11 @@ class DriverLine(Message):
 
     error: str | None = None
     nodes: tuple[tuple[str, Any], ...] | None = None
-    """Ray's id and the node, as the model's codec writes it."""
+    """The cluster's id and the node, as the model's codec writes it."""
+    held: tuple[tuple[str, int, int, int], ...] = ()
+    """What others hold on nodes: name, milli-CPUs, MiB and GPUs."""
+    draining: tuple[str, ...] = ()
+    """Nodes that take nothing new."""
 
 
 class AgentNote(Message):

@@ -2,7 +2,7 @@
 the cluster, and takes its process along; so it is not the server's process but a child of it.
 
 It hears on standard input which data directories to serve and which runs to look at, and says on
-standard output which nodes there are. All else is in files (`ray.run`). It ends when its input
+standard output which nodes there are. All else is in files (`fleet.run`). It ends when its input
 does.
 """
 
@@ -28,12 +28,13 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from presage.executors.fleet.agent import NodeAgent
+from presage.executors.fleet.cluster import AgentGone, AgentSilent, AgentUnusable, FleetPort
+from presage.executors.fleet.keeper import Keeper, give_up
+from presage.executors.fleet.place import FleetNode
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.agent import NodeAgent
-from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort
-from presage.executors.ray.keeper import Keeper, give_up
-from presage.executors.ray.place import RayNode, name_nodes
+from presage.executors.ray.nodes import name_nodes
 from presage.model.codec import encode
 
 __all__ = ["main"]
@@ -53,7 +54,7 @@ class Driver:
     """The connection to a cluster, and the data directories that it serves."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, RayNode] = {}
+        self.nodes: dict[str, FleetNode] = {}
         self._said: Any = None
         self._said_at = 0.0
         self._agents: dict[str, Any] = {}
@@ -161,7 +162,7 @@ class Driver:
         names = [group["name"] for group in groups if group["state"] != "REMOVED"]
         return [name for name in names if name.startswith(prefix)]
 
-    def view(self, run: Path) -> RayPort:
+    def view(self, run: Path) -> FleetPort:
         """What a run sees of the cluster: all of it."""
         return self
 
@@ -218,7 +219,7 @@ def _agent_name(node: str) -> str:
     return f"agent-{PROTOCOL}-{node}"
 
 
-def _has_agent(node: RayNode) -> bool:
+def _has_agent(node: FleetNode) -> bool:
     try:
         ray.get_actor(_agent_name(node.id), namespace=_NAMESPACE)
     except ValueError:

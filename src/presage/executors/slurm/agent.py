@@ -1,4 +1,4 @@
-"""The agent of Presage on a node that Slurm gave: what Ray's agent does, behind a port of its own.
+"""The agent of Presage on a node that Slurm gave: what every agent does, behind a port of its own.
 
 It is started by a batch job (`slurm.driver`), says in a file where it answers, and ends with the
 Slurm job, when it is told to, or when nobody has asked for long. When Slurm warns that the time is
@@ -22,10 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet.agent import NodeAgent
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.agent import NodeAgent
 from presage.executors.slurm.calls import answer
+from presage.executors.slurm.handed import take
+from presage.layout import Layout
 
 __all__ = ["SlurmAgent", "main"]
 
@@ -45,6 +47,7 @@ class SlurmAgent(NodeAgent):
         mark = hashlib.sha256(f"{home}/{self.node}/{job}".encode()).hexdigest()
         super().__init__(f"{_PREFIX}{mark}")
         self._place = home / self.node
+        self._secrets = Layout(home.parent.parent).slurm_secrets
         self._pilot = home.name.rpartition(".")[0].endswith(".pilot")
         self._token = secrets.token_hex(32)
         self._server = socket.create_server(("", 0), backlog=64)
@@ -108,6 +111,9 @@ class SlurmAgent(NodeAgent):
     def _reply(self, method: str, arguments: list[Any]) -> Any:
         if method not in _ASKED:
             raise ValueError(f"nobody can ask for {method!r}")
+        if method == "start":  # its secrets do not travel with the question
+            key, name = arguments
+            arguments = [key, take(self._secrets, name)]
         return getattr(self, method)(*arguments)
 
 

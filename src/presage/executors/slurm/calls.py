@@ -2,7 +2,8 @@
 
 JSON, with bytes in base64. The agent begins with a random number, and both sides sign what they
 say together with it and the agent's token: nobody else can ask or answer, and nothing can be
-repeated. It is not encrypted, as what `srun` carries is not: the network must be trusted so far.
+repeated. It is not encrypted, as what `srun` carries is not: secrets go another way
+(`slurm.handed`).
 """
 
 from __future__ import annotations

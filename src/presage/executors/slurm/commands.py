@@ -44,6 +44,7 @@ _OLDEST = (21, 8)
 _CALL_S = 20.0
 _UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "NOT_RESPONDING", "ERROR"}
 _UNUSABLE |= {"POWERED_DOWN", "POWERING_DOWN", "MAINT", "INVALID_REG", "UNKNOWN", "FUTURE"}
+_DRAINING = {"DRAIN", "DRAINED", "DRAINING"}
 _GONE = {"DOWN", "FAIL", "ERROR", "FUTURE", "POWERED_DOWN", "UNKNOWN"}
 _OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}
 _OVER |= {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"}
@@ -89,6 +90,11 @@ class SlurmNode:
         """Whether what ran on it runs no more. One that is drained, or does not respond just now,
         keeps its jobs."""
         return bool(self.states & _GONE)
+
+    @property
+    def draining(self) -> bool:
+        """Whether somebody wants it empty."""
+        return bool(self.states & _DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,13 @@ class SlurmJob:
     def waits(self) -> bool:
         """Whether it has not started."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has something on its nodes, or is just about to give it back."""
+        if self.over:
+            return "COMPLETING" in self.flags
+        return bool(self.nodes) and self.state != "PENDING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +298,7 @@ class SlurmCommands:
 
     def nodes(self, partition: str | None = None) -> list[SlurmNode]:
         """The nodes, of one partition or of all."""
-        nodes = [_node(found) for found in self._scontrol("node")]
+        nodes = [_node(found) for found in self._scontrol("node", "--details")]
         return [node for node in nodes if partition is None or partition in node.partitions]
 
     def jobs(self, *, mine: bool = False) -> list[SlurmJob]:
@@ -372,8 +385,8 @@ class SlurmCommands:
             raise _failure(program, done.stderr or done.stdout)
         return done.stdout
 
-    def _scontrol(self, what: str) -> list[dict[str, str]]:
-        lines = self.call("scontrol", "--oneliner", "show", what).splitlines()
+    def _scontrol(self, what: str, *options: str) -> list[dict[str, str]]:
+        lines = self.call("scontrol", "--oneliner", *options, "show", what).splitlines()
         return [pairs(line) for line in lines if line.startswith(f"{what.capitalize()}Name=")]
 
     def _json(self, text: str) -> dict[str, Any]:
@@ -450,7 +463,10 @@ def _node(found: Mapping[str, str]) -> SlurmNode:
         partitions=tuple(found.get("Partitions", "").split(",")),
         reason=found.get("Reason", ""),
         cpus_held=int(found.get("CPUAlloc") or 0),
-        gpus_held=sum(count for _, count in gpus_of(found.get("AllocTRES", ""))),
+        # Not every cluster counts GPUs as TRES.
+        gpus_held=sum(
+            count for _, count in gpus_of(found.get("GresUsed") or found.get("AllocTRES", ""))
+        ),
         memory_held_mib=memory_mib(held.get("mem", "")),
     )
 

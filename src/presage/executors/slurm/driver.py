@@ -20,15 +20,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet.cluster import AgentGone, AgentSilent, FleetPort, Refused
+from presage.executors.fleet.keeper import Keeper, give_up, owner_of
+from presage.executors.fleet.place import FleetNode
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort, Refused
-from presage.executors.ray.keeper import Keeper, give_up, owner_of
-from presage.executors.ray.place import RayNode
 from presage.executors.slurm.batch import agent_job, job_name, run_shapes
 from presage.executors.slurm.calls import CallError, ask
 from presage.executors.slurm.commands import SlurmCommands, SlurmJob, SlurmNode
 from presage.executors.slurm.ends import how_it_ended, why_it_waits
+from presage.executors.slurm.handed import handed_over, remove_stale
+from presage.executors.slurm.held import held_by_others
 from presage.executors.slurm.pilots import Pilots
 from presage.layout import Layout
 from presage.model.codec import encode
@@ -57,11 +59,15 @@ class SlurmDriver:
         self.layout = Layout(Path(setup.data))
         self.commands = SlurmCommands()
         self.partition = self.commands.partition(setup.partition)
-        self.nodes: Mapping[str, RayNode] = {}
+        self.nodes: Mapping[str, FleetNode] = {}
         self.hardware: dict[str, SlurmNode] = {}
         """The nodes of the partition, by name."""
         self.jobs: dict[str, SlurmJob] = {}
         """Our Slurm jobs as of the last look, by name."""
+        self._ours: list[SlurmJob] = []
+        """The same with every component of heterogeneous ones."""
+        self._held: dict[str, tuple[int, int, int]] = {}
+        """What others hold on nodes: milli-CPUs, MiB and GPUs."""
         self.looks = 0
         """How often Slurm has answered which jobs there are."""
         self.keeper: Keeper | None = None
@@ -75,6 +81,8 @@ class SlurmDriver:
         self._views: dict[str, RunView] = {}
         """Of runs that have Slurm jobs of their own, by tag."""
         self._strays: dict[str, float] = {}
+        self._handed: dict[str, float] = {}
+        """Files of secrets, each with when it was seen first."""
         self._see_nodes()
 
     # -- agents ---------------------------------------------------------------------------------
@@ -98,9 +106,10 @@ class SlurmDriver:
         if note is None:
             await self.raise_if_over(reservation)
             raise AgentSilent(f"there is no agent on node {node} yet")
-        asking = ask(self.address(node), note.port, note.token, method, *arguments)
         try:
-            return await asyncio.wait_for(asking, timeout_s)
+            with handed_over(self.layout.slurm_secrets, method, arguments) as said:
+                asking = ask(self.address(node), note.port, note.token, method, *said)
+                return await asyncio.wait_for(asking, timeout_s)
         except CallError as error:
             raise AgentGone(f"the agent on node {node}: {error}") from None
         except ConnectionRefusedError:  # nobody listens: it is dead, and so are its runs
@@ -128,7 +137,7 @@ class SlurmDriver:
 
     # -- what a keeper needs --------------------------------------------------------------------
 
-    def view(self, run: Path) -> RayPort:
+    def view(self, run: Path) -> FleetPort:
         """What a run sees of the cluster."""
         if self.pilots is not None:
             return self.pilots
@@ -185,7 +194,9 @@ class SlurmDriver:
                 await self._cancel()
                 await self._look_at_jobs()
                 if time.monotonic() >= nodes_at:
-                    await asyncio.to_thread(self._see_nodes)
+                    secrets = self.layout.slurm_secrets
+                    self._handed = remove_stale(secrets, self._handed, time.monotonic())
+                    await self._look_at_nodes()
                     nodes_at = time.monotonic() + _NODES_S
                 if self.pilots is not None:
                     await self.pilots.keep()
@@ -231,9 +242,10 @@ class SlurmDriver:
     async def _look_at_jobs(self) -> None:
         prefix = f"presage.{self.owner}."
         jobs = await asyncio.to_thread(self.commands.jobs, mine=True)
-        ours = [job for job in jobs if job.name.startswith(prefix) and not _component(job)]
+        self._ours = [job for job in jobs if job.name.startswith(prefix)]
+        whole = [job for job in self._ours if not _component(job)]
         # Of two with one name, the one that Slurm took last is meant.
-        self.jobs = {job.name: job for job in sorted(ours, key=lambda job: job.id)}
+        self.jobs = {job.name: job for job in sorted(whole, key=lambda job: job.id)}
         self.looks += 1
         self._find_strays()
 
@@ -248,6 +260,16 @@ class SlurmDriver:
         self._strays = {name: self._strays.get(name, now) for name in strays}
         self._to_cancel |= {n for n, since in self._strays.items() if now - since > _STRAY_S}
 
+    async def _look_at_nodes(self) -> None:
+        """See the nodes, and what others hold there: what is held and is not ours, if nothing of
+        ours started or ended meanwhile."""
+        before = _on_nodes(self._ours)
+        await asyncio.to_thread(self._see_nodes)
+        if self.pilots is None:
+            await self._look_at_jobs()
+            if _on_nodes(self._ours) == before:
+                self._held = held_by_others(self.hardware.values(), self._ours)
+
     def _see_nodes(self) -> None:
         nodes = self.commands.nodes(self.partition.name)
         self.hardware = {found.node.name: found for found in nodes}
@@ -260,15 +282,25 @@ class SlurmDriver:
             self.nodes = {
                 name: _as_seen(found)
                 for name, found in self.hardware.items()
-                if found.usable or (name in self.nodes and not found.gone)
+                if found.usable or (not found.gone and (found.draining or name in self.nodes))
             }
         if self.pilots is not None and self.keeper is not None:
             for id in before - {node.id for node in self.nodes.values()}:
                 self.keeper.lose(id, self.pilots.why_gone(id))
-        now = tuple((node.id, encode(node.as_node())) for node in self.nodes.values())
-        if now != self._said:
-            say(msg.DriverLine(nodes=now))
-            self._said, self._said_at = now, time.monotonic()
+        line = msg.DriverLine(
+            nodes=tuple((node.id, encode(node.as_node())) for node in self.nodes.values()),
+            held=tuple((name, *held) for name, held in self._held.items()),
+            draining=self._draining(),
+        )
+        if line != self._said:
+            say(line)
+            self._said, self._said_at = line, time.monotonic()
+
+    def _draining(self) -> tuple[str, ...]:
+        """The nodes (by name) that Slurm gives nobody new; pilots go on there until they end."""
+        if self.pilots is not None:
+            return ()
+        return tuple(name for name in self.nodes if self.hardware[name].draining)
 
 
 class RunView:
@@ -283,10 +315,10 @@ class RunView:
         self._reservation = job_name(placed.reservation) if placed else ""
 
     @property
-    def nodes(self) -> Mapping[str, RayNode]:
+    def nodes(self) -> Mapping[str, FleetNode]:
         """The nodes that take jobs, with ids that no other run knows."""
         return {
-            name: RayNode(f"{name}@{self.tag}", name, node.address, node.resources, node.labels)
+            name: FleetNode(f"{name}@{self.tag}", name, node.address, node.resources, node.labels)
             for name, node in self._driver.nodes.items()
         }
 
@@ -363,17 +395,22 @@ def _stage(job: SlurmJob) -> str:
     return words
 
 
+def _on_nodes(jobs: list[SlurmJob]) -> set[tuple[int, str, tuple[str, ...]]]:
+    """Which jobs hold which nodes."""
+    return {(job.id, job.state, job.nodes) for job in jobs if job.holds}
+
+
 def _component(job: SlurmJob) -> bool:
     """Whether it is a component of a heterogeneous job, and not the first."""
     return job.het_id not in (0, job.id)
 
 
-def _as_seen(found: SlurmNode) -> RayNode:
+def _as_seen(found: SlurmNode) -> FleetNode:
     node = found.node
     resources = {"CPU": node.cpu_milli / 1000, "GPU": float(len(node.devices))}
     resources["memory"] = float(node.memory_mib << 20)
     kind = {"ray.io/accelerator-type": node.devices[0].type} if node.devices else {}
-    return RayNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
+    return FleetNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
 
 
 def say(line: msg.DriverLine) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from presage.executors.fleet.executor import LinkedExecutor
+from presage.executors.fleet.link import DriverLink
 from presage.executors.node import wire
 from presage.executors.node.messages import SlurmSetup
 from presage.executors.node.plan import LOG_CAP
-from presage.executors.ray.executor import LinkedExecutor
-from presage.executors.ray.link import DriverLink
 from presage.executors.slurm.commands import SlurmCommands
 from presage.layout import Layout
 from presage.model.errors import SlurmUnreachable

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from presage.executors.ray.cluster import AgentGone, AgentSilent
-from presage.executors.ray.place import RayNode
+from presage.executors.fleet.cluster import AgentGone, AgentSilent
+from presage.executors.fleet.place import FleetNode
 from presage.executors.slurm.batch import agent_job
 from presage.executors.slurm.commands import SlurmJob, StepShape
 from presage.model.cluster import UNLIMITED
@@ -37,7 +37,7 @@ class Pilots:
 
     def __init__(self, driver: SlurmDriver) -> None:
         self._driver = driver
-        self.nodes: dict[str, RayNode] = {}
+        self.nodes: dict[str, FleetNode] = {}
         self.names: set[str] = set()
         """The Slurm jobs that are wanted."""
         self._gone: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Pilots:
     async def _see_nodes(
         self, there: Mapping[str, SlurmJob], ours: Mapping[str, SlurmJob]
     ) -> None:
-        seen: dict[str, RayNode] = {}
+        seen: dict[str, FleetNode] = {}
         for name, job in sorted(there.items(), key=lambda item: item[1].id):
             for host in job.nodes:
                 note = self._driver.note(name, host)
@@ -117,7 +117,7 @@ class Pilots:
                 await self._note_end(node.id, ours)
         self.nodes = seen
 
-    def _as_node(self, name: str, host: str, reservation: str) -> RayNode:
+    def _as_node(self, name: str, host: str, reservation: str) -> FleetNode:
         driver, note = self._driver, self._driver.note(reservation, host)
         assert note is not None
         resources = {"CPU": note.cpus, "GPU": float(len(note.gpus))}
@@ -128,7 +128,7 @@ class Pilots:
         labels = dict(known.node.labels) if known else {}
         if len(kinds) == 1:
             labels["ray.io/accelerator-type"] = kinds.pop()
-        return RayNode(f"{host}@{reservation}", name, driver.address(host), resources, labels)
+        return FleetNode(f"{host}@{reservation}", name, driver.address(host), resources, labels)
 
     async def _note_end(self, id: str, ours: Mapping[str, SlurmJob]) -> None:
         from presage.executors.slurm.ends import how_it_ended

@@ -1,4 +1,4 @@
-"""One run on a Ray cluster as the server's side sees it: placed, started, watched, taken in.
+"""One run on a cluster as the server's side sees it: placed, started, watched, taken in.
 
 Everything that must outlive this process is in the directory of the run on the server:
 `launch.json` (what to start), `placed.json` (where, and whether workers may have begun),
@@ -20,17 +20,23 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from presage.executors.fleet import collecting, files
+from presage.executors.fleet.cluster import (
+    AgentGone,
+    AgentSilent,
+    AgentUnusable,
+    FleetPort,
+    Refused,
+)
+from presage.executors.fleet.doors import RunDoor
+from presage.executors.fleet.place import bundles, what_is_missing
+from presage.executors.fleet.run_log import RelayedRunLog
+from presage.executors.fleet.worker_group import RemotePart, WorkerGroup
 from presage.executors.node import keeping, wire
 from presage.executors.node import messages as msg
 from presage.executors.node.attach import Refusal
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
-from presage.executors.ray import collecting, files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, AgentUnusable, RayPort, Refused
-from presage.executors.ray.doors import RunDoor
-from presage.executors.ray.place import bundles, what_is_missing
-from presage.executors.ray.run_log import RelayedRunLog
-from presage.executors.ray.worker_group import RemotePart, WorkerGroup
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -38,7 +44,7 @@ from presage.model.errors import RunSpecError
 __all__ = ["GangRun"]
 
 _PLACE_S = 20.0
-"""How long a gang that fits may wait for what Ray has promised to others."""
+"""How long a gang that fits may wait for what the cluster has promised to others."""
 _LOST_GRACE_S = 5.0
 """Time that the rest of a gang has to save when a node is lost: it can rarely go on."""
 
@@ -51,7 +57,7 @@ class GangRun:
         layout: Layout,
         owner: str,
         directory: Path,
-        cluster: RayPort,
+        cluster: FleetPort,
         listen: Callable[[str], None],
     ) -> None:
         self.directory = directory
@@ -92,7 +98,7 @@ class GangRun:
 
     @property
     def reservation(self) -> str | None:
-        """The name of its reservation with Ray, if it may have one."""
+        """The name of its reservation with the cluster, if it may have one."""
         return self._placed.reservation if self._placed else None
 
     @property
@@ -452,7 +458,8 @@ class GangRun:
         return bool(left) and len(left) < len(parts) and all(part.serves for part in left)
 
     async def _give_back(self) -> None:
-        """Leave nothing of the present workers on any node that can be reached, nor with Ray."""
+        """Leave nothing of the present workers on any node that can be reached, nor with the
+        cluster."""
         await self._group.drop()
         if self.reservation:
             await self._cluster.release(self.reservation)

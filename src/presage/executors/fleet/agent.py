@@ -1,8 +1,8 @@
-"""The agent of Presage on one node of a Ray cluster: an actor that holds the node's part of runs.
+"""The agent of Presage on one node of a cluster: it holds the node's part of runs.
 
 It starts a guardian for each run, tells what happens to whoever asks, and moves files. It decides
 nothing. It remembers nothing but what is in its directory, and clears that when it starts: what an
-agent before it ran has ended with that agent. Standard library only; Ray is not imported here.
+agent before it ran has ended with that agent. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import presage
+from presage.executors.fleet import collecting, files
+from presage.executors.fleet.doors import NodeDoors
+from presage.executors.fleet.guardian import LEAVING
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.node.limits import delegated_group
@@ -32,9 +35,6 @@ from presage.executors.node.plan import inherited_environment, make_plan
 from presage.executors.node.processes import kill_marked
 from presage.executors.node.runs import Run, boot
 from presage.executors.node.runspec import RunSpec
-from presage.executors.ray import collecting, files
-from presage.executors.ray.doors import NodeDoors
-from presage.executors.ray.guardian import LEAVING
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -101,7 +101,7 @@ class LocalPart:
         }
         with (directory / "guardian.log").open("ab") as log:
             self._process = subprocess.Popen(
-                boot(sys.executable, "ray.guardian", str(directory), bare=True),
+                boot(sys.executable, "fleet.guardian", str(directory), bare=True),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

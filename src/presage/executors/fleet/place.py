@@ -1,21 +1,19 @@
-"""What Ray says of nodes, and what Presage asks of Ray: pure functions, Ray is not imported here.
+"""The nodes of a cluster, and what a gang asks of them: pure functions.
 
-The core has chosen a node for each worker. So a gang asks Ray for one bundle for each of its
-nodes, pinned by the node's id, all of them at once and each on a node of its own: packed or spread
+The core has chosen a node for each worker. So a gang asks for one bundle for each of its nodes,
+pinned by the node's id, all of them at once and each on a node of its own: packed or spread
 exactly as decided.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from presage.executors.node.runspec import RunSpec
 from presage.model.cluster import ANY_GPU, UNLIMITED, Device, Node, Worker, gpu_count
 
-__all__ = ["RayNode", "bundles", "name_nodes", "what_is_missing"]
+__all__ = ["FleetNode", "bundles", "what_is_missing"]
 
 _MIB = 1 << 20
 _TYPE_LABEL = "ray.io/accelerator-type"
@@ -24,8 +22,8 @@ _GPU_MEMORY_LABEL = "presage.gpu-memory-mib"
 
 
 @dataclass(frozen=True, slots=True)
-class RayNode:
-    """A node that is alive, as Ray describes it."""
+class FleetNode:
+    """A node that is alive, as its cluster describes it, in the words of Ray."""
 
     id: str
     name: str
@@ -55,22 +53,8 @@ class RayNode:
         )
 
 
-def name_nodes(rows: Iterable[Mapping[str, Any]], known: Mapping[str, str]) -> list[RayNode]:
-    """The nodes that are alive, each with a name of its own: the one Ray has for it, with a part
-    of its id where several have the same. A node that is `known` (name by id) keeps its name."""
-    alive = [row for row in rows if row["Alive"]]
-    same = Counter(row["NodeName"] for row in alive)
-    nodes = []
-    for row in alive:
-        plain, number = row["NodeName"], row["NodeID"]
-        name = known.get(number) or (plain if same[plain] == 1 else f"{plain}-{number[:6]}")
-        labels = dict(row.get("Labels") or {})
-        nodes.append(RayNode(number, name, row["NodeManagerAddress"], row["Resources"], labels))
-    return sorted(nodes, key=lambda node: node.name)
-
-
 def bundles(spec: RunSpec, workers: Iterable[Worker]) -> dict[str, dict[str, float]]:
-    """What the workers ask of Ray, by node."""
+    """What the workers ask of the cluster, by node."""
     asked: dict[str, dict[str, float]] = {}
     for worker in workers:
         role = spec.roles[worker.role]
@@ -87,10 +71,10 @@ def bundles(spec: RunSpec, workers: Iterable[Worker]) -> dict[str, dict[str, flo
 
 
 def what_is_missing(
-    asked: Mapping[str, Mapping[str, float]], nodes: Mapping[str, RayNode]
+    asked: Mapping[str, Mapping[str, float]], nodes: Mapping[str, FleetNode]
 ) -> str | None:
-    """Why no state of these nodes can hold what is asked, or None. Ray itself would wait for
-    ever."""
+    """Why no state of these nodes can hold what is asked, or None. A cluster would let
+    them wait for ever."""
     for name, bundle in asked.items():
         for what, amount in bundle.items():
             have = nodes[name].resources.get(what, 0.0)

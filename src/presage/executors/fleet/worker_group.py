@@ -1,7 +1,7 @@
-"""The workers of a run on a Ray cluster at one size: a part of them on each of their nodes.
+"""The workers of a run on a cluster at one size: a part of them on each of their nodes.
 
 Before a resize, two groups of a run are on the cluster: one that trains, and one that gets ready
-to take its place. What must outlive this process is written down by `ray.run`.
+to take its place. What must outlive this process is written down by `fleet.run`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet import files
+from presage.executors.fleet.cluster import AgentGone, AgentSilent, FleetPort, Refused
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray import files
-from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort, Refused
 
 __all__ = ["RemotePart", "WorkerGroup"]
 
@@ -58,7 +58,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        cluster: RayPort,
+        cluster: FleetPort,
         owner: str,
         order: msg.LaunchOrder,
         nodes: Mapping[str, str],

@@ -1,4 +1,4 @@
-"""The guardian of a run's workers on one node of a Ray cluster.
+"""The guardian of a run's workers on one node of a cluster.
 
 It is the local guardian with four differences: nothing begins before every node of the gang is
 ready, workers that take the place of others load PyTorch before that, secrets come through a pipe,

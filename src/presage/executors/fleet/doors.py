@@ -1,11 +1,11 @@
-"""The way into a run on a Ray cluster: the server's connection is carried to the guardian's door
+"""The way into a run on a cluster: the server's connection is carried to the guardian's door
 on the worker's node, in calls to the agent there.
 
 The run has a door here, in its directory on the server, as a run on this machine has one
 (`node.attach`). Whoever comes in says what is wanted, which names the worker and so the node; from
 then on bytes go both ways. Each side takes the next ones when those before are gone
 (backpressure), and the end of either is passed on. Nothing here understands what it carries.
-Standard library only; Ray is not imported here.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from presage.executors.fleet.cluster import AgentGone, AgentSilent
+from presage.executors.fleet.files import AgentCall
 from presage.executors.node import frames, wire
 from presage.executors.node import messages as msg
 from presage.executors.node.attach import DOOR, Refusal
 from presage.executors.node.frames import FrameError, Frames, frame
-from presage.executors.ray.cluster import AgentGone, AgentSilent
-from presage.executors.ray.files import AgentCall
 
 __all__ = ["NodeDoors", "RunDoor"]
 

@@ -1,4 +1,4 @@
-"""What the server's side of a run on Ray writes down: events, progress, wishes and samples.
+"""What the server's side of a run on a cluster writes down: events, progress, wishes and samples.
 
 All of it is in files, in the form that guardians of the executor `local` use, so that the same
 reader understands it. What was written by a process that died is not written twice:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from presage import beneath
+from presage.executors.fleet import files
+from presage.executors.fleet.cluster import AgentGone, AgentSilent
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray import files
-from presage.executors.ray.cluster import AgentGone, AgentSilent
 
 __all__ = ["collect", "tree"]
 

@@ -1,13 +1,13 @@
-"""What a run needs of Ray, and how that may fail. Ray is not imported here."""
+"""What a run needs of a cluster, and how that may fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from presage.executors.ray.place import RayNode
+from presage.executors.fleet.place import FleetNode
 
-__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "RayPort", "Refused"]
+__all__ = ["AgentGone", "AgentSilent", "AgentUnusable", "FleetPort", "Refused"]
 
 
 class AgentGone(Exception):
@@ -26,11 +26,11 @@ class Refused(Exception):
     """The run cannot be started; the text is for the owner of the job."""
 
 
-class RayPort(Protocol):
-    """What a run needs of Ray."""
+class FleetPort(Protocol):
+    """What a run needs of a cluster."""
 
     @property
-    def nodes(self) -> Mapping[str, RayNode]:
+    def nodes(self) -> Mapping[str, FleetNode]:
         """Those that are alive, by name."""
         ...
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from presage.executors.fleet.cluster import AgentGone, AgentSilent, FleetPort
+from presage.executors.fleet.run import GangRun
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
-from presage.executors.ray.cluster import AgentGone, AgentSilent, RayPort
-from presage.executors.ray.run import GangRun
 from presage.layout import Layout
 
 __all__ = ["GangDriver", "Keeper", "give_up", "owner_of"]
@@ -50,7 +50,7 @@ class GangDriver(Protocol):
         """The nodes (by id) that have an agent."""
         ...
 
-    def view(self, run: Path) -> RayPort:
+    def view(self, run: Path) -> FleetPort:
         """What the run of a directory sees of the cluster."""
         ...
 
