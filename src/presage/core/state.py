@@ -274,6 +274,8 @@ class State:
         job = self._run(e)
         if job is None:
             return
+        if e.at is not None:  # what went by since then was no service
+            job.mark = min(now, job.mark + max(0.0, now - e.at))
         if e.outcome is WENT_WELL:
             self._vacate(now, job)
             self._end(now, job, SUCCEEDED, e.reason or job.reason)

@@ -91,13 +91,14 @@ class RunLearner:
                 if isinstance(event, ev.JobSubmitted):
                     self.arrivals.add(now, event.spec)
             elif isinstance(event, ev.JobStarted):
-                self._started[event.job] = now
+                self._started[event.job] = now if event.at is None else event.at
             elif isinstance(event, ev.JobExited):
                 began = self._started.pop(event.job, None)
                 spec = self._specs.get(event.job)
                 by_itself = event.outcome is not ev.Outcome.STOPPED
                 if began is not None and spec is not None and by_itself:
-                    self.history.add(spec, now - began, now)
+                    ended = now if event.at is None else event.at
+                    self.history.add(spec, max(0.0, ended - began), ended)
                 if by_itself:
                     self._specs.pop(event.job, None)
             elif isinstance(event, ev.CancelRequested | ev.Reject):
