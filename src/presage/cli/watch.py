@@ -181,7 +181,8 @@ def _reach(connect: Callable[[], ClusterSource], every_s: float | None) -> Clust
         try:
             source = connect()
         except WatchError as error:
-            if every_s is None or not error.down:
+            # An API server that comes up refuses everybody for a moment.
+            if every_s is None or not (error.down or said):
                 raise
             if str(error) != said:
                 said = str(error)
