@@ -130,6 +130,16 @@ class WatchedCluster:
         """How well starts were foreseen."""
         return report(read_scores(self._store.knowledge), since)
 
+    def running(self, asked: str | None = None) -> list[SeenJob]:
+        """The jobs that run; the one of that name, if there is one."""
+        sight, _ = latest(self._store)
+        if asked is None:
+            return [seen for seen in sight.jobs if seen.running]
+        seen = _find(sight, asked)
+        if seen is None or not seen.running:
+            raise NotFound(f"no job {asked[:80]} runs in {self.name}")
+        return [seen]
+
     def explain(self, asked: str, now: float) -> dict[str, Any]:
         """Why a job is where it is; of one that waits, who is ahead, when it starts, and what
         would help."""
