@@ -320,7 +320,8 @@ def test_what_watched_pods_asked_for_beside_what_they_need(
         ["train/w-1", "cpu", "8_cores"],
         ["train/w-1", "memory", "4_GiB"],
     ]
-    assert "no job w-7 runs" in refused(run("rightsize", "w-7", *words))
+    done = run("rightsize", "w-7", *words)
+    assert (done.exit_code, done.stderr) == (1, "error: no job w-7 runs in made\n")
     assert "--watch goes with --prometheus" in refused(run("rightsize", *words[2:]))
     slurm = watched_into(tmp_path / "slurm", "slurm")
     line = refused(run("rightsize", "--prometheus", server.url, "--watch", str(slurm)))
