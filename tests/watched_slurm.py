@@ -46,7 +46,7 @@ def journal_of(store: SqlStore, clock: Callable[[float], int] = round) -> dict[s
         elif isinstance(event, ev.JobStarted):
             jobs[event.job].started = clock(now if event.at is None else event.at)
         elif isinstance(event, ev.JobExited):
-            jobs[event.job].ended = clock(now)
+            jobs[event.job].ended = clock(now if event.at is None else event.at)
             jobs[event.job].outcome = str(event.outcome)
         elif isinstance(event, ev.CancelRequested) and not jobs[event.job].started:
             jobs[event.job].ended, jobs[event.job].outcome = clock(now), "stopped"

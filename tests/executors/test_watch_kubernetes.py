@@ -166,6 +166,37 @@ def test_a_pod_that_waits_is_explained(scheduled: Plane, tmp_path: Path) -> None
     assert about["eta_s"]["p50"] > 0
 
 
+def test_a_watcher_waits_for_a_cluster_that_is_down_and_that_it_knows(
+    scheduled: Plane, tmp_path: Path
+) -> None:
+    words = ("watch", "--kubernetes", "--data", str(tmp_path / "known"))
+    presage(scheduled, *words, "--once")
+    scheduled.kill_api()
+    try:
+        other = ("watch", "--kubernetes", "--data", str(tmp_path / "other"))
+        assert "no Kubernetes cluster answers" in presage(scheduled, *other, code=2)
+        assert "no Kubernetes cluster answers" in presage(scheduled, *words, "--once", code=2)
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "presage", *words, "--every", "1s"],
+            env=env(scheduled),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert watcher.stderr is not None
+        try:
+            assert "still trying" in watcher.stderr.readline()
+            scheduled.start_api()
+            while "still trying" in (line := watcher.stderr.readline()):
+                pass
+            assert line == "the cluster answers again\n"
+            assert watcher.stderr.readline().startswith("watching kubernetes cluster")
+        finally:
+            watcher.kill()
+            watcher.communicate()
+    finally:
+        scheduled.restart_api()
+
+
 def test_what_cannot_be_watched_is_said_in_one_line(plane: Plane, tmp_path: Path) -> None:
     where = ("--once", "--data", str(tmp_path))
     text = presage(plane, "watch", "--kubernetes", *where, code=2, user="nobody")

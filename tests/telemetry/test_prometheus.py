@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +17,13 @@ import numpy as np
 import pytest
 import yaml
 
+from presage.control.watch.watcher import ClusterWatcher
+from presage.layout import Layout
+from presage.model.cluster import Node, Resources
 from presage.model.errors import TelemetryError
+from presage.model.job import Role
+from presage.model.watched import SeenCluster, SeenJob, SeenNode, SeenRun, SeenWorker
+from presage.store import open_store
 from presage.telemetry import prometheus
 from presage.telemetry.prometheus import (
     TOKEN_VARIABLE,
@@ -255,6 +261,71 @@ def test_right_sizing_from_prometheus(server: Prometheus) -> None:
     patches = list(yaml.safe_load_all(done.stdout))
     assert len(patches) == 6
     assert patches[0]["spec"]["containers"][0]["resources"]["limits"]["memory"].endswith("Mi")
+
+
+class PodsSource:
+    """A cluster in which pods of `train` run."""
+
+    name = "made"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def look(self, since: float, alive: Collection[str]) -> SeenCluster:
+        ask = Resources(cpu_milli=8000, memory_mib=4096)
+        node = Node("n", (), 64_000, 65_536)
+        runs = (SeenRun(1, 1000.0, (SeenWorker("n", ask),)),)
+        jobs = [
+            SeenJob(f"train/w-{k}@0{k}", "w", "train", "train", 990.0, Role(resources=ask), runs)
+            for k in range(2)
+        ]
+        return SeenCluster(1010.0, tuple(jobs), (SeenNode(node),))
+
+    def annotate(self, job: str, text: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def watched_into(data: Path, kind: str = "kubernetes") -> Path:
+    data.mkdir()
+    store = open_store(f"sqlite:///{Layout(data).database}")
+    watcher = ClusterWatcher(store, PodsSource(kind), "test")
+    watcher.turn()
+    watcher.close()
+    store.close()
+    return data
+
+
+@pytest.mark.engine
+def test_what_watched_pods_asked_for_beside_what_they_need(
+    server: Prometheus, tmp_path: Path
+) -> None:
+    data = watched_into(tmp_path / "pods")
+    words = ("--prometheus", server.url, "--watch", str(data), "--since", "4h")
+    done = run("rightsize", *words, "--policies", "adaptive", "--json")
+    assert done.exit_code == 0, done.output
+    rows = {(row["pod"], row["resource"]): row for row in json.loads(done.stdout)}
+    assert {pod for pod, _ in rows} == {"train/w-0", "train/w-1"}, "of six that are measured"
+    assert rows["train/w-0", "cpu"]["asked"] == 8.0
+    assert 0 < rows["train/w-0", "cpu"]["recommended"] < 8.0
+    assert rows["train/w-0", "memory"]["asked"] == 4 << 30
+    assert 0 < rows["train/w-0", "memory"]["recommended"] < 2 << 30
+    done = run("rightsize", "w-1", *words, "--policies", "adaptive")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["POD", "RESOURCE", "ASKED", "RECOMMENDED"]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["train/w-1", "cpu", "8_cores"],
+        ["train/w-1", "memory", "4_GiB"],
+    ]
+    done = run("rightsize", "w-7", *words)
+    assert (done.exit_code, done.stderr) == (1, "error: no job w-7 runs in made\n")
+    assert "--watch goes with --prometheus" in refused(run("rightsize", *words[2:]))
+    slurm = watched_into(tmp_path / "slurm", "slurm")
+    line = refused(run("rightsize", "--prometheus", server.url, "--watch", str(slurm)))
+    assert "the labels namespace and pod, which Slurm jobs do not have" in line
 
 
 @pytest.mark.engine

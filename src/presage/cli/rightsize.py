@@ -27,6 +27,7 @@ from presage.cli._telemetry import (
     TelemetrySource,
     TokenFile,
 )
+from presage.model.cluster import Resources
 from presage.model.errors import ProvisionError, UserError
 from presage.observe.phases import PhaseModel
 from presage.page import readable_unit, write_page
@@ -54,6 +55,14 @@ def rightsize(
         ),
     ] = None,
     token_file: TokenFile = None,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --prometheus: what pods of the cluster watched into DIR asked for, beside "
+            "what they need; the argument names one of them.",
+        ),
+    ] = None,
     bundle: Annotated[
         Path | None, typer.Option(help="Phases; `presage phases fit` makes a bundle.")
     ] = None,
@@ -96,6 +105,14 @@ def rightsize(
     ] = "main",
 ) -> None:
     """Compare right-sizing policies on TELEMETRY, or say what to give each pod next."""
+    asked: dict[str, Resources] = {}
+    if watch is not None:
+        if prometheus is None or select is not None or patch or html is not None:
+            raise UserError("--watch goes with --prometheus, without --select, --patch and --html")
+        from presage.cli._watched_sizes import asked_there, select_pods, show_beside
+
+        asked = asked_there(watch, None if telemetry is None else str(telemetry))
+        telemetry, select = None, select_pods(list(asked))
     source = TelemetrySource(telemetry, prometheus, select, since, token_file)
     window_s = seconds(window, "--window")
     step_s = None if every is None else seconds(every, "--every")
@@ -115,12 +132,15 @@ def rightsize(
         "value": value,
         "slow_reduction": slow_reduction,
     }
-    if patch:
+    if patch or asked:
         policy = next((name for name in names if name != "dynamic"), "dynamic")
         settings |= {"model": model, "target_pct": target_fulfilment}
         with progress(f"sizing {len(series):,} pods"):
             recommended = recommend(series, policy, window_s, **settings)
-        _patch(recommended, policy, container, json)
+        if asked:
+            show_beside(asked, recommended, json)
+        else:
+            _patch(recommended, policy, container, json)
         return
     settings |= {"bundle": model, "target_fulfilment": target_fulfilment}
     with progress(f"replaying {len(series):,} pods") as report:

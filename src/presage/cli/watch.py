@@ -98,7 +98,11 @@ def watch(
     if slurm == kubernetes:
         raise UserError("say which cluster: --slurm or --kubernetes")
     every_s, past_s = seconds(every, "--every"), seconds(past, "--past")
-    source = _source(slurm, cluster, context)
+    kind = "slurm" if slurm else "kubernetes"
+    source = _reach(
+        lambda: _source(slurm, cluster, context),
+        None if once or not _watches(data, kind) else every_s,
+    )
     busy = _busy(prometheus, token_file)
     note = source.annotate if annotate else None
     with _watcher(data, source, past_s, note) as watcher, _pages(data, serve, busy):
@@ -159,6 +163,35 @@ def _pages(data: Path, port: int | None, busy: Callable[[], Busy | None]) -> Ite
             server.should_exit = True
             thread.join(timeout=5)
             listener.close()
+
+
+def _watches(data: Path, kind: str) -> bool:
+    """Whether a directory has the journal of such a cluster."""
+    try:
+        with watched(data) as known:
+            return known.kind == kind
+    except WatchError:
+        return False
+
+
+def _reach(connect: Callable[[], ClusterSource], every_s: float | None) -> ClusterSource:
+    """The cluster; one that was watched before and is down is tried again after so long."""
+    said = ""
+    while True:
+        try:
+            source = connect()
+        except WatchError as error:
+            # An API server that comes up refuses everybody for a moment.
+            if every_s is None or not (error.down or said):
+                raise
+            if str(error) != said:
+                said = str(error)
+                say(f"the cluster does not answer, still trying: {error}")
+            time.sleep(every_s)
+        else:
+            if said:
+                say("the cluster answers again")
+            return source
 
 
 def _source(slurm: bool, cluster: str | None, context: str | None) -> ClusterSource:

@@ -271,9 +271,10 @@ class State:
         self.changes.note(job)
 
     def _exited(self, now: float, e: ev.JobExited) -> None:
-        job = self._run(e)
-        if job is None:
+        if (job := self._run(e)) is None:
             return
+        if e.at is not None:  # what went by since then was no service
+            job.mark = min(now, job.mark + max(0.0, now - e.at))
         if e.outcome is WENT_WELL:
             self._vacate(now, job)
             self._end(now, job, SUCCEEDED, e.reason or job.reason)
@@ -281,8 +282,7 @@ class State:
             self._over(now, job, e.outcome, e.reason or job.reason, job.reason)
 
     def _launch_failed(self, now: float, e: ev.LaunchFailed) -> None:
-        job = self._run(e)
-        if job is not None:
+        if (job := self._run(e)) is not None:
             self._over(now, job, ev.Outcome.FAILED, e.reason, e.reason)
 
     def _over(self, now: float, job: Job, outcome: ev.Outcome, reason: Why, stopped: Why) -> None:

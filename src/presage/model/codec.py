@@ -39,7 +39,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("progress", "progress_s", "ran_s", "gpu_s", "mark"), 0.0),
         "held_since": 0.0,
     },
-    "JobExited": {"reason": None, "exit_code": None},
+    "JobExited": {"reason": None, "exit_code": None, "at": None},
     "JobSpec": {
         **{"owner": "", "queue": "default", "priority": 0, "placement": None, "model": None},
         **{"preemptible": True, "checkpointable": True, "shareable": True, "max_retries": 0},

@@ -190,14 +190,19 @@ class RayUnreachable(UserError):
 
 
 class WatchError(UserError):
-    """A cluster of somebody else's cannot be watched, or nothing is known of it."""
+    """A cluster of somebody else's cannot be watched, or nothing is known of it; `down` says that
+    it does not answer now and may do so later."""
 
     code = "cannot_watch"
+
+    def __init__(self, message: str, *, down: bool = False) -> None:
+        super().__init__(message)
+        self.down = down
 
 
 class KubernetesError(UserError):
     """A Kubernetes cluster does not answer, or said no; `status` is the HTTP status it said that
-    with, 0 when nobody answered."""
+    with, 0 when nobody answered, 400 when there is nobody to ask."""
 
     code = "kubernetes_error"
 

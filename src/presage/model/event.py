@@ -152,6 +152,8 @@ class JobExited:
     reason: Reason | None = None
     exit_code: int | None = None
     """Of the worker that decided the outcome."""
+    at: float | None = None
+    """When it was over, if that was before anybody could say so."""
 
 
 @value

@@ -5,15 +5,17 @@ what is known of each job and of others like it (`sim.history`). Running jobs ar
 are. Each run ends when the jobs that were asked about have started. Nobody's state is touched and
 nothing is shared: call it from any thread, on a `State.copy` that the deciding thread made.
 
-What it leaves out: jobs that are yet to be submitted, failures, and nodes that come or go.
+What it leaves out: failures, nodes that come or go, and, unless the caller draws them, jobs that
+are yet to be submitted.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, inf
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +31,11 @@ from presage.sim.calibrate import Calibration
 from presage.sim.oracle import Oracle
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Runtimes", "Start", "StartForecast", "TimeBox", "run_ahead"]
+__all__ = ["Arrivals", "Runtimes", "Start", "StartForecast", "TimeBox", "run_ahead"]
 
 Floats = npt.NDArray[np.float64]
+Arrivals: TypeAlias = Callable[[float, np.random.Generator], Sequence[tuple[float, JobSpec]]]
+"""Draws jobs that are submitted from now on, and when, the first of them first."""
 
 HORIZON_S = 60 * 86_400.0
 """How far ahead it looks; a job that has not started by then gets no number."""
@@ -131,6 +135,7 @@ def run_ahead(
     horizon_s: float = HORIZON_S,
     time_box: TimeBox | None = None,
     grain: float = 0.0,
+    arrivals: Arrivals | None = None,
 ) -> StartForecast:
     """Foresee the start of the jobs in `asked` (all that wait, by default) and in `submit`.
 
@@ -138,6 +143,7 @@ def run_ahead(
     the policy knows of run times; without it, the policy sees those that were drawn. With a time
     box, jobs that no run came to before its time was up get no number. `grain` saves time: what
     happens within this share of the time looked ahead is taken to happen together, at its end.
+    `arrivals` draws, for each run, who comes later.
     """
     now = max(state.now, 0.0 if now is None else now)
     blocked = state.gates.blocked
@@ -150,11 +156,13 @@ def run_ahead(
     nodes = [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
     awaited = _awaited(state)
     runs, ends = [], []
-    for column in left.T if wanted else ():
+    for number, column in enumerate(left.T if wanted else ()):
         if time_box is not None and not time_box.begin():
             break
         drawn = dict(zip(names, column.tolist(), strict=True))
         run = _Rollout(state.copy(), nodes, policy(), drawn)
+        if arrivals is not None:
+            run.await_more(arrivals, runtimes, now, np.random.default_rng((seed, number)))
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
         ends.append(run.ends)
@@ -195,6 +203,18 @@ class _Rollout:
         """When and where the jobs that were asked about start; None when one is rejected."""
         self.ends: dict[str, float] = {}
         """When jobs end, if any wait for others."""
+        self.coming: deque[tuple[float, JobSpec]] = deque()
+        """Who is submitted on the way, and when."""
+
+    def await_more(
+        self, arrivals: Arrivals, runtimes: Runtimes, now: float, rng: np.random.Generator
+    ) -> None:
+        """Draw who comes on the way, and how long they run."""
+        self.coming.extend(arrivals(now, rng))
+        if self.coming:
+            jobs = [Job(spec, 0, now, now) for _, spec in self.coming]
+            left = runtimes.sample(jobs, now, 1, rng)[:, 0].tolist()
+            self.left_s |= zip((job.id for job in jobs), left, strict=True)
 
     def go(
         self,
@@ -214,7 +234,7 @@ class _Rollout:
         # Woke: a job may have been changed since the policy last looked.
         requests: list[Fact] = [*(JobSubmitted(spec) for spec in submit), Woke()]
         while wanted:
-            facts = world.poll(now) + requests
+            facts = world.poll(now) + requests + self._arrived(now, world)
             requests = []
             if state.wake_at is not None and state.wake_at <= now:
                 facts.append(Woke())
@@ -223,13 +243,23 @@ class _Rollout:
             self._note(now, decisions, wanted)
             world.finished.clear()
             world.stopped.clear()
-            then = max(world.next_event(), now + grain * (now - began))
+            next_s = min(world.next_event(), self.coming[0][0] if self.coming else inf)
+            then = max(next_s, now + grain * (now - began))
             if state.wake_at is not None and state.wake_at < then:
                 then = state.wake_at
             if then > until or (time_box is not None and not time_box.goes_on()):
                 break
             now = then
         return self.found
+
+    def _arrived(self, now: float, world: World) -> list[Fact]:
+        """Those who were to come by now."""
+        facts: list[Fact] = []
+        while self.coming and self.coming[0][0] <= now:
+            _, spec = self.coming.popleft()
+            world.expect(_task(spec, self.left_s[spec.id]), now)
+            facts.append(JobSubmitted(spec))
+        return facts
 
     def _note(self, now: float, decisions: Sequence[Decision], wanted: set[str]) -> None:
         state = self.state

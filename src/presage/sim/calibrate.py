@@ -82,10 +82,12 @@ class Calibration:
         return cls(Conformal(*quantiles, "log"))
 
     @classmethod
-    def prior(cls) -> Calibration:
+    def prior(cls, wider: float = 1.0) -> Calibration:
         """For a cluster that has too few forecasts behind it: what `benchmarks/eta.py` learns from
-        the weeks before the test weeks on the ITP trace (microsoft/elasticflow-traces)."""
-        return cls(Conformal(*_PRIOR, "log"))
+        the weeks before the test weeks on the ITP trace (microsoft/elasticflow-traces). `wider`
+        is for one of which less is known: so many times further out, in units of log seconds."""
+        low, middle, high = _PRIOR
+        return cls(Conformal(low * wider, middle, high * wider, "log"))
 
     def interval(self, p10_s: float, p50_s: float, p90_s: float) -> tuple[float, float, float]:
         """p10, p50 and p90 as they should have been told."""
@@ -128,10 +130,17 @@ class ForecastLog:
     Bounded: open forecasts and outcomes beyond `most` are forgotten, the oldest first.
     """
 
-    def __init__(self, most: int = 5000, least: int = 50, group_s: float = 7 * 86_400.0) -> None:
+    def __init__(
+        self,
+        most: int = 5000,
+        least: int = 50,
+        group_s: float = 7 * 86_400.0,
+        prior: Calibration | None = None,
+    ) -> None:
         self.most = most
         self.least = least
         """Outcomes below which the prior is used."""
+        self.prior = prior or Calibration.prior()
         self.group_s = group_s
         """Forecasts of one such span err alike."""
         self.open: dict[str, tuple[float, float, float, float]] = {}
@@ -169,7 +178,7 @@ class ForecastLog:
     def calibration(self, now: float) -> Calibration:
         """What the outcomes teach, and the jobs that still wait."""
         if len(self) < self.least:
-            return Calibration.prior()
+            return self.prior
         waiting = [(*told, now - told[0]) for told in self.open.values() if told[0] < now]
         at, low, middle, high, waited = np.array([*self._outcomes, *waiting]).T
         return Calibration.fit(

@@ -15,7 +15,7 @@ from presage.core.state import State
 from presage.model.cluster import ANY_GPU, WHOLE_GPU, gpu_count
 from presage.model.errors import UserError
 from presage.model.job import JobSpec, Role
-from presage.sim.ahead import Runtimes, Start, TimeBox, run_ahead
+from presage.sim.ahead import Arrivals, Runtimes, Start, TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 
 __all__ = ["Option", "what_would_help"]
@@ -50,13 +50,14 @@ def what_would_help(
     time_box: Callable[[], TimeBox | None] = lambda: None,
     grain: float = 0.0,
     variants: Sequence[tuple[str, JobSpec]] | None = None,
+    arrivals: Arrivals | None = None,
 ) -> tuple[Start | None, list[Option]]:
     """When a waiting job (or one not yet submitted) will start, and the changes with which it
     would start notably earlier, the best first.
 
     `queues` are those that its owner may use; `time_box` makes one for each variant that is tried.
     None instead of a start: it would be rejected. `variants` are tried instead of the usual ones,
-    each with what is said of it.
+    each with what is said of it. `arrivals` draws who comes later.
     """
     waiting = state.pending.get(job) if isinstance(job, str) else None
     if isinstance(job, str) and waiting is None:
@@ -80,6 +81,7 @@ def what_would_help(
             calibration=calibration,
             time_box=time_box(),
             grain=grain,
+            arrivals=arrivals,
         )
         return forecast.starts.get(variant.id)
 

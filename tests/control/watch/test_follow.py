@@ -97,6 +97,20 @@ def test_a_job_that_came_and_went_between_two_looks(watched: Watched) -> None:
     assert (exited.outcome, exited.reason, exited.exit_code) == (Outcome.FAILED, LATE, 1)
 
 
+def test_an_end_that_is_told_late_keeps_its_time(watched: Watched) -> None:
+    job = replace(waiting(), runs=(run(13.0, "n0"),))
+    watched.see(14.0, job)
+    watched.see(25.0, job, waiting("2", 24.0))  # the journal goes on
+    (alive,) = [one for one in watched.follower.state.jobs.values() if one.id == "1"]
+    ended = replace(job, runs=(run(13.0, "n0", end=SeenEnd(20.0, Outcome.SUCCEEDED)),))
+    assert watched.see(26.0, ended, waiting("2", 24.0)) == ["24 JobExited"]
+    exited = watched.steps[-1][1][0]
+    assert isinstance(exited, ev.JobExited)
+    assert exited.at == 20.0
+    assert alive.ran_s == 7.0, "what went by until it was told is no run time"
+    watched.restart()
+
+
 def test_a_restart_forgets_nothing_and_tells_nothing_twice(watched: Watched) -> None:
     job = replace(waiting(), runs=(run(13.0, "n0"),))
     watched.see(14.0, job)

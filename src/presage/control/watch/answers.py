@@ -12,9 +12,9 @@ from typing import Any
 
 from presage.control.advisors.starts import eta_view
 from presage.control.watch.busy import Busy
-from presage.control.watch.outlook import Outlook, RunLearner, ahead_of
+from presage.control.watch.outlook import PRIORS, Outlook, RunLearner, ahead_of
 from presage.control.watch.scores import Scores, read_scores, report
-from presage.control.watch.watcher import check_directory, latest
+from presage.control.watch.watcher import check_directory, latest, watched_since
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS
 from presage.model.cluster import WHOLE_GPU
@@ -130,6 +130,16 @@ class WatchedCluster:
         """How well starts were foreseen."""
         return report(read_scores(self._store.knowledge), since)
 
+    def running(self, asked: str | None = None) -> list[SeenJob]:
+        """The jobs that run; the one of that name, if there is one."""
+        sight, _ = latest(self._store)
+        if asked is None:
+            return [seen for seen in sight.jobs if seen.running]
+        seen = _find(sight, asked)
+        if seen is None or not seen.running:
+            raise NotFound(f"no job {asked[:80]} runs in {self.name}")
+        return [seen]
+
     def explain(self, asked: str, now: float) -> dict[str, Any]:
         """Why a job is where it is; of one that waits, who is ahead, when it starts, and what
         would help."""
@@ -197,8 +207,9 @@ class WatchedCluster:
     def _outlook(self, sight: SeenCluster) -> Outlook:
         learner = RunLearner()
         learner.read(iter(self._store.read(learner.since(self._store.position()))))
-        scores = Scores(self._store.knowledge)
-        return Outlook(self.kind, learner.history, scores.calibration(sight.now))
+        knowledge = self._store.knowledge
+        calibration = Scores(knowledge, PRIORS[self.kind]).calibration(sight.now)
+        return Outlook(self.kind, learner, calibration, watched_since(knowledge, sight.now))
 
     def _over(self, asked: str, sight: SeenCluster, now: float) -> dict[str, Any]:
         row = self._store.jobs.get(asked)

@@ -3,8 +3,9 @@
 The state is all the memory there is, so a watcher that was killed goes on where its journal ends,
 and what happened meanwhile is completed from what the cluster still tells: a job that was
 submitted, ran and ended between two looks comes out as if each had been seen. Events have the
-times that the cluster gave them, moved on only where the journal is further already. Starts and
-stops of the scheduler there are decisions, as if it had been ours.
+times that the cluster gave them, moved on only where the journal is further already; then a start
+or an end says when it was (`at`). Starts and stops of the scheduler there are decisions, as if it
+had been ours.
 
 A run is known by when it started: a controller that crashed may have forgotten what it told
 before, give the number of a job or of an attempt again, or bring a job back that had ended.
@@ -135,7 +136,9 @@ class Follower:
                     run.started_at, _Rank.START, _bind(self._start, job_id, spec, started)
                 )
                 if run.end is not None:
-                    yield _Happening(run.end.at, _Rank.END, _bind(_over, job_id, attempt, run.end))
+                    yield _Happening(
+                        run.end.at, _Rank.END, _bind(self._over, job_id, attempt, run.end)
+                    )
         if not seen.runs and seen.end is not None:
             yield _Happening(seen.end.at, _Rank.GIVE_UP, _bind(self._given_up, job_id, seen.end))
         waits = job is not None and not seen.running and seen.ended_at is None
@@ -148,14 +151,16 @@ class Follower:
             return
         run = next((run for run in seen.runs if run.started_at == job.mark), None)
         if run is not None and run.end is not None:
-            yield _Happening(run.end.at, _Rank.END, _bind(_over, job.id, job.attempt, run.end))
+            yield _Happening(
+                run.end.at, _Rank.END, _bind(self._over, job.id, job.attempt, run.end)
+            )
         elif run is None:
             later = [run.started_at for run in seen.runs if run.started_at > job.mark]
             at = min([now, *later] + [seen.submitted_at] * (seen.submitted_at > job.since))
             end = SeenEnd(at, Outcome.STOPPED, _AGAIN, again=True)
             if not later and seen.ended_at is not None:
                 end = seen.end or SeenEnd(seen.ended_at, Outcome.STOPPED, _CANCELLED)
-            yield _Happening(end.at, _Rank.END, _bind(_over, job.id, job.attempt, end))
+            yield _Happening(end.at, _Rank.END, _bind(self._over, job.id, job.attempt, end))
 
     def _of_missing(self, sight: SeenCluster) -> Iterable[_Happening]:
         """Jobs of the state that the cluster no longer knows."""
@@ -166,7 +171,7 @@ class Follower:
             if sight.now - since >= GONE_S:
                 end = SeenEnd(since, Outcome.STOPPED, _GONE)
                 if job.allocation:
-                    yield _Happening(since, _Rank.END, _bind(_over, job_id, job.attempt, end))
+                    yield _Happening(since, _Rank.END, _bind(self._over, job_id, job.attempt, end))
                 else:
                     yield _Happening(since, _Rank.GIVE_UP, _bind(self._given_up, job_id, end))
 
@@ -207,6 +212,20 @@ class Follower:
         yield ev.Launch(job_id, run.attempt, tuple(workers))
         late = self.state.now > run.started_at
         yield ev.JobStarted(job_id, run.attempt, run.started_at if late else None)
+
+    def _over(self, job_id: str, attempt: int, end: SeenEnd) -> Iterable[ev.Event]:
+        """A run is over."""
+        outcome, reason = end.outcome, end.reason
+        at = end.at if self.state.now > end.at else None
+        if end.again:
+            outcome, reason = Outcome.STOPPED, reason or _AGAIN
+        elif outcome is Outcome.STOPPED:
+            reason = reason or _CANCELLED
+            yield ev.CancelRequested(job_id, reason)
+            yield ev.Stop(job_id, attempt, StopIntent.CANCEL, reason)
+        elif outcome is Outcome.LOST:
+            outcome = Outcome.FAILED
+        yield ev.JobExited(job_id, attempt, outcome, reason, end.exit_code, at)
 
     def _devices(
         self, worker: SeenWorker, ask: Resources, taken: set[tuple[str, int]]
@@ -329,20 +348,6 @@ def _another(job: Job, seen: SeenJob) -> bool:
 def _before(seen: SeenJob) -> bool:
     """Whether a job had runs before the latest: who waits again was submitted again."""
     return bool(seen.runs) and seen.runs[-1].attempt > 1
-
-
-def _over(job_id: str, attempt: int, end: SeenEnd) -> Iterable[ev.Event]:
-    """A run is over."""
-    outcome, reason = end.outcome, end.reason
-    if end.again:
-        outcome, reason = Outcome.STOPPED, reason or _AGAIN
-    elif outcome is Outcome.STOPPED:
-        reason = reason or _CANCELLED
-        yield ev.CancelRequested(job_id, reason)
-        yield ev.Stop(job_id, attempt, StopIntent.CANCEL, reason)
-    elif outcome is Outcome.LOST:
-        outcome = Outcome.FAILED
-    yield ev.JobExited(job_id, attempt, outcome, reason, end.exit_code)
 
 
 def _left(name: str) -> Iterable[ev.Event]:

@@ -2,11 +2,14 @@
 
 The scheduler there is approximated by a pipeline of ours: Slurm goes by its own priorities and
 fills holes around the first job that does not fit, by time limits; kube-scheduler takes pod by
-pod. How long jobs really run is drawn from the runs that ended there. Which nodes a job may use
-(partitions, features, selectors) is kept.
+pod, by priority and age, and whoever fits: it keeps nothing free for those who wait, so there pods
+that are yet to come are drawn too (`control.watch.arrivals`). How long jobs really run is drawn
+from the runs that ended there. Which nodes a job may use (partitions, features, selectors) is
+kept.
 
-What it leaves out: limits of accounts, preemption, reservations, limits of arrays, and jobs that
-are yet to be submitted. How far that is from the truth is measured (`control.watch.scores`).
+What it leaves out: limits of accounts, preemption, reservations, limits of arrays, and of Slurm
+jobs that are yet to be submitted. How far that is from the truth is measured
+(`control.watch.scores`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from presage.control.advisors.starts import Declared
+from presage.control.watch.arrivals import PastArrivals
 from presage.control.watch.follow import Follower, spec_of
 from presage.core.ports import Policy
 from presage.core.state import State
@@ -26,18 +30,21 @@ from presage.model.watched import SeenCluster, SeenJob
 from presage.model.words import duration
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
-from presage.sim.ahead import Start, StartForecast, TimeBox, run_ahead
+from presage.sim.ahead import Arrivals, Start, StartForecast, TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 from presage.sim.helps import Option, what_would_help
 from presage.sim.history import RuntimeHistory
 
-__all__ = ["SCHEDULERS", "Outlook", "RunLearner", "ahead_of", "present"]
+__all__ = ["PRIORS", "SCHEDULERS", "Outlook", "RunLearner", "ahead_of", "present"]
 
 SCHEDULERS = {
     "slurm": PolicyConfig(order="fifo", backfill=True, backfill_depth=1000),
-    "kubernetes": PolicyConfig(order="fifo", mode="greedy", placement="spread"),
+    "kubernetes": PolicyConfig(order="priority", mode="greedy", placement="spread"),
 }
 """What comes nearest to a scheduler; jobs come in the order that it gave them."""
+PRIORS = {"slurm": Calibration.prior(), "kubernetes": Calibration.prior(wider=2.0)}
+"""How far off forecasts are taken to be until enough were scored. The prior is of a scheduler
+in which nobody goes past the first; how often pods do is not known at a start."""
 _SAMPLES = 24
 _MOST_CPU_S = 2.0
 _GRAIN = 0.02
@@ -57,7 +64,7 @@ def present(sight: SeenCluster) -> State:
         if _takes_part(seen, now):
             after = tuple(one for one in seen.after if one.job in state.jobs)
             if len(after) == len(seen.after):
-                spec = replace(spec_of(seen), priority=0, after=after)
+                spec = replace(spec_of(seen), after=after)
                 state.apply_all(max(now, state.now), (ev.JobSubmitted(spec),))
     return state
 
@@ -68,10 +75,11 @@ def _takes_part(seen: SeenJob, now: float) -> bool:
 
 
 class RunLearner:
-    """How long jobs run, from the events of a journal."""
+    """How long jobs run and which are submitted, from the events of a journal."""
 
     def __init__(self) -> None:
         self.history = RuntimeHistory()
+        self.arrivals = PastArrivals()
         self._specs: dict[str, JobSpec] = {}
         self._started: dict[str, float] = {}
 
@@ -80,14 +88,17 @@ class RunLearner:
         for event in events:
             if isinstance(event, ev.JobSubmitted | ev.JobChanged):
                 self._specs[event.spec.id] = event.spec
+                if isinstance(event, ev.JobSubmitted):
+                    self.arrivals.add(now, event.spec)
             elif isinstance(event, ev.JobStarted):
-                self._started[event.job] = now
+                self._started[event.job] = now if event.at is None else event.at
             elif isinstance(event, ev.JobExited):
                 began = self._started.pop(event.job, None)
                 spec = self._specs.get(event.job)
                 by_itself = event.outcome is not ev.Outcome.STOPPED
                 if began is not None and spec is not None and by_itself:
-                    self.history.add(spec, now - began, now)
+                    ended = now if event.at is None else event.at
+                    self.history.add(spec, max(0.0, ended - began), ended)
                 if by_itself:
                     self._specs.pop(event.job, None)
             elif isinstance(event, ev.CancelRequested | ev.Reject):
@@ -106,11 +117,12 @@ class RunLearner:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Foresees one cluster. `kind` is its scheduler."""
+    """Foresees one cluster. `kind` is its scheduler; it is watched since `since`."""
 
     kind: str
-    history: RuntimeHistory
+    learner: RunLearner
     calibration: Calibration
+    since: float
 
     def starts(self, sight: SeenCluster, *, samples: int = _SAMPLES) -> StartForecast:
         """When the jobs that wait will start, as it comes out of the runs ahead."""
@@ -123,14 +135,23 @@ class Outlook:
             samples=samples,
             time_box=TimeBox(time.thread_time, _MOST_CPU_S),
             grain=_GRAIN,
+            arrivals=self._arrivals,
         )
 
     def told(self, forecast: StartForecast) -> dict[str, Start]:
         """The same with intervals that keep their promise."""
         return {
-            job: start.calibrated(self.calibration, forecast.horizon_s)
-            for job, start in forecast.starts.items()
+            job: self._told(start, forecast.horizon_s) for job, start in forecast.starts.items()
         }
+
+    def _told(self, start: Start, horizon_s: float) -> Start:
+        told = start.calibrated(self.calibration, horizon_s)
+        if self.kind != "kubernetes" or start.p50_s != 0.0 or start.p90_s is None:
+            return told
+        # It fits at this moment and yet it waits: kube-scheduler tries it again after a while,
+        # and others come meanwhile.
+        _, _, high = self.calibration.interval(0.0, 0.0, start.p90_s)
+        return replace(told, p90_s=max(high, start.p90_s))
 
     def helps(self, sight: SeenCluster, job_id: str) -> tuple[Start | None, list[Option]]:
         """When one job will start, and what would let it start earlier."""
@@ -149,6 +170,7 @@ class Outlook:
             time_box=lambda: TimeBox(time.thread_time, _MOST_CPU_S),
             grain=_GRAIN,
             variants=list(self._variants(sight, spec)),
+            arrivals=self._arrivals,
         )
 
     def _variants(self, sight: SeenCluster, spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
@@ -173,6 +195,17 @@ class Outlook:
         if role.gpu_types or role.where != ANYWHERE:
             anywhere = replace(role, gpu_types=(), where=ANYWHERE)
             yield "if it might run on any node", replace(spec, roles=(anywhere,))
+
+    @property
+    def history(self) -> RuntimeHistory:
+        """How long jobs ran there."""
+        return self.learner.history
+
+    @property
+    def _arrivals(self) -> Arrivals | None:
+        if self.kind != "kubernetes":
+            return None
+        return lambda now, rng: self.learner.arrivals.draw(now, self.since, rng)
 
     @property
     def _policy(self) -> Callable[[], Policy]:

@@ -70,9 +70,10 @@ class Scored:
 class Scores:
     """Forecasts that are open, and what they teach about intervals."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    def __init__(self, knowledge: Knowledge, prior: Calibration) -> None:
+        """`prior` stands while too few forecasts are scored."""
         self._knowledge = knowledge
-        self._log = ForecastLog()
+        self._log = ForecastLog(prior=prior)
         self._open: dict[str, Forecast] = {}
         self._written: dict[str, Forecast] = {}
         self._outcomes: list[Entry] = []

@@ -13,15 +13,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, TypeAlias
 
 from presage.control.board import changes_of
 from presage.control.watch import ABOUT
 from presage.control.watch.follow import Follower
-from presage.control.watch.outlook import Outlook, RunLearner
+from presage.control.watch.outlook import PRIORS, Outlook, RunLearner
 from presage.control.watch.scores import Scores
 from presage.core.loop import recover
-from presage.core.ports import ClusterSource, Entry
+from presage.core.ports import ClusterSource, Entry, Knowledge
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.codec import decode, encode
@@ -32,11 +33,11 @@ from presage.sim.ahead import Start
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 
-__all__ = ["ClusterWatcher", "Note", "WatcherNews", "check_directory", "latest"]
+__all__ = ["ClusterWatcher", "Note", "WatcherNews", "check_directory", "latest", "watched_since"]
 
 log = logging.getLogger("presage.watch")
 
-SIGHT, STARTS = "watch/sight", "watch/starts"
+SIGHT, STARTS, SINCE = "watch/sight", "watch/starts", "watch/since"
 _LEASE_S = 30.0
 _REMEMBERED = 50_000
 """Ended jobs that are remembered without asking the store."""
@@ -93,7 +94,8 @@ class ClusterWatcher:
         self.learner = RunLearner()
         for now, event in store.read(self.learner.since(self._position)):
             self.learner.heard(now, event)
-        self.scores = Scores(self._knowledge)
+        self.scores = Scores(self._knowledge, PRIORS[source.kind])
+        self._since = watched_since(self._knowledge, inf)
         self._starts: dict[str, Start] = {}
         self._foreseen_at = float("-inf")
 
@@ -107,6 +109,9 @@ class ClusterWatcher:
         state = self.state
         since = state.now - 60.0 if state.now > 0 else self._clock() - self._past_s
         sight = self._source.look(since, state.jobs.keys())
+        if self._since == inf:
+            self._since = sight.now
+            self._knowledge.write(Entry(SINCE, json.dumps(sight.now).encode()))
         events = self._write(sight)
         if events or sight.now - self._foreseen_at >= _STALE_S:
             self._foresee(sight)
@@ -162,7 +167,7 @@ class ClusterWatcher:
     def _foresee(self, sight: SeenCluster) -> None:
         """Run ahead what was seen, and keep it for whoever asks."""
         outlook = Outlook(
-            self._source.kind, self.learner.history, self.scores.calibration(sight.now)
+            *(self._source.kind, self.learner, self.scores.calibration(sight.now), self._since)
         )
         forecast = outlook.starts(sight)
         self._starts = outlook.told(forecast)
@@ -211,6 +216,11 @@ def check_directory(store: SqlStore, source: ClusterSource | None = None) -> dic
             f"{source.kind} {source.name}; name another one"
         )
     return dict(about)
+
+
+def watched_since(knowledge: Knowledge, default: float) -> float:
+    """When a cluster was first looked at."""
+    return float(json.loads(knowledge.get(SINCE) or json.dumps(default)))
 
 
 def latest(store: SqlStore) -> tuple[SeenCluster, dict[str, Start]]:

@@ -126,12 +126,13 @@ def connect(
             chosen = [entry for entry in named if entry["name"] == context] or [current]
             own = chosen[0]["context"].get("namespace")
     except (config.ConfigException, OSError, ValueError, TypeError) as error:
-        raise KubernetesError(_no_context(context, kubeconfig, error)) from None
+        raise KubernetesError(_no_context(context, kubeconfig, error), 400) from None
     api = KubeApi(settings, namespace or own or "default")
     if api.version < OLDEST:
         raise KubernetesError(
             f"the cluster at {api.url} is Kubernetes {'.'.join(map(str, api.version))}; Presage "
-            f"needs {'.'.join(map(str, OLDEST))} or newer"
+            f"needs {'.'.join(map(str, OLDEST))} or newer",
+            400,
         )
     return api
 

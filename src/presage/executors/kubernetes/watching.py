@@ -56,7 +56,8 @@ class KubernetesSource:
             self._nodes.start()
             self._pods.start()
         except KubernetesError as error:
-            raise WatchError(str(error)) from None
+            down = error.status == 0 or error.status >= 500
+            raise WatchError(str(error), down=down) from None
 
     def look(self, since: float, alive: Collection[str]) -> SeenCluster:
         """What the copies hold, and what was deleted since the last look."""

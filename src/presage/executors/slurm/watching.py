@@ -118,7 +118,7 @@ class SlurmSource:
                 raise WatchError(str(error)) from None
             raise WatchError(f"Slurm knows no cluster {cluster!r}: {error}") from None
         except SlurmUnreachable as error:
-            raise WatchError(str(error)) from None
+            raise WatchError(str(error), down=True) from None
         self.name = told.get("ClusterName", cluster or "slurm")
         self._accounts = told.get("AccountingStorageType", "").endswith("slurmdbd")
         memory = "MEMORY" in told.get("SelectTypeParameters", "").upper()
