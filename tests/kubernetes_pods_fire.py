@@ -27,6 +27,8 @@ from tests.waiting import eventually
 __all__ = ["PodsFire", "PodsFireResult", "pods_under_fire"]
 
 GANG, SIZE = "presage.dev/gang", "presage.dev/gang-size"
+_AT_ONCE = 8
+"""Gangs that are there at a time, so that blows hit all along."""
 
 
 class Operator:
@@ -51,7 +53,7 @@ class Operator:
         for pod in self.pods.objects().values():
             name = pod["metadata"]["labels"][GANG]
             there.setdefault(name.rpartition("-")[0], {})[pod["metadata"]["name"]] = pod
-        for name in list(self.left):
+        for name in list(self.left)[:_AT_ONCE]:
             with suppress(KubernetesError):  # the next look goes on
                 self._look_at(name, there.get(name, {}))
 
@@ -144,7 +146,7 @@ def pods_under_fire(plane: Plane, fire: PodsFire, say: Callable[[str], None]) ->
     todo = _blows(fire, chance)
     result, began = PodsFireResult(), time.monotonic()
     try:
-        while operator.left and time.monotonic() < began + fire.patience_s:
+        while (operator.left or todo) and time.monotonic() < began + fire.patience_s:
             operator.look()
             scheduler.decide()
             ended = 1 - len(operator.left) / fire.gangs
