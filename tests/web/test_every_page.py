@@ -45,14 +45,8 @@ PATHS = {
     "sign-in": "/ui/sign-in",
 }
 """Of every page of the dashboard, one address."""
-IN_DOCS = {
-    **dict.fromkeys(
-        (name for name in PATHS if name not in ("no-page", "no-job", "arrays", "sign-in")),
-        ((1440, "light"),),
-    ),
-    **dict.fromkeys(("cluster", "jobs", "job"), ((1440, "light"), (390, "dark"))),
-    "front": ((1440, "light"),),
-}
+SIZES = ((1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"))
+IN_DOCS = {**dict.fromkeys(PATHS, SIZES), "front": SIZES[:1]}
 _REPORT = (
     'printf \'{"done":0.%d,"step":%d,"metrics":{"loss":%s},"at":1}\' $i $i '
     '$(awk "BEGIN{print START/($i+1)}") > $PRESAGE_PROGRESS.new; '
