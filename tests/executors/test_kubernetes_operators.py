@@ -134,11 +134,10 @@ def test_a_deployment_starts_and_what_is_deleted_comes_back(cluster: DropIn) -> 
     spec = {
         "replicas": 3,
         "selector": {"matchLabels": {"app": "web"}},
-        "template": {**TEMPLATE, "metadata": {"labels": {"app": "web"}}},
-    }
-    spec["template"] = {
-        "metadata": {"labels": {"app": "web"}},
-        "spec": {**TEMPLATE["spec"], "restartPolicy": "Always"},
+        "template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {**TEMPLATE["spec"], "restartPolicy": "Always"},
+        },
     }
     make(cluster, "apps/v1", "Deployment", "web", spec)
     cluster.until(lambda: len(cluster.bound("web")) == 3)
