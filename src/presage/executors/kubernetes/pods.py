@@ -22,7 +22,7 @@ from presage.executors.kubernetes.api import Json
 from presage.executors.kubernetes.devices import TOLERATED, gpu_request
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import RunPlan
-from presage.executors.node.plan import worker_environment
+from presage.executors.node.plan import bare_plan, worker_environment
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.wire import pack
 from presage.layout import Layout
@@ -106,7 +106,9 @@ class RunObjects:
             "metadata": {**self._meta(self.name), "labels": {**self._labels(), RECORD: "true"}},
             "data": {
                 "workers": json.dumps(placed),
-                RunPlan.FILE: json.dumps(pack(self._plan())),
+                RunPlan.FILE: json.dumps(
+                    pack(bare_plan(_INSIDE, self.spec, self.job, self.attempt))
+                ),
             },
         }
 
@@ -146,7 +148,7 @@ class RunObjects:
 
     def pods(self, owner: Json) -> dict[str, Json]:
         """A pod for each worker, by the worker's name."""
-        plan = self._plan()
+        plan = bare_plan(_INSIDE, self.spec, self.job, self.attempt)
         made = {}
         for rank, worker in enumerate(self.workers):
             name = worker_name(self.spec, worker)
@@ -319,46 +321,6 @@ class RunObjects:
         """Where rank 0 waits; on the network of a node, runs must not share one."""
         shift = int(sha256(self.name.encode()).hexdigest(), 16) % 3000
         return PORT + shift if self.use.host_network else PORT
-
-    def _plan(self) -> RunPlan:
-        """The run as Presage's own steps see it, inside the pod."""
-        spec, run = self.spec, _INSIDE.run(self.job, self.attempt)
-        return RunPlan(
-            job=self.job,
-            attempt=self.attempt,
-            run=run,
-            wake=_INSIDE.wake,
-            work=run / "work",
-            folder=_INSIDE.folder(spec.folder) if spec.folder else None,
-            data=dict(spec.data),
-            data_dir=run / "data",
-            progress_dir=run / "progress",
-            results=spec.results,
-            git=spec.git,
-            keep=spec.keep,
-            ignore=spec.ignore,
-            most_results=spec.most_results,
-            result_dir=_INSIDE.results(self.job),
-            checkpoint_dir=_INSIDE.checkpoints(self.job),
-            checkpoint_link="",
-            log_dir=_INSIDE.logs(self.job, self.attempt),
-            log_cap=0,
-            telemetry=_INSIDE.telemetry(self.job, self.attempt),
-            gpus=(),
-            nvml=None,
-            secrets={},
-            env=dict(spec.env),
-            time_limit_s=spec.time_limit_s,
-            grace_s=spec.grace_s,
-            torchrun=spec.launcher == "torchrun",
-            agents=False,
-            live=False,
-            engine=None,
-            image=spec.image,
-            cgroup=None,
-            workers=(),
-            ports=spec.ports,
-        )
 
 
 def run_name(job: str, attempt: int) -> str:

@@ -24,6 +24,7 @@ from presage.telemetry.nvml import binding_here
 
 __all__ = [
     "LOG_CAP",
+    "bare_plan",
     "identity",
     "inherited_environment",
     "make_plan",
@@ -95,13 +96,34 @@ def make_plan(
     not beside the job; `user` is as whom it runs; where `isolated`, a container sees local data
     below `mounts` alone."""
     _check_environment(spec)
-    job, run = launch.job, layout.run(launch.job, launch.attempt)
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
-    kept = Path(wanted).expanduser() if outside else checkpoints or layout.checkpoints(job)
-    plan = RunPlan(
+    kept = checkpoints or layout.checkpoints(launch.job)
+    plan = bare_plan(layout, spec, launch.job, launch.attempt).but(
+        checkpoint_dir=Path(wanted).expanduser() if outside else kept,
+        checkpoint_link="" if outside else wanted,
+        log_cap=log_cap,
+        gpus=tuple(gpus),
+        nvml=binding_here() if any(worker.devices for worker in launch.workers) else None,
+        secrets={name: secret_path(layout, spec, ref) for name, ref in spec.secrets.items()},
+        torchrun=spec.launcher == "torchrun" and not spec.has_agents,
+        agents=spec.has_agents,
+        live=spec.has_agents and not spec.resume,
+        engine=_engine(spec.image) if spec.image else None,
+        cgroup=cgroup,
+        user=user,
+        mounts=tuple(mounts),
+        isolated=isolated,
+    )
+    return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
+
+
+def bare_plan(layout: Layout, spec: RunSpec, job: str, attempt: int) -> RunPlan:
+    """What follows from a job's file and the paths alone: no workers yet, nothing of a machine."""
+    run = layout.run(job, attempt)
+    return RunPlan(
         job=job,
-        attempt=launch.attempt,
+        attempt=attempt,
         run=run,
         wake=layout.wake,
         work=run / "work",
@@ -115,30 +137,26 @@ def make_plan(
         ignore=spec.ignore,
         most_results=spec.most_results,
         result_dir=layout.results(job),
-        checkpoint_dir=kept,
-        checkpoint_link="" if outside else wanted,
-        log_dir=layout.logs(job, launch.attempt),
-        log_cap=log_cap,
-        telemetry=layout.telemetry(job, launch.attempt),
-        gpus=tuple(gpus),
-        nvml=binding_here() if any(worker.devices for worker in launch.workers) else None,
-        secrets={name: secret_path(layout, spec, ref) for name, ref in spec.secrets.items()},
+        checkpoint_dir=layout.checkpoints(job),
+        checkpoint_link="",
+        log_dir=layout.logs(job, attempt),
+        log_cap=0,
+        telemetry=layout.telemetry(job, attempt),
+        gpus=(),
+        nvml=None,
+        secrets={},
         env=dict(spec.env),
         time_limit_s=spec.time_limit_s,
         grace_s=spec.grace_s,
-        torchrun=spec.launcher == "torchrun" and not spec.has_agents,
-        agents=spec.has_agents,
-        live=spec.has_agents and not spec.resume,
-        engine=_engine(spec.image) if spec.image else None,
+        torchrun=spec.launcher == "torchrun",
+        agents=False,
+        live=False,
+        engine=None,
         image=spec.image,
-        cgroup=cgroup,
+        cgroup=None,
         workers=(),
         ports=spec.ports,
-        user=user,
-        mounts=tuple(mounts),
-        isolated=isolated,
     )
-    return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
 
 def plan_workers(
