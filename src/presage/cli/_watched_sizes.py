@@ -1,5 +1,8 @@
 """`presage rightsize --watch`: which pods of a watched cluster to ask Prometheus about, and what
-each asked for beside what it should have."""
+each asked for beside what it should have.
+
+It asks the journal of the watcher, never the cluster, and changes nothing there.
+"""
 
 from __future__ import annotations
 

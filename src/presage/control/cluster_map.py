@@ -1,4 +1,7 @@
-"""The cluster device by device, and who is where: what a map of it shows."""
+"""The cluster device by device, and who is where: what a map of it shows.
+
+Reads a state; it decides nothing and knows no HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Jobs beside each other, and what was measured of a job, to be put beside what was foreseen."""
+"""Jobs beside each other, and what was measured of a job, to be put beside what was foreseen.
+
+Reads what was kept; it measures nothing itself.
+"""
 
 from __future__ import annotations
 

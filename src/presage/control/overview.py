@@ -1,5 +1,8 @@
 """The cluster at a glance: what runs, what waits and why, what is wasted. Figures are of
-everything, lists of jobs that somebody may see."""
+everything, lists of jobs that somebody may see.
+
+Reads a state and the accounts; it decides nothing and knows no HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `presage doctor` finds of a cluster: one line each, for people and for scripts."""
+"""What `presage doctor` finds of a cluster: one line each, for people and for scripts.
+
+Values alone: whoever knows a cluster makes them, and only the command prints them.
+"""
 
 from __future__ import annotations
 

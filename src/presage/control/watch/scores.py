@@ -4,6 +4,8 @@ starts, beside what the scheduler there said at the same moment.
 The first forecast of a job counts, made when it was first seen waiting. A scheduler's own answer
 often comes later: it is compared with what was foreseen here at that later moment. Everything is
 written down (`Knowledge`), so a watcher that starts again goes on with it.
+
+Pure but for what it keeps in the store; a forecast is never changed after it was made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reads the objects that say how many pods belong together, and believes them for a moment."""
+"""Reads the objects that say how many pods belong together, and believes them for a moment.
+
+It only reads; what a gang is, `gangs` says.
+"""
 
 from __future__ import annotations
 

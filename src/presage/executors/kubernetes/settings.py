@@ -1,4 +1,7 @@
-"""How the executor `kubernetes` uses a cluster: what a server's settings say about it."""
+"""How the executor `kubernetes` uses a cluster: what a server's settings say about it.
+
+Nothing here talks to the cluster but `KubernetesLink.to`, which connects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Slurm jobs that Presage submits: their names, what they ask for, and their script."""
+"""The Slurm jobs that Presage submits: their names, what they ask for, and their script.
+
+Text and values alone: `commands` is what talks to Slurm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a Slurm job ended, in words that its owner understands."""
+"""How a Slurm job ended, in words that its owner understands.
+
+Pure: it asks Slurm nothing.
+"""
 
 from __future__ import annotations
 
