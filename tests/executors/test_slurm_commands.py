@@ -147,6 +147,12 @@ def test_no_slurm_and_an_old_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SlurmUnreachable, match="there is no Slurm here: sinfo is not on PATH"):
         SlurmCommands(env={"PATH": str(tmp_path)}).version()
     old = tmp_path / "sinfo"
+    old.write_text(
+        "#!/bin/sh\necho 'sinfo: error: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    old.chmod(0o755)
+    with pytest.raises(SlurmUnreachable, match="Slurm is not set up here: set SLURM_CONF"):
+        SlurmCommands(env={"PATH": f"{tmp_path}:/bin:/usr/bin"}).nodes()
     old.write_text("#!/bin/sh\necho slurm 20.11.4\n")
     old.chmod(0o755)
     with pytest.raises(SlurmUnreachable, match=r"Slurm 20\.11 is too old: Presage needs 21\.08"):

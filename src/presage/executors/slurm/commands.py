@@ -421,8 +421,11 @@ def _failure(program: str, said: str) -> SlurmUnreachable | SlurmRefused:
         return SlurmUnreachable(f"Slurm's controller does not answer {program}: {text[:300]}")
     if "Slurm accounting storage is disabled" in said:
         return SlurmUnreachable("this Slurm keeps no accounting: sacct has nothing to say")
-    if "could not establish a configuration source" in said or "slurm.conf" in said:
-        return SlurmUnreachable(f"Slurm is not set up here: {text[:300]}")
+    if "establish a configuration source" in said or "slurm.conf" in said:
+        return SlurmUnreachable(
+            f"Slurm is not set up here: set SLURM_CONF to its slurm.conf, or start Presage on a "
+            f"login node ({text[:200]})"
+        )
     return SlurmRefused(f"{program}: {text[:400]}")
 
 
