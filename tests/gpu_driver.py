@@ -10,7 +10,8 @@ from pathlib import Path
 __all__ = ["SAY", "build"]
 
 SAY = 'echo "$CUDA_VISIBLE_DEVICES $$ {mib} {busy_pct}" >> "$FAKE_GPUS"'
-"""A line for a shell that is on its device from then on."""
+"""A line for a shell that is on its device from then on. A line "DEVICE XID" in the file FAKE_XIDS
+is an error of that device."""
 
 _SOURCE = r"""
 void *fopen(const char *, const char *);
@@ -65,6 +66,29 @@ int nvmlDeviceGetMemoryInfo(void *device, bytes *memory)
 }
 int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates)
 { bytes used; look((long)device, 0, 0, &rates[0], &used); rates[1] = 0; return 0; }
+
+/* Errors: lines of "device xid" in the file FAKE_XIDS; each process is told of each once. */
+static unsigned told, registered;
+struct event { void *device; bytes type, data; unsigned gpu, compute; };
+int nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }
+int nvmlDeviceRegisterEvents(void *device, bytes types, void *set)
+{ registered |= 1u << (long)device; return 0; }
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout)
+{
+    unsigned number, xid, line = 0, found = 0;
+    void *file = getenv("FAKE_XIDS") ? fopen(getenv("FAKE_XIDS"), "r") : 0;
+    while (file && !found && fscanf(file, "%u %u", &number, &xid) == 2)
+        if (line++ == told) {
+            told++;
+            found = registered >> (number + 1) & 1;
+            *event = (struct event){(void *)(number + 1L), 8, xid, 0, 0};
+        }
+    if (file)
+        fclose(file);
+    return found ? 0 : 10; /* 10: timeout */
+}
+int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, bytes *count)
+{ *count = 0; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *found)
 {
     unsigned busy, there, most = *count;
@@ -79,11 +103,13 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
 def build(home: Path, program: Callable[..., str]) -> dict[str, str]:
     """Make it there. What it returns belongs into the environment of a process that shall have it
     before that starts; no process is on a GPU yet."""
-    source, users = home / "nvml.c", home / "gpus"
+    source, users, errors = home / "nvml.c", home / "gpus", home / "xids"
     source.write_text(_SOURCE)
     users.write_text("")
+    errors.write_text("")
     library = str(home / "libnvidia-ml.so.1")
     # Without the C library's own files, which are not on every machine that has a compiler.
     command = [program("gcc", "cc"), "-shared", "-fPIC", "-nostdlib", "-w", "-o", library]
     subprocess.run([*command, str(source)], check=True)
-    return {"LD_LIBRARY_PATH": str(home), "FAKE_GPUS": str(users)}
+    names = {"FAKE_GPUS": str(users), "FAKE_XIDS": str(errors)}
+    return {"LD_LIBRARY_PATH": str(home), **names}

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 from threading import Timer
@@ -29,9 +30,12 @@ from presage.executors.node.plan import (
     make_plan,
     pick_cores,
     plan_workers,
+    share_name,
 )
 from presage.executors.node.runs import Run, make_run, spawn_guardian
 from presage.executors.node.runspec import RunSpec
+from presage.executors.node.shares.environment import ShareService
+from presage.executors.node.shares.terms import remove_terms, write_terms
 from presage.model.cluster import Node, Worker
 from presage.model.errors import RunSpecError
 from presage.model.event import Fact, Launch, Limit, Resize
@@ -64,6 +68,7 @@ class LocalExecutor(RunsExecutor):
         self._python = str(python)
         self._log_cap = log_cap
         self._cgroup = delegated_group()
+        self._shares = ShareService(self._layout.shares, sys.executable)
         self._suspects: set[Key] = set()
         """Runs whose guardian may be dead."""
         self._core_load: Counter[int] = Counter()
@@ -83,6 +88,7 @@ class LocalExecutor(RunsExecutor):
         """Facts since the last poll, in the order they happened. Asking again says that those of
         the last poll are safely written down."""
         facts = super().poll(now)
+        self._shares.revive()
         if not self._told and (self._suspects or self._crowded):
             self._wake_soon()
         return facts
@@ -96,6 +102,7 @@ class LocalExecutor(RunsExecutor):
             _reap(pid)
             os.close(fd)
         self._pidfds.clear()
+        self._shares.close(keep=bool(self._runs))
         super().close()
 
     # -- starting -------------------------------------------------------------------------------
@@ -136,7 +143,9 @@ class LocalExecutor(RunsExecutor):
             user=user,
             isolated=self._isolated,
             mounts=self._mounts,
+            shares=self._layout.shares,
         )
+        self._share_out(plan, spec, launch.workers)
         lock = make_run(self._layout.runs, plan.run, plan)
         if lock is None:
             self._adopt(key)
@@ -155,6 +164,18 @@ class LocalExecutor(RunsExecutor):
         self._core_load.update(run.cores)
         self._runs[key] = run
         self._watch_guardian(pid, key)
+
+    def _share_out(self, plan: RunPlan, spec: RunSpec, workers: Sequence[Worker]) -> None:
+        """Say what the shares of GPUs are worth before anybody uses them."""
+        shared = [worker for worker in workers if spec.roles[worker.role].share is not None]
+        for worker in shared:
+            role = spec.roles[worker.role]
+            assert role.share is not None
+            terms = replace(role.share, uid=plan.user.uid if plan.user else None)
+            name = share_name(plan, f"{role.name}-{worker.index}")
+            write_terms(self._layout.shares, name, terms)
+        if shared:
+            self._shares.ensure()
 
     def limit(self, decision: Limit) -> None:
         """Hold the workers of a run to less CPU and memory; its guardian does so within a
@@ -184,6 +205,7 @@ class LocalExecutor(RunsExecutor):
             cores[worker] = pick_cores(cpus, load) if kept is None else kept
             load.update(cores[worker])
         workers = plan_workers(plan, spec, decision.workers, cores)
+        self._share_out(plan, spec, decision.workers)
         run.ask_to_resize([identity(worker) for worker in decision.workers], workers)
         self._core_load.subtract(run.cores)
         run.cores = [core for chosen in cores.values() for core in chosen]
@@ -246,6 +268,8 @@ class LocalExecutor(RunsExecutor):
 
     def _forget(self, run: Run) -> None:
         super()._forget(run)
+        for path in self._layout.shares.glob(f"{run.job}.{run.attempt}.*.json"):
+            remove_terms(self._layout.shares, path.name.removesuffix(".json"))
         self._core_load.subtract(run.cores)
 
     def _wake_soon(self) -> None:

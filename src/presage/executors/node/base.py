@@ -293,7 +293,8 @@ class RunsExecutor:
         report = run.new_progress()
         if report is not None:
             when = facts[-1][0] if run.over else time.time()
-            progress = Progress(run.job, run.attempt, report.done, report.detail)
+            said = (report.done, report.detail, report.not_finite)
+            progress = Progress(run.job, run.attempt, *said)
             facts.insert(len(facts) - run.over, (when, progress))
         wanted = None if run.over else run.take_request()
         if wanted is not None:

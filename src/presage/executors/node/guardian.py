@@ -469,7 +469,9 @@ class Guardian:
             if sample:
                 self._look_inside(worker)
                 worker.tree.find()
-                self.report.sample(worker.name, worker.tree, worker.gpus(self.plan.nvml))
+                step = self.report.step_of(worker.plan.progress) if self.workers[1:] else None
+                gpus = worker.gpus(self.plan.nvml)
+                self.report.sample(worker.name, worker.tree, gpus, step)
         if sample:
             self._record()
 

@@ -171,6 +171,8 @@ class RunPlan(Message):
     """Directories below which containers may see local data, to read it; of an isolated run."""
     isolated: bool = False
     """Whether containers must show nothing of the machine but the run's own files."""
+    shares: Path | None = None
+    """The directory of the daemon that enforces shares of GPUs."""
     ports: tuple[int, ...] = ()
     """Those that clients may reach."""
 
@@ -379,6 +381,8 @@ class ProgressReport(Message):
 
     done: float
     detail: dict[str, float]
+    not_finite: tuple[str, ...] = ()
+    """Metrics that are NaN or infinite."""
 
 
 class StepWord(Message):
@@ -517,6 +521,8 @@ class LinkLine(Message):
     serve: str | None = None
     leave: str | None = None
     look: str | None = None
+    pilots: int | None = None
+    """How many nodes pilots should hold for the jobs there are."""
 
 
 class DriverLine(Message):
@@ -529,6 +535,8 @@ class DriverLine(Message):
     """What others hold on nodes: name, milli-CPUs, MiB and GPUs."""
     draining: tuple[str, ...] = ()
     """Nodes that take nothing new."""
+    further: tuple[Any, ...] = ()
+    """Nodes that are not there and that could be, as the model's codec writes them."""
 
 
 class AgentNote(Message):
@@ -560,6 +568,13 @@ class SlurmSetup(Message):
     time_limit_s: float | None = None
     """Of Slurm jobs whose run has no limit of its own, and of pilots."""
     pilot_nodes: int = 1
+    """That pilots hold at any time."""
+    pilot_most: int = 0
+    """That they hold while jobs wait; 0 for never more than that."""
+    pilot_idle_s: float = 600.0
+    """After which a node without work is given back."""
+    pilot_pause_s: float = 30.0
+    """Between one time that nodes are added and the next."""
     pilot_gpus: int | None = None
     """Of each node; None for all that it has."""
     pilot_cpus: int | None = None

@@ -16,6 +16,7 @@ from presage.executors.node.containers import find_engine, in_container
 from presage.executors.node.messages import Identity, RunPlan, UnixUser, WorkerPlan
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.secrets import SecretFiles
+from presage.executors.node.shares.environment import share_environment
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -31,6 +32,7 @@ __all__ = [
     "pick_cores",
     "plan_workers",
     "secret_path",
+    "share_name",
     "worker_environment",
 ]
 
@@ -90,11 +92,12 @@ def make_plan(
     user: UnixUser | None = None,
     isolated: bool = False,
     mounts: Sequence[str] = (),
+    shares: Path | None = None,
 ) -> RunPlan:
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
     not beside the job; `user` is as whom it runs; where `isolated`, a container sees local data
-    below `mounts` alone."""
+    below `mounts` alone; `shares` is the directory of the daemon that enforces shares of GPUs."""
     _check_environment(spec)
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
@@ -114,6 +117,7 @@ def make_plan(
         user=user,
         mounts=tuple(mounts),
         isolated=isolated,
+        shares=shares,
     )
     return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
@@ -203,6 +207,8 @@ def _worker(
     devices = ",".join(_cuda_name(plan.gpus, device) for device in worker.devices)
     env = worker_environment(plan, spec, role.name, rank, count)
     env |= {"PRESAGE_PROGRESS": str(progress), "CUDA_VISIBLE_DEVICES": devices}
+    if role.share is not None:
+        env |= share_environment(plan.shares, share_name(plan, name), role.share, spec.image, env)
     container = f"presage-{plan.job}-{plan.attempt}-{name}" if plan.engine else None
 
     def started(argv: Sequence[str]) -> tuple[str, ...]:
@@ -228,6 +234,11 @@ def _worker(
         cgroup="presage-" + sha256(f"{plan.run}/{name}".encode()).hexdigest()[:24],
         console=spec.console,
     )
+
+
+def share_name(plan: RunPlan, worker: str) -> str:
+    """What the share of a worker is called."""
+    return f"{plan.job}.{plan.attempt}.{worker}"
 
 
 def worker_environment(

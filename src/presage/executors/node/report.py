@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from presage.executors.node import messages as msg
 from presage.executors.node import wire
 from presage.executors.node.credentials import acting_as
-from presage.telemetry.processes import ProcessTree
+from presage.telemetry.processes import ProcessTree, tcp_segments
 from presage.telemetry.rows import Row, append
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Reporter", "RunLog", "read_progress"]
 
 _LARGEST_PROGRESS = 64 << 10
+_MIB = 1 << 20
+_WRITTEN_BY_THE_LIBRARY = {"epoch", "step", "steps", "done", "metrics", "step_s", "at"}
 _MOST_METRICS = 64
 _PATIENCE_S = 600.0
 _MOST_WORKERS = 1_000_000
@@ -114,7 +116,7 @@ class Reporter(RunLog):
 
     def __init__(self, plan: msg.RunPlan) -> None:
         super().__init__(plan.run, plan.wake, plan.job, plan.attempt)
-        self._telemetry, self._user = plan.telemetry, plan.user
+        self._telemetry, self._user, self._work = plan.telemetry, plan.user, plan.work
         self._began = time.time()
         self._sampled: dict[str, Row] = {}
         """The last row of each worker."""
@@ -140,6 +142,12 @@ class Reporter(RunLog):
                     self.pass_on(report)
             return
 
+    def step_of(self, file: Path) -> float | None:
+        """The step that a worker reported itself."""
+        with acting_as(self._user):
+            report = read_progress(file)
+        return report.detail.get("step") if report is not None else None
+
     def request(self, file: Path) -> None:
         """Pass on how many workers the job itself asked for, if it did."""
         try:
@@ -155,11 +163,26 @@ class Reporter(RunLog):
                 self.wake()
             file.unlink(missing_ok=True)
 
-    def sample(self, worker: str, tree: ProcessTree, gpus: GpuProbe | None) -> None:
-        """Add what a worker uses to the telemetry of the job."""
+    def sample(
+        self, worker: str, tree: ProcessTree, gpus: GpuProbe | None, step: float | None = None
+    ) -> None:
+        """Add what a worker uses to the telemetry of the job, and the step it is at."""
         before = self._sampled.get(worker) or Row(self._began, worker, cpu_s=0.0)
-        self._sampled[worker] = tree.row(time.time(), worker, gpus, before)
+        row = tree.row(time.time(), worker, gpus, before)
+        self._sampled[worker] = row._replace(step=step, **self._surroundings(tree.pid))
         append(self._telemetry, self._sampled[worker])
+
+    def _surroundings(self, pid: int) -> dict[str, Any]:
+        """The room on the disk that the run works on, and how the network of a process does."""
+        found: dict[str, Any] = {}
+        with suppress(OSError):
+            disk = os.statvfs(self._work)
+            found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
+            found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
+        segments = tcp_segments(pid)
+        if segments is not None:
+            found["tcp_sent"], found["tcp_resent"] = segments
+        return found
 
 
 def read_progress(file: Path) -> msg.ProgressReport | None:
@@ -180,7 +203,19 @@ def read_progress(file: Path) -> msg.ProgressReport | None:
         numbers = [(str(name)[:64], value) for name, value in metrics.items() if _is_number(value)]
         detail = {**dict(numbers[:_MOST_METRICS]), **detail}
     done = min(1.0, max(0.0, done)) if _is_number(done) else 0.0
-    return msg.ProgressReport(done=done, detail=detail)
+    return msg.ProgressReport(done=done, detail=detail, not_finite=_not_finite(body, metrics))
+
+
+def _not_finite(body: dict[str, Any], metrics: Any) -> tuple[str, ...]:
+    """The metrics that are NaN or infinite. `presage.job` writes null for them; a program that
+    writes the file itself may mean something else by null."""
+    ours = body.keys() >= _WRITTEN_BY_THE_LIBRARY
+    names = [
+        str(name)[:64]
+        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+        if (value is None and ours) or (isinstance(value, float) and not _is_number(value))
+    ]
+    return tuple(names[:_MOST_METRICS])
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

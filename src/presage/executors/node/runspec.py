@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.node.messages import JobFile
+from presage.executors.node.shares.turns import ShareTerms
 from presage.executors.node.wire import loads
 from presage.model.errors import RunSpecError
 
@@ -51,6 +52,8 @@ class RoleSpec:
     """0 when the job does not say."""
     gpus: float = 0.0
     """Less than 1 for a share of one; whole ones if the job does not share."""
+    share: ShareTerms | None = None
+    """What of each GPU it uses is enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,15 @@ def _role(
         cpus=float(resources.get("cpus") or 0.0),
         gpus=gpus if manifest.get("share", True) else float(math.ceil(gpus)),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
+        share=_share(resources.get("gpu")),
     )
+
+
+def _share(asked: Mapping[str, Any] | None) -> ShareTerms | None:
+    if not asked:
+        return None
+    memory = _mib(asked.get("memory") or 0) << 20
+    return ShareTerms(float(asked["request"]), float(asked.get("limit") or 1.0), memory)
 
 
 def _least(*bounds: int) -> int:

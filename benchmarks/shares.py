@@ -1,0 +1,219 @@
+"""Enforced shares of a GPU on the stand-in device (tests/standin): what tenants get beside what
+the rules promise, what a launch costs, and how long a process hangs when the daemon or a neighbour
+is killed. The device is no real GPU; only CPU times and the rules mean anything elsewhere.
+
+    python -m benchmarks.shares [grid|overhead|kills] [--whole] [--nice]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from presage.executors.node.shares.terms import call, socket_path, write_terms
+from presage.executors.node.shares.turns import ShareTerms, promised
+from tests.standin import Machine, StandIn, build, start
+
+_DAEMON = (
+    "import sys; from pathlib import Path;"
+    "from presage.executors.node.shares.daemon import ShareDaemon;"
+    "ShareDaemon(Path(sys.argv[1])).run()"
+)
+_STEPS = [step / 10 for step in range(1, 11)]
+
+
+class _Node:
+    def __init__(self, built: StandIn, home: Path) -> None:
+        self.built, self.shares = built, home / "shares"
+        self.shares.mkdir()
+        self.machine = Machine(home / "gpu")
+        self.daemon: subprocess.Popen[str] | None = None
+
+    def serve(self) -> None:
+        self.daemon = start([sys.executable, "-c", _DAEMON, self.shares], dict(os.environ))
+        while call(self.shares, {"ask": "status"}) is None:
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        if self.daemon is not None:
+            self.daemon.kill()
+            self.daemon.communicate()
+
+    def tenant(self, share: str | None, *options: object) -> subprocess.Popen[str]:
+        env = self.machine.environment(self.built)
+        if share is not None:
+            env |= {"LD_PRELOAD": str(self.built.interposer), "PRESAGE_SHARE": share}
+            env["PRESAGE_SHARE_SOCKET"] = str(socket_path(self.shares))
+        return start([self.built.tenant, *options], env)
+
+
+@contextmanager
+def _node(built: StandIn) -> Iterator[_Node]:
+    with tempfile.TemporaryDirectory(prefix="shares-") as home:
+        node = _Node(built, Path(home))
+        try:
+            yield node
+        finally:
+            node.kill()
+
+
+def _shares(built: StandIn, terms: list[ShareTerms], seconds: float) -> tuple[list[float], float]:
+    """What hungry tenants got of the device, and how much of the time it was idle."""
+    with _node(built) as node:
+        for number, asked in enumerate(terms):
+            write_terms(node.shares, f"t{number}", asked)
+        node.serve()
+        tenants = [node.tenant(f"t{number}", 2000, 600) for number in range(len(terms))]
+        while len(node.machine.users()) < len(terms):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        begin, before = time.monotonic_ns(), node.machine.users()
+        time.sleep(seconds)
+        passed, after = time.monotonic_ns() - begin, node.machine.users()
+        for tenant in tenants:
+            tenant.kill()
+            tenant.communicate()
+        got = [(after[one.pid].busy_ns - before[one.pid].busy_ns) / passed for one in tenants]
+        return got, 1.0 - sum(got)
+
+
+def grid(built: StandIn, whole: bool) -> dict[str, Any]:
+    """Mixes of request and limit: how far what was had is from what was promised."""
+    pairs = [
+        [ShareTerms(r1, l1), ShareTerms(r2, l2)]
+        for r1, l1, r2, l2 in product(_STEPS, _STEPS, _STEPS, _STEPS)
+        if r1 <= l1 and r2 <= l2 and r1 + r2 <= 1.0 + 1e-9
+    ]
+    threes = [
+        [ShareTerms(0.2, 0.2), ShareTerms(0.3, 0.6), ShareTerms(0.5, 1.0)],
+        [ShareTerms(0.1, 1.0), ShareTerms(0.1, 1.0), ShareTerms(0.1, 1.0)],
+    ]
+    mixes = [*(pairs if whole else pairs[::330]), *threes]
+    off, over, idle, rows = [], [], [], []
+    for mix in mixes:
+        got, unused = _shares(built, mix, 10.0)
+        due = promised(mix)
+        off.append(max(abs(a - b) for a, b in zip(got, due, strict=True)))
+        over.append(max(a - one.limit for a, one in zip(got, mix, strict=True)))
+        idle.append(unused - (1.0 - sum(due)))
+        rows.append({"asked": [(one.request, one.limit) for one in mix], "due": due, "got": got})
+        print(f"due {_pct(due)}  got {_pct(got)}", file=sys.stderr)
+    return {
+        "mixes": len(mixes),
+        "worst_off_points": 100 * max(off),
+        "median_off_points": 100 * statistics.median(off),
+        "over_limit_points": 100 * max(over),
+        "worst_needless_idle_points": 100 * max(idle),
+        "rows": rows,
+    }
+
+
+def overhead(built: StandIn) -> dict[str, Any]:
+    """Alone: wall time at 20,000 launches a second, and CPU time of a launch; with and without."""
+    cases = {
+        "20000_a_second": (50, 600, "--count", 40_000, "--every", 100),
+        "free_kernels": (0, 600, "--count", 1_000_000, "--every", 0),
+        "graphs": (50, 600, "--count", 800, "--graph", 50, "--every", 4),
+    }
+    found: dict[str, Any] = {}
+    with _node(built) as node:
+        write_terms(node.shares, "t", ShareTerms(0.5, 1.0))
+        node.serve()
+        for name, options in cases.items():
+            walls: dict[str, list[float]] = {"with": [], "without": []}
+            cpus: dict[str, list[float]] = {"with": [], "without": []}
+            for _ in range(7):
+                for kind, share in (("without", None), ("with", "t")):
+                    out, _ = node.tenant(share, *options).communicate()
+                    said = json.loads(out)
+                    walls[kind].append(said["wall_ns"] / said["launches"])
+                    cpus[kind].append(said["cpu_ns"] / said["launches"])
+            wall = {kind: min(times) for kind, times in walls.items()}
+            cpu = {kind: min(times) for kind, times in cpus.items()}
+            found[name] = {
+                "wall_pct": 100 * (wall["with"] / wall["without"] - 1),
+                "wall_ns": wall,
+                "cpu_ns_more": cpu["with"] - cpu["without"],
+            }
+    return found
+
+
+def kills(built: StandIn, times: int) -> dict[str, Any]:
+    """The daemon and neighbours are killed under load; how long a process that stays hung."""
+    with _node(built) as node:
+        for name in ("stay", "go"):
+            write_terms(node.shares, name, ShareTerms(0.4, 1.0, memory=1 << 30))
+        node.serve()
+        stay = node.tenant("stay", 500, 600)
+        longest, pauses = 0.0, []
+        for number in range(times):
+            go = node.tenant("go", 500, 600)
+            while go.pid not in node.machine.users():
+                time.sleep(0.002)
+            time.sleep(0.03)
+            (node.kill if number % 2 else go.kill)()
+            pauses.append(_pause(node, stay.pid))
+            if number % 2:
+                node.serve()
+            go.kill()
+            go.communicate()
+        longest = max(pauses)
+        time.sleep(0.5)
+        rows = {
+            row["share"]: row for row in (call(node.shares, {"ask": "status"}) or {})["shares"]
+        }
+        held = {name: (row["processes"], row["memory_bytes"]) for name, row in rows.items()}
+        stay.kill()
+        stay.communicate()
+        return {
+            "kills": times,
+            "longest_ms": longest,
+            "median_ms": statistics.median(pauses),
+            "processes_and_memory_afterwards": held,
+        }
+
+
+def _pause(node: _Node, pid: int) -> float:
+    """How long until a process launches again, in ms."""
+    begin, before = time.monotonic(), node.machine.users()[pid].launches
+    while node.machine.users()[pid].launches == before:
+        time.sleep(0.0005)
+    return 1000 * (time.monotonic() - begin)
+
+
+def _pct(values: list[float]) -> str:
+    return " ".join(f"{100 * value:5.1f}" for value in values)
+
+
+def main() -> None:
+    """Run what is named, else all."""
+    if shutil.which("gcc") is None:
+        sys.exit("benchmarks.shares needs a C compiler: install gcc and libc6-dev")
+    names = [word for word in sys.argv[1:] if not word.startswith("-")]
+    if "--nice" in sys.argv:
+        os.nice(-10)
+    with tempfile.TemporaryDirectory(prefix="standin-") as home:
+        built = build(Path(home))
+        found: dict[str, Any] = {}
+        if not names or "grid" in names:
+            found["grid"] = grid(built, "--whole" in sys.argv)
+        if not names or "overhead" in names:
+            found["overhead"] = overhead(built)
+        if not names or "kills" in names:
+            found["kills"] = kills(built, 200)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

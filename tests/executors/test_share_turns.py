@@ -1,0 +1,190 @@
+"""Who may use a device next: the rules, in simulated time."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import product
+
+import pytest
+
+from presage.executors.node.shares.page import FOREVER
+from presage.executors.node.shares.turns import DeviceTurns, ShareTerms, promised
+
+MS = 1_000_000
+
+
+def play(
+    terms: list[ShareTerms], seconds: float = 10.0, kernel_ms: float = 2.0, busy: float = 1.0
+) -> list[float]:
+    """What each of some tenants gets of a device that runs kernels of one length; those after the
+    first want it for a part of the time only."""
+    turns, now, end = DeviceTurns(0), 0, int(seconds * 1e9)
+    kernel, used, free_at = int(kernel_ms * MS), [0] * len(terms), 0
+    news: list[tuple[int, int, str, int, int]] = []
+    versions = [0] * len(terms)
+    started = [0] * len(terms)
+    for number, one in enumerate(terms):
+        turns.join(number, f"share-{number}", one, 0)
+        turns.want(number, 0)
+    count = 0
+    while now < end:
+        grant = turns.next(now)
+        while grant is not None:
+            seat = int(str(grant.seat))
+            until = min(grant.until_ns, end)
+            if not started[seat]:
+                started[seat] = max(now, free_at) + 1
+            begun = started[seat] - 1
+            length = max(1, (until - begun) // kernel) * kernel
+            free_at = begun + length
+            versions[seat] += 1
+            count += 1
+            heapq.heappush(news, (free_at, count, "done", seat, versions[seat]))
+            grant = turns.next(now)
+        wait = turns.wait_ns(now)
+        due = news[0][0] if news else end
+        now = max(now, min(due, now + max(wait, 1) if wait is not None else due))
+        while news and news[0][0] <= now:
+            at, _, what, seat, version = heapq.heappop(news)
+            if what == "want":
+                turns.want(seat, now)
+            elif version == versions[seat]:
+                had, started[seat] = at - (started[seat] - 1), 0
+                used[seat] += had
+                again = busy >= 1.0 or seat == 0
+                turns.done(seat, had, at, kernel, wants=again, now=now)
+                if not again:
+                    count += 1
+                    later = now + int(had * (1 / busy - 1))
+                    heapq.heappush(news, (later, count, "want", seat, 0))
+    return [one / end for one in used]
+
+
+def hungry(*pairs: tuple[float, float]) -> list[ShareTerms]:
+    return [ShareTerms(request, limit) for request, limit in pairs]
+
+
+STEPS = [step / 10 for step in range(1, 11)]
+GRID = [
+    ((r1, l1), (r2, l2))
+    for r1, l1, r2, l2 in product(STEPS, STEPS, STEPS, STEPS)
+    if r1 <= l1 and r2 <= l2 and r1 + r2 <= 1.0 + 1e-9
+]
+
+
+def test_two_tenants_get_what_the_rules_promise_on_the_grid() -> None:
+    for pairs in GRID[::97]:
+        terms = hungry(*pairs)
+        for got, due, one in zip(play(terms), promised(terms), terms, strict=True):
+            assert got == pytest.approx(due, abs=0.03), pairs
+            assert got <= one.limit + 0.01, pairs
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        ((0.2, 0.2), (0.3, 0.6), (0.5, 1.0)),
+        ((0.1, 1.0), (0.1, 1.0), (0.1, 1.0)),
+        ((0.0, 1.0), (0.6, 0.7), (0.0, 0.2)),
+        ((0.0, 0.1), (0.0, 0.1), (0.0, 0.1)),
+    ],
+)
+@pytest.mark.parametrize("kernel_ms", [0.05, 2.0, 25.0])
+def test_three_tenants(pairs: tuple[tuple[float, float], ...], kernel_ms: float) -> None:
+    terms = hungry(*pairs)
+    assert play(terms, 20.0, kernel_ms) == pytest.approx(promised(terms), abs=0.03)
+
+
+def test_what_is_left_over_goes_by_weight() -> None:
+    terms = [ShareTerms(0.1, weight=1.0), ShareTerms(0.1, weight=3.0)]
+    assert promised(terms) == pytest.approx([0.3, 0.7])
+    assert play(terms) == pytest.approx([0.3, 0.7], abs=0.02)
+
+
+def test_a_tenant_that_wants_little_gets_it_and_leaves_the_rest() -> None:
+    got = play([ShareTerms(0.3), ShareTerms(0.4)], busy=0.2)
+    assert sum(got) == pytest.approx(1.0, abs=0.02)
+    assert got[1] < 0.2
+
+
+def test_one_alone_has_the_device_until_somebody_else_wants_it() -> None:
+    turns = DeviceTurns(0)
+    turns.join("a", "a", ShareTerms(0.2), 0)
+    turns.want("a", 0)
+    grant = turns.next(0)
+    assert grant is not None
+    assert grant.until_ns == FOREVER
+    assert turns.wait_ns(5) is None
+    turns.join("b", "b", ShareTerms(0.2), 50 * MS)
+    turns.want("b", 50 * MS)
+    recall = turns.next(50 * MS)
+    assert recall is not None
+    assert recall.seat == "a"
+    assert recall.until_ns <= 52 * MS
+
+
+def test_time_alone_is_not_held_against_anybody() -> None:
+    turns = DeviceTurns(0)
+    for name in "ab":
+        turns.join(name, name, ShareTerms(0.0), 0)
+    turns.want("a", 0)
+    turns.next(0)
+    later = 3_600_000 * MS
+    turns.want("b", later)
+    turns.next(later)
+    turns.done("a", later, later + MS, MS, wants=True, now=later + MS)
+    order = []
+    now = later + MS
+    for _ in range(8):
+        grant = turns.next(now)
+        assert grant is not None
+        order.append(str(grant.seat))
+        now = grant.until_ns
+        turns.done(grant.seat, 10 * MS, now, MS, wants=True, now=now)
+    assert sorted(order) == ["a"] * 4 + ["b"] * 4
+
+
+def test_a_soft_limit_holds_only_beside_others() -> None:
+    soft = ShareTerms(0.1, 0.3, hard=False)
+    assert play([soft], 2.0) == pytest.approx([1.0], abs=0.02)
+    assert play([ShareTerms(0.1, 0.3)], 4.0) == pytest.approx([0.3], abs=0.02)
+    both = play([soft, ShareTerms(0.5, 1.0)], 8.0)
+    assert both[0] <= 0.31
+
+
+def test_who_does_not_give_its_turn_back_is_passed_over() -> None:
+    turns = DeviceTurns(0)
+    for name in "ab":
+        turns.join(name, name, ShareTerms(0.5), 0)
+        turns.want(name, 0)
+    first = turns.next(0)
+    assert first is not None
+    second = turns.next(first.until_ns)
+    assert second is not None
+    assert second.seat != first.seat
+    third = turns.next(second.until_ns + 200 * MS)
+    assert third is None or third.seat == second.seat
+    assert turns.next(second.until_ns + 400 * MS) is None
+
+
+def test_a_process_that_is_gone_leaves_its_turn() -> None:
+    turns = DeviceTurns(0)
+    for name in "ab":
+        turns.join(name, name, ShareTerms(0.5), 0)
+        turns.want(name, 0)
+    first = turns.next(0)
+    assert first is not None
+    turns.leave(first.seat, 0, MS)
+    then = turns.next(MS)
+    assert then is not None
+    assert then.seat != first.seat
+
+
+def test_shares_change_while_they_are_used() -> None:
+    turns = DeviceTurns(0)
+    turns.join("a", "a", ShareTerms(0.1, 1.0), 0)
+    turns.change("a", ShareTerms(0.1, 0.2))
+    turns.want("a", 0)
+    grant = turns.next(0)
+    assert grant is not None
+    assert grant.until_ns != FOREVER
