@@ -1,0 +1,245 @@
+"""`presage runtime`: how long jobs run, from tables of measured runs, and queries from their DAGs.
+
+The commands read, compose and print; `presage.foresee.runtime` does the work.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli._output import check_file, print_json, progress, say
+from presage.cli._runs import read_runs
+from presage.cli._tables import Column, show_table
+from presage.model.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from presage.foresee.runtime.queries import QueryTimes
+
+__all__ = ["runtime"]
+
+runtime = typer.Typer(
+    help="Foresee how long jobs and queries run, from tables of measured runs.",
+    no_args_is_help=True,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Bundle = Annotated[Path, typer.Option(help="What `presage runtime fit` wrote.")]
+Runs = Annotated[Path, typer.Argument(help="A CSV or Parquet file, a run in each row.")]
+
+
+@runtime.command("fit")
+def fit(
+    table: Runs,
+    out: Annotated[Path, typer.Option(help="The bundle to write.")],
+    target: Annotated[str | None, typer.Option(help="The column with the time.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="A column that will have new values: a cluster, a benchmark."),
+    ] = None,
+    also: Annotated[str | None, typer.Option(help="Another such column.")] = None,
+    edges: Annotated[
+        Path | None, typer.Option(help="TABLE has stages of queries; these are their edges.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For folds and fits.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Learn run times from a table of runs, or of the stages of queries (with --edges)."""
+    check_file(out, "--out")
+    rows = read_runs(table)
+    today = datetime.now(UTC).date().isoformat()
+    if edges is not None:
+        card = _fit_queries(rows, read_runs(edges), out, today, table.name, seed)
+    else:
+        if target is None or group is None:
+            raise UserError("give --target and --group, or --edges for a table of stages")
+        groups = [group] if also is None else [group, also]
+        card = _fit_runs(rows, target, groups, out, today, table.name, seed)
+    if json:
+        print_json({"written": str(out), **{k: v for k, v in card.items() if k != "columns"}})
+        return
+    say(f"{rows.height:,} rows learned; errors on rows left out: {_errors(card['errors'])}")
+    say(f"written to {out}")
+
+
+def _fit_runs(
+    rows: pl.DataFrame, target: str, groups: list[str], out: Path, today: str, data: str, seed: int
+) -> dict[str, Any]:
+    from presage.foresee.runtime.model import JobTimes
+
+    def report(step: str) -> None:
+        say(f"fitting {step}")
+
+    model = JobTimes.fit(rows, target, groups, seed=seed, report=report)
+    for name, why in model.columns.left_out.items():
+        say(f"note: {name} is not used: it {why}")
+    if model.odd_runs:
+        say(
+            f"note: {model.odd_runs:,} runs are not used: they took over 4 times as long as like"
+            " runs, or under a quarter"
+        )
+    return model.save(out, today, data)
+
+
+def _fit_queries(
+    rows: pl.DataFrame, edges: pl.DataFrame, out: Path, today: str, data: str, seed: int
+) -> dict[str, Any]:
+    from presage.foresee.runtime.queries import QueryModel
+
+    with progress("fitting queries") as report:
+        model = QueryModel.fit(rows, edges, seed=seed, report=report)
+    return model.save(out, today, data)
+
+
+def _errors(errors: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in errors.items()) or "none measured"
+
+
+@runtime.command("predict")
+def predict(
+    table: Runs,
+    bundle: Bundle,
+    out: Annotated[Path, typer.Option(help="The CSV or Parquet file to write.")],
+    seen: Annotated[
+        Path | None, typer.Option(help="Runs of new groups, with their times.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Foresee the time of each row: the table with columns p10, p50 and p90."""
+    import polars as pl
+
+    from presage.foresee.runtime.model import load_run_times
+
+    check_file(out, "--out")
+    model, rows = load_run_times(bundle), read_runs(table)
+    taken = [name for name in ("p10", "p50", "p90") if name in rows.columns]
+    if taken:
+        raise UserError(f"the table has a column {taken[0]} already: drop it or rename it")
+    runs = None if seen is None else read_runs(seen)
+    said = model.predict(rows, runs)
+    columns = [pl.Series(name, said[:, i]) for i, name in enumerate(("p10", "p50", "p90"))]
+    answered = rows.with_columns(columns)
+    _write(answered, out)
+    notes = _notes(model, rows, runs)
+    if json:
+        print_json({"written": str(out), "rows": rows.height, "notes": notes})
+        return
+    for note in notes:
+        say(f"note: {note}")
+    say(f"{rows.height:,} rows written to {out}")
+
+
+def _write(table: pl.DataFrame, path: Path) -> None:
+    (table.write_csv if path.suffix.lower() == ".csv" else table.write_parquet)(path)
+
+
+def _notes(model: Any, rows: pl.DataFrame, runs: pl.DataFrame | None) -> list[str]:
+    """What the numbers rest on where that is little."""
+    notes = []
+    for name, values in model.strangers(rows).items():
+        for value in values:
+            shown = 0 if runs is None else int((runs[name].cast(str) == value).sum())
+            like = {} if runs is None else model.likest(name, value, runs)
+            best = sorted(like.items(), key=lambda one: -one[1])[:3]
+            most = ", ".join(f"{other} {100 * share:.0f} %" for other, share in best)
+            told = f"; it is like {most}" if best else ""
+            notes.append(f"{name} {value} was not in the fit, {shown} runs of it are shown{told}")
+    for name, values in model.columns.unknown(rows).items():
+        if name not in model.groups:
+            known = ", ".join(model.columns.categories[name][:8])
+            notes.append(f"{name} {', '.join(values[:5])} was never seen (known: {known})")
+    return notes
+
+
+@runtime.command("stages")
+def stages(
+    log: Annotated[Path, typer.Argument(help="Spark's event log of one application.")],
+    out: Annotated[Path, typer.Option(help="The stages to write: CSV or Parquet.")],
+    edges: Annotated[Path, typer.Option(help="The edges to write: CSV or Parquet.")],
+    scale_gb: Annotated[
+        float, typer.Option(help="Size of the data in GB, which the log does not tell.")
+    ] = 1.0,
+    json: AsJson = False,
+) -> None:
+    """Read the stages of queries, and the edges between them, from Spark's event log."""
+    from presage.foresee.runtime.spark_log import read_spark_log
+
+    check_file(out, "--out")
+    check_file(edges, "--edges")
+    if out.resolve() == edges.resolve():
+        raise UserError("--out and --edges name one file; name two")
+    if not 0 < scale_gb < float("inf"):
+        raise UserError(f"--scale-gb is a size above 0; {scale_gb:g} is none")
+    run = read_spark_log(log, scale_gb=scale_gb)
+    _write(run.stages, out)
+    _write(run.edges, edges)
+    if json:
+        queries = run.queries.select("query", "executors", "elapsed_ms").to_dicts()
+        print_json({"stages": str(out), "edges": str(edges), "queries": queries})
+        return
+    stages_of = dict(run.stages.group_by("query").n_unique().select("query", "stage").iter_rows())
+    show_table(
+        [*(Column(name, right=True) for name in ("STAGES", "CORES", "TOOK s")), Column("QUERY")],
+        [
+            [str(stages_of[name]), str(cores), f"{took_ms / 1000:,.2f}", name]
+            for name, cores, took_ms in run.queries.select(
+                "query", "executors", "elapsed_ms"
+            ).iter_rows()
+        ],
+    )
+    say(f"written to {out} and {edges}")
+
+
+@runtime.command("query")
+def query(
+    stages: Annotated[Path, typer.Argument(help="Stages of queries: CSV or Parquet.")],
+    edges: Annotated[Path, typer.Option(help="Edges between the stages.")],
+    executors: Annotated[int, typer.Option(min=1, help="Tasks that run at once.")],
+    bundle: Bundle,
+    scale_gb: Annotated[float | None, typer.Option(help="Size of the data in GB.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Foresee a query: how many stages, how long each takes, and the whole."""
+    from presage.foresee.runtime.queries import load_query_model
+
+    model = load_query_model(bundle)
+    answers = model.answer(read_runs(stages), read_runs(edges), executors, scale_gb)
+    if json:
+        print_json({"queries": [answer.to_dict() for answer in answers]})
+        return
+    for answer in answers:
+        _show_query(answer)
+
+
+def _show_query(answer: QueryTimes) -> None:
+    total = answer.total_s
+    say(
+        f"query {answer.query}, {answer.scale_gb:g} GB, {answer.executors} executors:"
+        f" {len(answer.stages)} stages, {total[1]:,.1f} s ({total[0]:,.1f}–{total[2]:,.1f});"
+        f" {answer.why}"
+    )
+    columns = [
+        Column("STAGE", right=True),
+        Column("TASKS", right=True),
+        Column("START s", right=True),
+        Column("END s", right=True),
+        Column("TAKES s", right=True),
+    ]
+    show_table(
+        columns,
+        [
+            [
+                str(stage.stage),
+                f"{stage.tasks:,}",
+                f"{stage.start_s:,.1f}",
+                f"{stage.end_s:,.1f}",
+                f"{stage.end_s - stage.start_s:,.1f}",
+            ]
+            for stage in answer.stages
+        ],
+    )

@@ -1,0 +1,543 @@
+"""Queries: how long each stage takes and the whole, on so many executors, at a size of data.
+
+Stages that were measured at other sizes or on other executors are carried over by `stagelaws`;
+stages nobody has measured are foreseen by trees from their place in the DAG. Both are then
+scheduled by `dag.simulate`. Beside the second stand trees of the totals; their share is chosen on
+queries left out. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from presage.foresee.runtime.dag import Schedule, StageWork, simulate
+from presage.foresee.runtime.stagelaws import at_places, most_probable_powers
+from presage.foresee.runtime.stages import (
+    MeasuredWave,
+    Query,
+    measured_total,
+    place_row,
+    read_queries,
+    rows_of,
+    structure,
+)
+from presage.learn import Floats, sklearn_ensemble
+from presage.learn.bundle import load_bundle, prefixed, save_bundle, under
+from presage.learn.conformal import Conformal
+from presage.learn.trees import TreeEnsemble
+from presage.model.errors import BundleError, UserError
+
+__all__ = ["KIND", "QueryModel", "QueryTimes", "StageTimes", "load_query_model"]
+
+KIND = "query"
+_STAGES_TO_TUNE = 16
+_LEAST_MEASURED = 3
+_ROUND_S = 0.001
+
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """When one stage is foreseen to start and end."""
+
+    stage: int
+    tasks: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTimes:
+    """What is foreseen of one query."""
+
+    query: str
+    scale_gb: float
+    executors: int
+    stages: tuple[StageTimes, ...]
+    total_s: tuple[float, float, float]
+    """p10, p50, p90."""
+    why: str
+    """What the answer rests on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        low, middle, high = self.total_s
+        return {
+            "query": self.query,
+            "scale_gb": self.scale_gb,
+            "executors": self.executors,
+            "n_stages": len(self.stages),
+            "stages": [asdict(stage) for stage in self.stages],
+            "total_s": {"p10": low, "p50": middle, "p90": high},
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryModel:
+    """What was measured of known queries, and what it takes to carry it over."""
+
+    queries: dict[str, Query]
+    powers: Floats
+    stage_trees: TreeEnsemble
+    total_trees: TreeEnsemble
+    share: float
+    """Of the simulation, against trees of totals, for a query nobody has measured."""
+    known: Conformal
+    new: Conformal
+    errors: dict[str, float]
+
+    @classmethod
+    def fit(
+        cls,
+        stages: pl.DataFrame,
+        edges: pl.DataFrame,
+        *,
+        seed: int = 0,
+        report: Report = lambda *_: None,
+    ) -> QueryModel:
+        """Learn from measured stages of several queries at several scales."""
+        queries = read_queries(stages, edges)
+        if any(one.scale_gb <= 0 for query in queries.values() for one in _waves_of(query)):
+            raise UserError("column scale_gb has 0, which is no size; where none is known, say 1")
+        places = [(name, *place) for name, query in queries.items() for place in query.places()]
+        if len(queries) < 4 or len(places) < 8:
+            raise UserError(
+                f"{len(queries)} queries measured at {len(places)} places (scale, executors) are"
+                " too few to learn from; give 4 queries and 8 places or more, with the columns"
+                " scale_gb, query, stage, wave, executors, tasks, mean_ms"
+            )
+        report(0, 4)
+        powers = most_probable_powers(_some_stages(queries, seed))
+        draft = cls(queries, powers, *_no_trees(), 0.5, *_unknown(), {})
+        report(1, 4)
+        known, known_errors = draft._judge_known()
+        report(2, 4)
+        share, new, new_errors = _judge_new(queries, powers, seed)
+        report(3, 4)
+        trees = _fit_trees(queries, list(queries), seed)
+        report(4, 4)
+        errors = {**known_errors, **new_errors}
+        return cls(queries, powers, *trees, share, known, new, errors)
+
+    def answer(
+        self,
+        stages: pl.DataFrame,
+        edges: pl.DataFrame,
+        executors: int,
+        scale_gb: float | None = None,
+    ) -> list[QueryTimes]:
+        """Foresee every query of a table."""
+        asked = read_queries(stages, edges)
+        return [self._one(query, executors, _scale(query, scale_gb)) for query in asked.values()]
+
+    def total(self, query: Query, scale_gb: float, executors: int) -> tuple[Schedule, bool]:
+        """The schedule that is foreseen, and whether its stages were measured before."""
+        known = _joined(query, self.queries.get(query.name))
+        measured = all(
+            len(known.measured.get(stage, ())) >= _LEAST_MEASURED for stage in known.order
+        )
+        if measured:
+            works = carried_over(known, [(scale_gb, executors)], self.powers)[0]
+        else:
+            works = _guessed(self.stage_trees, known, scale_gb, executors)
+        schedule = simulate(works, known.edges, executors)
+        if measured:
+            return schedule, True
+        return _stretched(schedule, self._blended(known, scale_gb, executors, schedule)), False
+
+    def _blended(self, query: Query, scale_gb: float, executors: int, made: Schedule) -> float:
+        row = _total_row(query, scale_gb, executors)
+        beside = float(self.total_trees.predict(row[None, :])[0])
+        return float(
+            np.exp(self.share * np.log(made.total_s + _ROUND_S) + (1 - self.share) * beside)
+        )
+
+    def _one(self, query: Query, executors: int, scale_gb: float) -> QueryTimes:
+        schedule, measured = self.total(query, scale_gb, executors)
+        known = _joined(query, self.queries.get(query.name))
+        interval = self.known if measured else self.new
+        low, middle, high = interval.interval(np.array([schedule.total_s]))[0]
+        why = (
+            "its stages were measured at other sizes or on other executors"
+            if measured
+            else "its stages were never measured: foreseen from their place in the DAG"
+        )
+        times = tuple(
+            StageTimes(
+                stage,
+                known.tasks_at(stage, scale_gb),
+                schedule.start_s[stage],
+                schedule.end_s[stage],
+            )
+            for stage in known.order
+        )
+        total = (float(low), float(middle), float(high))
+        return QueryTimes(query.name, scale_gb, executors, times, total, why)
+
+    def _judge_known(self) -> tuple[Conformal, dict[str, float]]:
+        """Each scale, then each number of executors, left out."""
+        truth, said, scales = [], [], []
+        for by in (0, 1):
+            for query in self.queries.values():
+                places = query.places()
+                for value in sorted({place[by] for place in places}):
+                    rest = _without(query, by, value)
+                    if any(len(rest.measured.get(s, ())) < _LEAST_MEASURED for s in query.order):
+                        continue
+                    out = [place for place in places if place[by] == value]
+                    for place, works in zip(
+                        out, carried_over(rest, out, self.powers), strict=True
+                    ):
+                        said.append(simulate(works, query.edges, place[1]).total_s)
+                        made = measured_total(query, *place)
+                        truth.append(made.total_s if made else np.nan)
+                        scales.append(by)
+        if not said:
+            return Conformal(-0.2, 0.0, 0.2, "log"), {}
+        actual, guess, which = np.array(truth), np.array(said), np.array(scales)
+        off = np.abs(guess / actual - 1)
+        errors = {
+            name: float(off[which == by].mean())
+            for by, name in ((0, "scale_left_out_mape"), (1, "executors_left_out_mape"))
+            if np.any(which == by)
+        }
+        return Conformal.fit(actual, guess), errors
+
+    def save(self, path: Path, date: str, data: str) -> dict[str, Any]:
+        """Write a bundle; gives its card."""
+        rows = [
+            (number, stage, one.scale_gb, one.executors, one.first, one.tasks, one.mean_s)
+            for number, query in enumerate(self.queries.values())
+            for stage, measured in query.measured.items()
+            for one in measured
+        ]
+        edges = [
+            (number, *edge)
+            for number, query in enumerate(self.queries.values())
+            for edge in query.edges
+        ]
+        arrays = {
+            "measured": np.array(rows, np.float64),
+            "edges": np.array(edges, np.int64).reshape(len(edges), 3),
+            "powers": self.powers,
+            "share": np.array(self.share),
+            **prefixed("stage_trees", self.stage_trees.to_arrays()),
+            **prefixed("total_trees", self.total_trees.to_arrays()),
+            **prefixed("known", self.known.to_arrays()),
+            **prefixed("new", self.new.to_arrays()),
+        }
+        card = {
+            "name": KIND,
+            "version": 1,
+            "date": date,
+            "data": data,
+            "licence": "as of the table it was fitted on",
+            "features": ["scale_gb", "executors", "tasks", "edges"],
+            "splits": "scales, numbers of executors and queries left out",
+            "errors": self.errors,
+            "queries": list(self.queries),
+        }
+        save_bundle(path, arrays, card)
+        return card
+
+
+def load_query_model(path: Path) -> QueryModel:
+    """The model in a bundle."""
+    arrays, card = load_bundle(path)
+    if card["name"] != KIND:
+        raise BundleError(
+            f"{path} holds {card['name']}, no queries; fit one with"
+            " `presage runtime fit STAGES --edges EDGES`"
+        )
+    try:
+        return QueryModel(
+            _restored(list(map(str, card["queries"])), arrays),
+            arrays["powers"],
+            TreeEnsemble.from_arrays(under("stage_trees", arrays)),
+            TreeEnsemble.from_arrays(under("total_trees", arrays)),
+            float(arrays["share"]),
+            Conformal.from_arrays(under("known", arrays)),
+            Conformal.from_arrays(under("new", arrays)),
+            dict(card["errors"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as wrong:
+        raise BundleError(f"{path} is damaged: {wrong}") from None
+
+
+def carried_over(
+    query: Query, places: Sequence[tuple[float, int]], powers: Floats
+) -> list[dict[int, StageWork]]:
+    """The work of each stage at each place, from where it was measured."""
+    works: list[dict[int, StageWork]] = [{} for _ in places]
+    for stage in query.order:
+        measured = query.measured[stage]
+        sizes = {one.scale_gb: query.tasks_at(stage, one.scale_gb) for one in measured}
+        rows = rows_of(measured, sizes)
+        logs = np.log(np.array([max(one.mean_s, _ROUND_S) for one in measured]))
+        counts = [query.tasks_at(stage, scale_gb) for scale_gb, _ in places]
+        asked = np.array(
+            [
+                place_row(*place, tasks, first)
+                for place, tasks in zip(places, counts, strict=True)
+                for first in (True, False)
+            ]
+        )
+        times = np.exp(at_places(rows, logs, asked, powers)).reshape(-1, 2)
+        for at, (place, tasks) in enumerate(zip(places, counts, strict=True)):
+            first = _first_tasks(measured, sizes, *place, tasks)
+            works[at][stage] = StageWork(
+                first, tasks - first, float(times[at, 0]), float(times[at, 1])
+            )
+    return works
+
+
+def _first_tasks(
+    measured: Sequence[MeasuredWave],
+    sizes: Mapping[float, int],
+    scale_gb: float,
+    executors: int,
+    tasks: int,
+) -> int:
+    """How many tasks the first wave has: fewer than executors where stages run side by side."""
+    most = min(executors, tasks)
+    ones = [one for one in measured if one.first]
+    if not ones:
+        return most
+    logs = np.array([np.log(one.tasks / min(one.executors, sizes[one.scale_gb])) for one in ones])
+    apart = np.array(
+        [
+            (np.log(one.scale_gb / scale_gb) / 0.7) ** 2
+            + (np.log(one.executors / executors) / 0.4) ** 2
+            for one in ones
+        ]
+    )
+    near = np.exp(-0.5 * (apart - apart.min()))
+    return int(np.clip(round(most * float(np.exp(near @ logs / near.sum()))), 1, most))
+
+
+def _guessed(
+    trees: TreeEnsemble, query: Query, scale_gb: float, executors: int
+) -> dict[int, StageWork]:
+    """The work of stages nobody has measured."""
+    rows, counts = [], []
+    for stage in query.order:
+        tasks = query.tasks_at(stage, scale_gb)
+        counts.append(tasks)
+        shape = structure(query, stage, scale_gb)
+        rows += [[*place_row(scale_gb, executors, tasks, f), *shape] for f in (True, False)]
+    times = np.exp(trees.predict(np.array(rows))).reshape(-1, 2)
+    works = {}
+    for stage, tasks, (first_s, rest_s) in zip(query.order, counts, times, strict=True):
+        first = min(executors, tasks)
+        works[stage] = StageWork(first, tasks - first, float(first_s), float(rest_s))
+    return works
+
+
+def _total_row(query: Query, scale_gb: float, executors: int) -> Floats:
+    """What the whole query is, for trees that know no stages."""
+    tasks = np.array([query.tasks_at(stage, scale_gb) for stage in query.order])
+    shapes = np.array([structure(query, stage, scale_gb) for stage in query.order])
+    leaves = np.sort(tasks[shapes[:, 5] == 0] / scale_gb)[::-1]
+    largest = np.pad(leaves[:4], (0, max(0, 4 - len(leaves))))
+    inner = tasks[shapes[:, 5] > 0]
+    waves = np.ceil(tasks / executors)
+    return np.array(
+        [
+            np.log(scale_gb),
+            np.log(executors),
+            np.log(tasks.sum()),
+            np.log(waves.sum()),
+            float(len(tasks)),
+            float(len(leaves)),
+            shapes[:, 3].max(),
+            leaves.sum(),
+            *largest,
+            float(inner.sum()),
+            shapes[:, 5].max(),
+        ]
+    )
+
+
+def _fit_trees(
+    queries: Mapping[str, Query], names: Sequence[str], seed: int
+) -> tuple[TreeEnsemble, TreeEnsemble]:
+    ensemble = sklearn_ensemble("fitting queries")
+    rows, logs = [], []
+    for name in names:
+        query = queries[name]
+        for stage in query.order:
+            shapes: dict[float, list[float]] = {}
+            for one in query.measured.get(stage, ()):
+                scale = one.scale_gb
+                shapes.setdefault(scale, structure(query, stage, scale))
+                tasks = query.tasks_at(stage, scale)
+                rows.append([*place_row(scale, one.executors, tasks, one.first), *shapes[scale]])
+                logs.append(np.log(max(one.mean_s, _ROUND_S)))
+    forest = ensemble.ExtraTreesRegressor(
+        60, min_samples_leaf=3, max_features=0.5, random_state=seed
+    )
+    stage_trees = TreeEnsemble.from_sklearn(forest.fit(np.array(rows), np.array(logs)))
+    totals, made = [], []
+    for name in names:
+        query = queries[name]
+        for scale, executors in query.places():
+            schedule = measured_total(query, scale, executors)
+            if schedule is not None:
+                made.append(_total_row(query, scale, executors))
+                totals.append(np.log(schedule.total_s + _ROUND_S))
+    forest = ensemble.ExtraTreesRegressor(
+        100, min_samples_leaf=2, max_features=0.6, random_state=seed
+    )
+    total_trees = TreeEnsemble.from_sklearn(forest.fit(np.array(made), np.array(totals)))
+    return stage_trees, total_trees
+
+
+def _judge_new(
+    queries: Mapping[str, Query], powers: Floats, seed: int
+) -> tuple[float, Conformal, dict[str, float]]:
+    """Queries left out in turn: the share of the simulation, and how far answers are off."""
+    names = list(queries)
+    order = np.random.default_rng(seed).permutation(len(names))
+    simulated, beside, truth, belong = [], [], [], []
+    for fold in range(min(6, len(names))):
+        out = [names[n] for n in order[fold::6]]
+        stage_trees, total_trees = _fit_trees(
+            queries, [name for name in names if name not in out], seed
+        )
+        for name in out:
+            query = queries[name]
+            for scale, executors in query.places():
+                works = _guessed(stage_trees, query, scale, executors)
+                made = simulate(works, query.edges, executors).total_s
+                actual = measured_total(query, scale, executors)
+                row = _total_row(query, scale, executors)
+                simulated.append(np.log(made + _ROUND_S))
+                beside.append(float(total_trees.predict(row[None, :])[0]))
+                truth.append(actual.total_s if actual else np.nan)
+                belong.append(name)
+    left, right, actuals = np.array(simulated), np.array(beside), np.array(truth)
+    shares = np.linspace(0, 1, 11)
+    off = [
+        np.mean(np.abs(np.exp(share * left + (1 - share) * right) / actuals - 1))
+        for share in shares
+    ]
+    best = int(np.argmin(off))
+    guess = np.exp(shares[best] * left + (1 - shares[best]) * right)
+    errors = {"query_left_out_mape": float(off[best])}
+    return float(shares[best]), Conformal.fit(actuals, guess, belong), errors
+
+
+def _some_stages(queries: Mapping[str, Query], seed: int) -> list[tuple[Floats, Floats]]:
+    found = []
+    for query in queries.values():
+        for stage, measured in query.measured.items():
+            if len(measured) >= 8:
+                sizes = {one.scale_gb: query.tasks_at(stage, one.scale_gb) for one in measured}
+                logs = np.log(np.array([max(one.mean_s, _ROUND_S) for one in measured]))
+                found.append((rows_of(measured, sizes), logs))
+    order = np.random.default_rng(seed).permutation(len(found))[:_STAGES_TO_TUNE]
+    return [found[n] for n in order]
+
+
+def _without(query: Query, by: int, value: float) -> Query:
+    """A query as if nothing had been measured at one scale, or on so many executors."""
+    measured = {
+        stage: [one for one in rows if (one.scale_gb, one.executors)[by] != value]
+        for stage, rows in query.measured.items()
+    }
+    tasks = {
+        stage: {scale: n for scale, n in said.items() if by == 1 or scale != value}
+        for stage, said in query.tasks.items()
+    }
+    return Query(query.name, query.edges, query.order, measured, tasks)
+
+
+def _joined(asked: Query, known: Query | None) -> Query:
+    """What is asked with what was measured of the same query before."""
+    if known is None or set(known.order) != set(asked.order):
+        return asked
+    measured, tasks = {}, {}
+    for stage in asked.order:
+        own = asked.measured.get(stage, [])
+        taken = {(one.scale_gb, one.executors, one.first) for one in own}
+        before = [
+            one
+            for one in known.measured.get(stage, [])
+            if (one.scale_gb, one.executors, one.first) not in taken
+        ]
+        measured[stage] = [*before, *own]
+        said = {k: v for k, v in asked.tasks.get(stage, {}).items() if k > 0}
+        tasks[stage] = {**known.tasks.get(stage, {}), **said}
+    return Query(asked.name, asked.edges, asked.order, measured, tasks)
+
+
+def _stretched(schedule: Schedule, total_s: float) -> Schedule:
+    factor = total_s / schedule.total_s if schedule.total_s > 0 else 1.0
+    return Schedule(
+        {stage: at * factor for stage, at in schedule.start_s.items()},
+        {stage: at * factor for stage, at in schedule.end_s.items()},
+        total_s,
+    )
+
+
+def _waves_of(query: Query) -> list[MeasuredWave]:
+    return [one for measured in query.measured.values() for one in measured]
+
+
+def _scale(query: Query, asked: float | None) -> float:
+    if asked is not None:
+        if not asked > 0:
+            raise UserError(f"--scale-gb is above 0, not {asked:g}")
+        return asked
+    said = {scale for by_scale in query.tasks.values() for scale in by_scale if scale > 0}
+    if len(said) != 1:
+        raise UserError(f"query {query.name} is there at {len(said)} scales; give --scale-gb")
+    return said.pop()
+
+
+def _restored(names: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Query]:
+    edges: dict[int, list[tuple[int, int]]] = {}
+    for number, before, then in arrays["edges"]:
+        edges.setdefault(int(number), []).append((int(before), int(then)))
+    queries = {n: Query(name, edges.get(n, []), []) for n, name in enumerate(names)}
+    counted: dict[tuple[int, int, float], dict[int, int]] = {}
+    for number, stage, scale, executors, first, tasks, mean_s in arrays["measured"]:
+        one = MeasuredWave(float(scale), int(executors), bool(first), int(tasks), float(mean_s))
+        queries[int(number)].measured.setdefault(int(stage), []).append(one)
+        here = counted.setdefault((int(number), int(stage), one.scale_gb), {})
+        here[one.executors] = here.get(one.executors, 0) + one.tasks
+    for (number, stage, scale), said in counted.items():
+        queries[number].tasks.setdefault(stage, {})[scale] = max(said.values())
+    for query in queries.values():
+        query.order = sorted(query.measured)
+    return {query.name: query for query in queries.values()}
+
+
+def _no_trees() -> tuple[TreeEnsemble, TreeEnsemble]:
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "feature": np.zeros(1, np.int32),
+        "threshold": np.array([np.inf]),
+        "left": np.zeros(1, np.int32),
+        "missing_left": np.ones(1, np.bool_),
+        "value": np.zeros((1, 1)),
+        "roots": np.zeros(1, np.int32),
+        "base": np.zeros(1),
+        "settings": np.array([1.0, 1, 0]),
+        "link": np.array("identity"),
+    }
+    tree = TreeEnsemble.from_arrays(arrays)
+    return tree, tree
+
+
+def _unknown() -> tuple[Conformal, Conformal]:
+    wide = Conformal(-1.0, 0.0, 1.0, "log")
+    return wide, wide

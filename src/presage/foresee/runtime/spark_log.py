@@ -1,0 +1,300 @@
+"""Spark's event log as a table of stages and one of edges: what the model of queries learns from.
+
+    run = read_spark_log("spark-events/eventlog_v2_app-1/", scale_gb=2.0)
+    run.stages, run.edges, run.queries
+
+A query is one SQL execution with all the jobs it became (adaptive execution makes a job of each
+part of the plan); without SQL it is a job group, else a job. A stage that a later job lists only
+to skip it, because its shuffle files are there, is the stage that wrote them: both have the same
+last RDD. Stages count from 0 within their query, in the order in which they began.
+
+Waves have the names of the TPC-H measurements: `first_wave` are the tasks that began before any
+of their stage had ended on the same executor, at most one a core; `rest_wave` all others; and
+`fresh_durations` those of the first wave that were the first of all on their core. Tasks that
+failed or lost against their speculative copy do not count.
+
+Must not: start Spark, guess times that are not in the log, or hold a whole log in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from presage.model.errors import TelemetryError
+
+__all__ = ["SparkRun", "read_spark_log"]
+
+STAGES: dict[str, type[pl.DataType]] = {
+    "scale_gb": pl.Float64,
+    "query": pl.String,
+    "stage": pl.Int64,
+    "wave": pl.String,
+    "executors": pl.Int64,
+    "tasks": pl.Int64,
+    "mean_ms": pl.Float64,
+    "sum_ms": pl.Float64,
+    "max_ms": pl.Float64,
+}
+EDGES: dict[str, type[pl.DataType]] = {
+    "scale_gb": pl.Float64,
+    "query": pl.String,
+    "from_stage": pl.Int64,
+    "to_stage": pl.Int64,
+}
+QUERIES: dict[str, type[pl.DataType]] = {
+    "scale_gb": pl.Float64,
+    "query": pl.String,
+    "executors": pl.Int64,
+    "started_ms": pl.Int64,
+    "elapsed_ms": pl.Float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRun:
+    """What one application did."""
+
+    stages: pl.DataFrame
+    """A row for each wave of each stage: tasks, and the mean, sum and maximum of their times."""
+    edges: pl.DataFrame
+    """Which stage reads what which other one wrote."""
+    queries: pl.DataFrame
+    """From its first job's submission to its last job's end: how long each query took."""
+
+
+@dataclass(slots=True)
+class _SparkTask:
+    executor: str
+    launched_ms: int
+    finished_ms: int
+
+
+@dataclass(slots=True)
+class _SparkStage:
+    """What is known of a stage while the log is read."""
+
+    id: int
+    last_rdd: int
+    parents: tuple[int, ...]
+    tasks: dict[int, _SparkTask] = field(default_factory=dict)
+    """The attempt that did the work, by partition."""
+
+
+@dataclass(slots=True)
+class _SparkQuery:
+    name: str
+    began_ms: int
+    ended_ms: int = 0
+    jobs: set[int] = field(default_factory=set)
+    stages: dict[int, _SparkStage] = field(default_factory=dict)
+    """Those that ran or were skipped, by id."""
+
+
+@dataclass(slots=True)
+class _SparkLog:
+    """All that is kept of a log."""
+
+    queries: dict[str, _SparkQuery] = field(default_factory=dict)
+    query_of_job: dict[int, _SparkQuery] = field(default_factory=dict)
+    stages: dict[int, _SparkStage] = field(default_factory=dict)
+    cores: dict[str, int] = field(default_factory=dict)
+    """Of the executors that are there."""
+    all_cores: dict[str, int] = field(default_factory=dict)
+    """Of all that ever were."""
+    most_cores: int = 0
+    first_launches: dict[str, list[int]] = field(default_factory=dict)
+    """Of each executor, as many as it has cores."""
+
+
+def read_spark_log(path: str | Path, *, scale_gb: float = 0.0) -> SparkRun:
+    """Read one application's log: a file, or the directory of a log that was rolled."""
+    log = _SparkLog()
+    for event in _events(Path(path)):
+        reader = _READERS.get(event.get("Event", ""))
+        if reader is not None:
+            try:
+                reader(log, event)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise TelemetryError(
+                    f"{path}: an event {event['Event']} is not as Spark writes it: {error!r}"
+                ) from None
+    done = [query for query in log.queries.values() if any(s.tasks for s in query.stages.values())]
+    if not done:
+        raise TelemetryError(f"{path}: no query of this log ran a task to its end")
+    names = _names(done)
+    stages, edges, queries = [], [], []
+    for query, name in zip(done, names, strict=True):
+        key = (scale_gb, name)
+        ran = sorted(
+            _ran(query), key=lambda s: (min(t.launched_ms for t in s.tasks.values()), s.id)
+        )
+        number = {stage.last_rdd: i for i, stage in enumerate(ran)}
+        for stage in ran:
+            stages += _waves(log, stage, (*key, number[stage.last_rdd]))
+        edges += [(*key, *edge) for edge in sorted(_edges(query, number))]
+        took = max(query.ended_ms - query.began_ms, 0)
+        queries.append((*key, log.most_cores, query.began_ms, float(took)))
+    return SparkRun(
+        pl.DataFrame(stages, STAGES, orient="row"),
+        pl.DataFrame(edges, EDGES, orient="row"),
+        pl.DataFrame(queries, QUERIES, orient="row"),
+    )
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+    for file in _files(path):
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if number == 1 and line[:4] == b"\x28\xb5\x2f\xfd":
+                    raise TelemetryError(
+                        f"{file} is compressed: run `zstd -d` on it, or set"
+                        " spark.eventLog.compress=false"
+                    )
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    if not line.endswith(b"\n"):
+                        return  # the application still writes, or was killed while it did
+                    raise TelemetryError(f"{file}, line {number}: not Spark's event log") from None
+                if not isinstance(event, dict):
+                    raise TelemetryError(f"{file}, line {number}: not Spark's event log")
+                yield event
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise TelemetryError(f"{path}: no such file or directory")
+    parts = [(file.name.split("_")[1], file) for file in path.glob("events_*_*")]
+    if not parts or not all(number.isdecimal() for number, _ in parts):
+        raise TelemetryError(
+            f"{path}: no events_* files; name one application's log, not the folder of all"
+        )
+    return [file for _, file in sorted(parts, key=lambda part: int(part[0]))]
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+def _executor_added(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    cores = int(event["Executor Info"]["Total Cores"])
+    log.cores[event["Executor ID"]] = log.all_cores[event["Executor ID"]] = cores
+    log.most_cores = max(log.most_cores, sum(log.cores.values()))
+
+
+def _executor_removed(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    log.cores.pop(event["Executor ID"], None)
+
+
+def _job_start(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    job, said = int(event["Job ID"]), event.get("Properties") or {}
+    execution = said.get("spark.sql.execution.root.id") or said.get("spark.sql.execution.id")
+    group = said.get("spark.jobGroup.id")
+    key = f"job {job}"
+    if execution is not None:
+        key = f"sql {execution}"
+    elif group is not None:
+        key = f"group {group}"
+    at = int(event["Submission Time"])
+    name = said.get("spark.job.description") or group or ""
+    query = log.queries.setdefault(key, _SparkQuery(str(name), at))
+    query.jobs.add(job)
+    log.query_of_job[job] = query
+    for info in event["Stage Infos"]:
+        rdds = [int(rdd["RDD ID"]) for rdd in info["RDD Info"]]
+        stage = _SparkStage(int(info["Stage ID"]), max(rdds), tuple(map(int, info["Parent IDs"])))
+        query.stages.setdefault(stage.id, stage)
+        log.stages.setdefault(stage.id, stage)
+
+
+def _job_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    query = log.query_of_job.get(int(event["Job ID"]))
+    if query is not None:
+        query.ended_ms = max(query.ended_ms, int(event["Completion Time"]))
+
+
+def _task_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    info, stage = event["Task Info"], log.stages.get(int(event["Stage ID"]))
+    task = _SparkTask(info["Executor ID"], int(info["Launch Time"]), int(info["Finish Time"]))
+    cores = log.all_cores.setdefault(task.executor, 1)
+    launches = [*log.first_launches.get(task.executor, ()), task.launched_ms]
+    log.first_launches[task.executor] = sorted(launches)[:cores]
+    if stage is None or info.get("Failed") or info.get("Killed"):
+        return
+    if event["Task End Reason"]["Reason"] == "Success":
+        stage.tasks[int(info["Index"])] = task
+
+
+_READERS = {
+    "SparkListenerExecutorAdded": _executor_added,
+    "SparkListenerExecutorRemoved": _executor_removed,
+    "SparkListenerJobStart": _job_start,
+    "SparkListenerJobEnd": _job_end,
+    "SparkListenerTaskEnd": _task_end,
+}
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def _names(queries: list[_SparkQuery]) -> list[str]:
+    """What each is called: its description where that tells all of them apart, else its number."""
+    names = [query.name for query in queries]
+    if all(names) and len(set(names)) == len(names):
+        return names
+    return [str(number) for number in range(len(queries))]
+
+
+def _ran(query: _SparkQuery) -> list[_SparkStage]:
+    """One stage for each last RDD: the one that did its work."""
+    best: dict[int, _SparkStage] = {}
+    for stage in query.stages.values():
+        if stage.tasks and len(stage.tasks) > len(
+            best[stage.last_rdd].tasks if stage.last_rdd in best else ()
+        ):
+            best[stage.last_rdd] = stage
+    return list(best.values())
+
+
+def _edges(query: _SparkQuery, number: Mapping[int, int]) -> set[tuple[int, int]]:
+    edges = set()
+    for stage in query.stages.values():
+        for parent in stage.parents:
+            before = query.stages.get(parent)
+            if before is None or before.last_rdd not in number or stage.last_rdd not in number:
+                continue
+            edges.add((number[before.last_rdd], number[stage.last_rdd]))
+    return edges
+
+
+def _waves(
+    log: _SparkLog, stage: _SparkStage, key: tuple[float, str, int]
+) -> list[tuple[object, ...]]:
+    waves: dict[str, list[int]] = {"fresh_durations": [], "first_wave": [], "rest_wave": []}
+    for executor in sorted({task.executor for task in stage.tasks.values()}):
+        tasks = [task for task in stage.tasks.values() if task.executor == executor]
+        tasks.sort(key=lambda task: task.launched_ms)
+        over = min(task.finished_ms for task in tasks)
+        # A core is free a little before the driver notes the end: hence the bound on the number.
+        for turn, task in enumerate(tasks):
+            took = task.finished_ms - task.launched_ms
+            first = task.launched_ms < over and turn < log.all_cores[executor]
+            waves["first_wave" if first else "rest_wave"].append(took)
+            if first and task.launched_ms <= log.first_launches[executor][-1]:
+                waves["fresh_durations"].append(took)
+    cores = log.most_cores
+    return [
+        (*key, wave, cores, len(ms), sum(ms) / len(ms), float(sum(ms)), float(max(ms)))
+        for wave, ms in waves.items()
+        if ms
+    ]

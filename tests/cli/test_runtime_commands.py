@@ -1,0 +1,107 @@
+"""`presage runtime` and `presage tune` as people call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from presage.cli.main import app
+from tests.foresee.runtime.test_search import measured
+from tests.foresee.runtime.test_spark_log import write_query
+from tests.foresee.runtime.test_tables import runs
+
+
+def said(*words: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_tune_chooses_from_a_table_and_says_why_it_stopped(tmp_path: Path) -> None:
+    measured(1, seed=9).write_csv(tmp_path / "mine.csv")
+    measured(2).write_parquet(tmp_path / "known.parquet")
+    code, out, _ = said(
+        "tune",
+        tmp_path / "mine.csv",
+        *("--known", tmp_path / "known.parquet", "--runs", 4, "--workload", "workload", "--json"),
+    )
+    assert code == 0
+    answer = json.loads(out)
+    assert 1 <= len(answer["picks"]) <= 4
+    assert answer["took"] == min(pick["took"] for pick in answer["picks"])
+    assert answer["chosen"] in [pick["config"] for pick in answer["picks"]]
+    assert answer["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "line"),
+    [
+        (measured(1).drop("elapsed_time"), ["tune"], "--target"),
+        (runs()[:1], ["runtime", "fit", "--target", "seconds", "--group", "cluster"], "too few"),
+        (runs(), ["runtime", "fit", "--target", "second", "--group", "cluster"], "no column"),
+        (runs(), ["runtime", "fit"], "--target and --group"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, table: pl.DataFrame, words: list[str], line: str
+) -> None:
+    table.write_parquet(tmp_path / "t.parquet")
+    out = ["--out", tmp_path / "b.npz"] if words[0] == "runtime" else []
+    code, _, err = said(*words, tmp_path / "t.parquet", *out)
+    assert code == 2
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_cycle_of_stages_is_one_line(tmp_path: Path) -> None:
+    stages = pl.DataFrame({"stage": [0, 1], "tasks": [2, 2], "mean_ms": [1.0, 1.0]})
+    stages.write_csv(tmp_path / "s.csv")
+    edges = pl.DataFrame({"from_stage": [0, 1], "to_stage": [1, 0]})
+    edges.write_csv(tmp_path / "e.csv")
+    code, _, err = said(
+        *("runtime", "fit", tmp_path / "s.csv", "--edges", tmp_path / "e.csv"),
+        *("--out", tmp_path / "b.npz"),
+    )
+    assert code == 2
+    assert "cycle: 0 → 1 → 0" in err
+
+
+def test_logs_of_spark_become_tables_that_fit_and_query_take(tmp_path: Path) -> None:
+    tables: dict[str, list[pl.DataFrame]] = {"stages": [], "edges": []}
+    for scale in (1, 2, 4):
+        log = write_query(tmp_path / f"log{scale}", ("a", "b", "c", "d x"), tasks=3 * scale)
+        files = [tmp_path / f"{name}{scale}.parquet" for name in tables]
+        words = ("runtime", "stages", log, "--out", files[0], "--edges", files[1])
+        code, out, err = said(*words, "--scale-gb", scale, "--json")
+        assert code == 0, err
+        assert [query["query"] for query in json.loads(out)["queries"]] == ["a", "b", "c", "d x"]
+        for rows, file in zip(tables.values(), files, strict=True):
+            rows.append(pl.read_parquet(file))
+    for name, rows in tables.items():
+        pl.concat(rows).write_csv(tmp_path / f"{name}.csv")
+    both = (tmp_path / "stages.csv", "--edges", tmp_path / "edges.csv")
+    bundle = tmp_path / "b.npz"
+    assert said("runtime", "fit", *both, "--out", bundle)[0] == 0
+    one = ("--executors", 2, "--scale-gb", 3, "--bundle", bundle, "--json")
+    code, out, err = said("runtime", "query", *both, *one)
+    assert code == 0, err
+    answers = {one["query"]: one for one in json.loads(out)["queries"]}
+    # 9 tasks of 60 ms after each other on 2 cores, then one of 60 ms
+    assert answers["d x"]["total_s"]["p50"] == pytest.approx(0.36, rel=0.15)
+    assert answers["a"]["n_stages"] == 2
+
+
+def test_stages_says_what_it_read_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    log = write_query(tmp_path / "log", ("first one",), tasks=3)
+    words = ("runtime", "stages", log, "--out", tmp_path / "s.csv", "--edges")
+    code, out, err = said(*words, tmp_path / "e.csv")
+    assert code == 0, err
+    assert out.splitlines()[1].split(maxsplit=3)[::3] == ["2", "first one"]
+    for bad in ([tmp_path / "s.csv"], [tmp_path / "e.csv", "--scale-gb", 0]):
+        code, _, err = said(*words, *bad)
+        assert code == 2
+        assert err.count("\n") == 1
