@@ -296,13 +296,21 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"550.1"
 
+    def nvmlEventSetCreate(self) -> None:
+        raise self.NVMLError("Not Supported")
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+
+    def nvmlDeviceGetTotalEccErrors(self, device: int, kind: int, counter: int) -> int:
+        raise self.NVMLError("Not Supported")
+
     def nvmlDeviceGetMemoryInfo(self, device: int) -> SimpleNamespace:
         return SimpleNamespace(used=self.used[device])
 
     def nvmlDeviceGetUtilizationRates(self, device: int) -> SimpleNamespace:
         if self.broken:
             raise self.NVMLError("Unknown Error")
-        return SimpleNamespace(gpu=(80, 40)[device])
+        return SimpleNamespace(gpu=(80, 40)[device], memory=(30, 10)[device])
 
     def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[SimpleNamespace]:
         return [

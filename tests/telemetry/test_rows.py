@@ -50,11 +50,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+_AMOUNTS = len(Row._fields) - 3
+"""Fields beside the time, the worker and whether GPUs are shared."""
+
+
 @given(
     at=st.floats(0, 1e10),
     worker=st.text(),
     measured=st.lists(
-        st.none() | st.integers(0, 1 << 60) | st.floats(0, 1e18), min_size=12, max_size=12
+        st.none() | st.integers(0, 1 << 60) | st.floats(0, 1e18),
+        min_size=_AMOUNTS,
+        max_size=_AMOUNTS,
     ),
     shared=st.booleans(),
 )

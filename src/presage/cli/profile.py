@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -18,6 +18,7 @@ from rich.table import Table
 from presage.cli._output import check_file, print_json, say
 from presage.model.errors import UserError
 from presage.model.profile import Distribution, Profile, profile_to_json
+from presage.telemetry.bursts import RESOURCES, TARGETS, TaskBursts
 from presage.telemetry.profiler import HIGHEST_HZ, Columns, profile_command
 from presage.telemetry.store import ProfileStore
 
@@ -33,6 +34,10 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(help="Write the samples to this file, as Parquet.")
     ] = None,
+    bursts: Annotated[
+        bool,
+        typer.Option("--bursts", help="Tell how each worker's device and network pulse, too."),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -48,16 +53,18 @@ def profile(
     store = ProfileStore()
     store.check()
     sys.stdout.flush()
-    run = profile_command(command, hz=hz, stdout=_STDERR if json else None)
+    run = profile_command(command, hz=hz, stdout=_STDERR if json else None, bursts=bursts)
     known = store.history(run.profile.signature)
     kept = store.add(run.profile)
     if out is not None:
         _write_samples(run.samples, out)
     if json:
-        story = {"kept_in": str(kept), "runs_before": len(known), "notes": list(run.notes)}
+        told = {"bursts": _told(run.bursts)} if run.bursts is not None else {}
+        story = told | {"kept_in": str(kept), "runs_before": len(known), "notes": list(run.notes)}
         print_json({"profile": profile_to_json(run.profile), **story})
     else:
         _show(run.profile, known, kept, run.notes)
+        _show_bursts(run.bursts)
     raise typer.Exit(run.profile.exit_code)
 
 
@@ -96,6 +103,33 @@ def _show(run: Profile, known: list[Profile], kept: Path, notes: tuple[str, ...]
         times = "once" if len(known) == 1 else f"{len(known)} times"
         say(f"seen {times} before; the last run took {last.duration_s:.2f} s ({change:+.0f} %)")
     say(f"{run.samples:,} samples at {run.hz:.1f} Hz, signature {run.signature}, kept in {kept}")
+
+
+def _told(tasks: list[TaskBursts]) -> list[dict[str, Any]]:
+    """Each worker with its twelve numbers and patterns, for JSON."""
+    out = []
+    for task in tasks:
+        patterns = {name: str(found.pattern) for name, found in task.by_resource.items()}
+        numbers = {n: round(v, 3) for n, v in zip(TARGETS, task.numbers, strict=True)}
+        out.append({"task": task.task, "hz": task.hz, "patterns": patterns, **numbers})
+    return out
+
+
+def _show_bursts(tasks: list[TaskBursts] | None) -> None:
+    if not tasks:
+        return
+    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    for name in ("worker", "bursts of", "pattern"):
+        drawn.add_column(name, no_wrap=True)
+    for name in ("height", "burst ms", "idle ms", "bursts"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for task in tasks:
+        for resource, found in task.by_resource.items():
+            unit = "%" if RESOURCES[resource] == "pct" else "MiB/s"
+            numbers = (_number(found.burst_ms), _number(found.idle_ms), str(found.count))
+            height = f"{_number(found.burst)} {unit}"
+            drawn.add_row(task.task, resource, str(found.pattern), height, *numbers)
+    Console(stderr=True).print(drawn)
 
 
 def _rows(

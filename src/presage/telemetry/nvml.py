@@ -17,9 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from presage.telemetry.rows import Row
+
 __all__ = ["GpuProbe", "GpuReading", "binding_here", "open_gpus", "visible_here"]
 
 _MIB = 1 << 20
+_MOST_EVENTS = 16
+"""Errors that are taken in at one look."""
 _PATIENCE_S = 2.0
 """A driver that takes longer to answer is not asked again: who asks has other things to do."""
 
@@ -36,6 +40,25 @@ class GpuReading:
     """On the one where the job holds most."""
     shared: bool
     """Whether a process of somebody else is on one of them."""
+    memory_util_pct: float = 0.0
+    """How much of the time their memory was read or written, the mean over them."""
+    xid: int | None = None
+    """The latest error that the driver reported for one of the visible devices."""
+    ecc_errors: int | None = None
+    """Memory errors of the visible devices that could not be corrected, since the driver
+    started."""
+
+    def add_to(self, row: Row) -> Row:
+        """A row of telemetry with what was read."""
+        return row._replace(
+            gpu_util_pct=self.util_pct,
+            gpu_memory_mib=self.fullest_mib,
+            gpu_total_mib=self.memory_mib,
+            gpu_shared=self.shared,
+            gpu_xid=self.xid,
+            gpu_ecc_errors=self.ecc_errors,
+            memory_util_pct=self.memory_util_pct,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +120,7 @@ class GpuProbe:
         self._nvml = nvml
         self._devices = devices
         self._slow = False
+        self._errors = _DeviceErrors(nvml, devices)
         self.used: set[int] = set()
 
     @property
@@ -123,7 +147,7 @@ class GpuProbe:
         try:
             seen = [(item, *self._job_on(item, pids)) for item in self._devices]
             used = [item for item, memory, _ in seen if memory > 0]
-            rates = [self._nvml.nvmlDeviceGetUtilizationRates(item.handle).gpu for item in used]
+            rates = [self._nvml.nvmlDeviceGetUtilizationRates(item.handle) for item in used]
         except self._nvml.NVMLError:
             return None
         finally:
@@ -131,8 +155,10 @@ class GpuProbe:
         self.used |= {item.index for item in used}
         held = [memory / _MIB for _, memory, _ in seen]
         shared = any(others for _, memory, others in seen if memory > 0)
-        busy = sum(rates) / len(rates) if rates else 0.0
-        return GpuReading(busy, sum(held), max(held), shared)
+        count = max(1, len(rates))
+        busy, moving = sum(r.gpu for r in rates) / count, sum(r.memory for r in rates) / count
+        xid, ecc_errors = self._errors.read()
+        return GpuReading(busy, sum(held), max(held), shared, moving, xid, ecc_errors)
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -151,6 +177,43 @@ class GpuProbe:
         if foreign_ids and not device.others_before and grown > _MIB:
             return grown, False
         return 0, bool(running)
+
+
+class _DeviceErrors:
+    """Errors that the driver reports of devices. A driver that cannot tell says nothing."""
+
+    def __init__(self, nvml: Any, devices: list[_NvmlDevice]) -> None:
+        self._nvml, self._devices = nvml, devices
+        self._xid: int | None = None
+        self._events: Any = None
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+            for item in devices:
+                kind = nvml.nvmlEventTypeXidCriticalError
+                nvml.nvmlDeviceRegisterEvents(item.handle, kind, self._events)
+        except nvml.NVMLError:
+            self._events = None
+
+    def read(self) -> tuple[int | None, int | None]:
+        """The latest Xid, and the memory errors that were not corrected."""
+        for _ in range(_MOST_EVENTS if self._events is not None else 0):
+            try:
+                self._xid = int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData)
+            except self._nvml.NVMLError:  # there is no other
+                break
+        counts = []
+        for item in self._devices:
+            try:
+                counts.append(
+                    self._nvml.nvmlDeviceGetTotalEccErrors(
+                        item.handle,
+                        self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                        self._nvml.NVML_VOLATILE_ECC,
+                    )
+                )
+            except self._nvml.NVMLError:  # the card has no ECC
+                continue
+        return self._xid, sum(counts) if counts else None
 
 
 def _visible(nvml: Any, wanted: str | None) -> list[_NvmlDevice]:

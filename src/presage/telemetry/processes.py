@@ -14,7 +14,15 @@ from presage.telemetry.rows import Row
 if TYPE_CHECKING:
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["ProcessTree", "Stat", "all_pids", "children", "descendants", "read_stat"]
+__all__ = [
+    "ProcessTree",
+    "Stat",
+    "all_pids",
+    "children",
+    "descendants",
+    "read_stat",
+    "tcp_segments",
+]
 
 _MIB = 1 << 20
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -90,16 +98,26 @@ def descendants(pid: int) -> list[int]:
     return pids
 
 
+def tcp_segments(pid: int) -> tuple[int, int] | None:
+    """TCP segments that were sent, and sent again, in the network namespace of a process."""
+    lines = (_read_text(f"/proc/{pid}/net/snmp") or "").splitlines()
+    names, counts = [line.split() for line in lines if line.startswith("Tcp:")] or ([], [])
+    at = dict(zip(names, counts, strict=False))
+    if "OutSegs" not in at or "RetransSegs" not in at:
+        return None
+    return int(at["OutSegs"]), int(at["RetransSegs"])
+
+
 class _Member:
     """A process of a tree, with what it had used when it was last seen."""
 
-    __slots__ = ("cpu_s", "orphan", "read_bytes", "start", "write_bytes")
+    __slots__ = ("cpu_s", "orphan", "read_bytes", "start", "wait_s", "write_bytes")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.orphan = False
         """Nobody of the tree is its parent, so nobody inherits its counters."""
-        self.cpu_s = 0.0
+        self.cpu_s = self.wait_s = 0.0
         self.read_bytes = self.write_bytes = 0
 
     def look(self, pid: int, stat: Stat) -> None:
@@ -107,6 +125,10 @@ class _Member:
         words = (_read_text(f"/proc/{pid}/io") or "").split()
         if len(words) >= 12:  # a set-user-id program hides them
             self.read_bytes, self.write_bytes = int(words[9]), int(words[11])
+        # Of its first thread, in nanoseconds: time on a core, then time spent waiting for one.
+        words = (_read_text(f"/proc/{pid}/schedstat") or "").split()
+        if len(words) == 3:
+            self.wait_s = int(words[1]) / 1e9
 
 
 class ProcessTree:
@@ -158,6 +180,7 @@ class ProcessTree:
     def _lose(self, member: _Member | None) -> None:
         if member is not None and member.orphan:
             self._lost.cpu_s += member.cpu_s
+            self._lost.wait_s += member.wait_s
             self._lost.read_bytes += member.read_bytes
             self._lost.write_bytes += member.write_bytes
 
@@ -172,8 +195,8 @@ class ProcessTree:
 
         Parents come before their children, so that a child that ends meanwhile is missed until the
         next row rather than counted twice. Counters never fall, though processes end."""
-        rss = threads = 0
-        cpu_s, read_bytes, write_bytes = 0.0, 0, 0
+        rss = threads = stopped = 0
+        cpu_s, wait_s, read_bytes, write_bytes = 0.0, 0.0, 0, 0
         for pid, member in list(self._members.items()):
             stat = read_stat(pid)
             if stat is None or stat.start != member.start:
@@ -182,7 +205,9 @@ class ProcessTree:
             member.look(pid, stat)
             rss += stat.rss
             threads += stat.threads
+            stopped += stat.state in "Tt"
             cpu_s += member.cpu_s
+            wait_s += member.wait_s
             read_bytes += member.read_bytes
             write_bytes += member.write_bytes
         cpu_s, read_bytes, write_bytes = self._last = (
@@ -203,16 +228,11 @@ class ProcessTree:
             threads,
             read_bytes,
             write_bytes,
+            stopped=stopped,
+            wait_s=wait_s + self._lost.wait_s,
         )
         used = gpus.read(self._members) if gpus is not None else None
-        if used is None:
-            return row
-        return row._replace(
-            gpu_util_pct=used.util_pct,
-            gpu_memory_mib=used.fullest_mib,
-            gpu_total_mib=used.memory_mib,
-            gpu_shared=used.shared,
-        )
+        return row if used is None else used.add_to(row)
 
     def rss(self) -> int:
         """Bytes resident, shared pages counted once for each process: an upper bound."""

@@ -33,6 +33,7 @@ import psutil
 from presage import __version__
 from presage.model.errors import UserError
 from presage.model.profile import Distribution, Profile
+from presage.telemetry.bursts.sampler import LOWEST_HZ, BurstSampler, TaskBursts, bursts_of
 from presage.telemetry.nvml import GpuProbe, open_gpus
 from presage.telemetry.sampler import Sampler
 from presage.telemetry.series import rate
@@ -66,6 +67,8 @@ class ProfiledRun:
     notes: tuple[str, ...]
     sampler_cpu_s: float
     """CPU time that sampling took."""
+    bursts: list[TaskBursts] | None = None
+    """How each of its workers pulsed, if that was asked for."""
 
 
 def profile_command(
@@ -74,9 +77,11 @@ def profile_command(
     hz: float = 20.0,
     signature: str | None = None,
     stdout: int | None = None,
+    bursts: bool = False,
 ) -> ProfiledRun:
     """Run a command to its end and profile it. `signature` replaces the one that is made of the
-    command; `stdout` is a file descriptor for its output instead of ours."""
+    command; `stdout` is a file descriptor for its output instead of ours; `bursts` asks how its
+    workers pulse, too."""
     if not command:
         raise UserError("there is no command to profile")
     if not 0.1 <= hz <= HIGHEST_HZ:
@@ -85,7 +90,7 @@ def profile_command(
     try:
         with tempfile.TemporaryDirectory(prefix="presage-profile-") as folder:
             report_file = Path(folder) / "report.jsonl"
-            run = _run(command, hz, probe, stdout, report_file)
+            run = _run(command, hz, probe, stdout, report_file, bursts)
             report = _read_report(report_file)
         return _profiled(command, signature, run, report, probe, gpu_note)
     finally:
@@ -121,6 +126,8 @@ class _Measurement:
     columns: Columns
     sampler_cpu_s: float
     left_behind: int
+    bursts: list[TaskBursts] | None
+    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -134,7 +141,12 @@ class _JobReport:
 
 
 def _run(
-    command: Sequence[str], hz: float, probe: GpuProbe | None, stdout: int | None, report: Path
+    command: Sequence[str],
+    hz: float,
+    probe: GpuProbe | None,
+    stdout: int | None,
+    report: Path,
+    bursts: bool,
 ) -> _Measurement:
     with _forwarding_signals() as child:
         started_s, start = time.time(), time.monotonic()
@@ -153,6 +165,7 @@ def _run(
         inherited = _own_peak_kib()
         sampler = Sampler(process.pid, hz, probe)
         sampler.start()
+        pulses = _Pulses(process.pid, max(hz, 2 * LOWEST_HZ), probe) if bursts else None
         try:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -160,6 +173,7 @@ def _run(
             others_s = _others_cpu_s() - others_before - usage.ru_utime - usage.ru_stime
         finally:
             columns = sampler.stop()
+            pulsed = pulses.stop() if pulses else None
             left_behind = _end_group(process.pid)
     code = process.returncode
     return _Measurement(
@@ -172,7 +186,34 @@ def _run(
         columns=columns,
         sampler_cpu_s=sampler.cpu_s,
         left_behind=left_behind,
+        bursts=pulsed,
+        notes=pulses.notes if pulses else (),
     )
+
+
+class _Pulses:
+    """How the workers of a command pulse, from now until it is stopped."""
+
+    def __init__(self, pid: int, hz: float, probe: GpuProbe | None) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._sampler: BurstSampler | None = None
+        try:
+            self._sampler = BurstSampler(pid, hz, gpus=probe)
+            self._sampler.start()
+        except UserError as error:  # it ended at once
+            self.notes = (f"bursts: {error}",)
+
+    def stop(self) -> list[TaskBursts]:
+        if self._sampler is None:
+            return []
+        rows = self._sampler.stop()
+        names = {row.worker for row in rows}
+        cores = (os.cpu_count() or 1) / max(1, len(names))
+        notes = [f"bursts: memory utilization is made of {self._sampler.memory_counter}"]
+        if len(names) > 1 and self._sampler.shared_network:
+            notes.append("bursts: the workers share a network, so each shows what all sent")
+        self.notes = tuple(notes)
+        return bursts_of(rows, cores=cores)
 
 
 def _own_peak_kib() -> int:
@@ -336,7 +377,8 @@ def _profiled(
         alone=run.other_cores < max(0.1, _OTHERS_SHARE * (os.cpu_count() or 1)) and not shared,
         versions=_versions(probe),
     )
-    return ProfiledRun(profile, samples, (*notes, *report.notes), run.sampler_cpu_s)
+    notes += [*report.notes, *run.notes]
+    return ProfiledRun(profile, samples, tuple(notes), run.sampler_cpu_s, run.bursts)
 
 
 def _samples(columns: Columns) -> Columns:

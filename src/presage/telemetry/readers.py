@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from json import JSONDecodeError
 from math import nan
 from operator import attrgetter
@@ -26,7 +26,15 @@ from presage.model.errors import TelemetryError
 from presage.telemetry.rows import parse
 from presage.telemetry.series import RESOURCES, Floats, Ints, Series, assemble, rate, unit_of
 
-__all__ = ["AI4DL_FEATURES", "phase_features", "read_telemetry"]
+__all__ = [
+    "AI4DL_FEATURES",
+    "InputRows",
+    "phase_features",
+    "read_moment",
+    "read_rows",
+    "read_table",
+    "read_telemetry",
+]
 
 AI4DL_FEATURES = (
     "cpu.usage",
@@ -40,7 +48,17 @@ AI4DL_FEATURES = (
 )
 """What phases are mined from in AI4DL (HotCloud 2020), in its order."""
 
-_TIMES = ("timestamp", "time", "ts", "t_s", "timestamp_anon", "datetime", "timestamp_ms", "t_ms")
+_TIMES = (
+    "timestamp",
+    "time",
+    "ts",
+    "t_s",
+    "timestamp_anon",
+    "datetime",
+    "timestamp_ms",
+    "t_ms",
+    "t",
+)
 _PODS = (
     "pod.id",
     "pod",
@@ -96,6 +114,77 @@ def read_telemetry(source: str | os.PathLike[str] | pl.DataFrame) -> list[Series
     ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InputRows:
+    """Telemetry as series, and the rows of the input that they were made of."""
+
+    series: list[Series]
+    pod_of_row: Ints
+    """For each row of the input, which of the series it belongs to."""
+    times: pl.Series
+    """For each row of the input its time, as it was written."""
+    id_column: str
+    time_column: str
+    left_out: tuple[str, ...] = ()
+    """Columns of numbers that are no metrics."""
+
+    def sample_of_row(self) -> Ints:
+        """For each row of the input, the sample of its series that it became."""
+        order = np.argsort(self.pod_of_row, kind="stable")
+        samples = [np.arange(len(pod)) if pod.rows is None else pod.rows for pod in self.series]
+        found = np.empty(len(order), dtype=np.int64)
+        found[order] = np.concatenate(samples) if samples else order
+        return found
+
+
+def read_rows(
+    source: str | os.PathLike[str],
+    pod: str | None = None,
+    time: str | None = None,
+    leave_out: Sequence[str] = (),
+    labels: Sequence[str] = (),
+) -> InputRows:
+    """One table, with the rows of the input kept apart. `pod` and `time` name the columns of the
+    series and of its time, where they have other names than `read_telemetry` knows; columns to
+    leave out must be there, labels need not."""
+    file = Path(source)
+    if file.suffix.lower() == ".jsonl" or file.is_dir():
+        raise TelemetryError(f"{file}: give one .csv or .parquet file")
+    if not file.exists():
+        raise TelemetryError(f"{file}: no such file")
+    table = _load(file)
+    for wanted in (pod, time, *leave_out):
+        if wanted is not None and wanted not in table.columns:
+            raise TelemetryError(
+                f"{file} has no column '{wanted}'; it has {', '.join(table.columns)}"
+            )
+    out = [name for name in table.columns if name in leave_out or name.lower() in labels]
+    out = [name for name in out if name not in (pod, time)]
+    pod = pod or _find(table.columns, _PODS)
+    time = time or _find(table.columns, _TIMES)
+    series = _read_table(file, table.drop(out), pod, time)
+    rows = np.zeros(len(table), dtype=np.int64)
+    if pod is not None:
+        rows = _codes(file, table[pod])[1]
+    assert time is not None, "or the table was refused"
+    return InputRows(series, rows, table[time], pod or "id", time, tuple(out))
+
+
+def read_table(file: Path) -> pl.DataFrame:
+    """A .csv (every column as text) or .parquet as it is."""
+    if not file.exists():
+        raise TelemetryError(f"{file}: no such file")
+    return _load(file)
+
+
+def read_moment(text: str, column: str, option: str) -> float:
+    """A time that somebody wrote beside a file, as the file's column of times is read."""
+    known = _moments(pl.Series(column, [text]))[0]
+    if known is None or not np.isfinite(known):
+        raise TelemetryError(f"{option}: '{text}' is no time; write it as the file does")
+    return float(known)
+
+
 def phase_features(series: Sequence[Series]) -> tuple[str, ...]:
     """What phases are mined from unless somebody chooses: AI4DL's eight where all pods have them,
     else the resources, else the features, that all pods have."""
@@ -135,14 +224,16 @@ def _read_file(file: Path) -> list[Series]:
     return _read_rows(file) if file.suffix.lower() == ".jsonl" else _read_table(file, _load(file))
 
 
-def _read_table(file: Path, table: pl.DataFrame) -> list[Series]:
+def _read_table(
+    file: Path, table: pl.DataFrame, pod: str | None = None, time: str | None = None
+) -> list[Series]:
     """`file` is what messages call it."""
     if table.is_empty():
         raise TelemetryError(f"{file} is empty; give a row for each sample, below the header")
-    time = _find(table.columns, _TIMES)
+    time = time or _find(table.columns, _TIMES)
     if time is None:
         raise TelemetryError(f"{file} has no column of times; call it {' or '.join(_TIMES[:4])}")
-    pod = _find(table.columns, _PODS)
+    pod = pod or _find(table.columns, _PODS)
     names = _find([name for name in table.columns if name != pod], _NAMES)
     value = _find(table.columns, (_VALUE,))
     times = _seconds(file, table[time])
@@ -156,7 +247,7 @@ def _read_table(file: Path, table: pl.DataFrame) -> list[Series]:
             raise TelemetryError(f"{file}: the column {value} holds no numbers")
         units = list(map(unit_of, features))
         return assemble(pods, pod_of_row, times, features, units, numbers, feature_of_row)
-    features, matrix = _columns(file, table)
+    features, matrix = _columns(file, table.drop([each for each in (pod, time) if each]))
     units = list(map(unit_of, features))
     if features == [_VALUE]:
         features, units = [_meaning(file, time, matrix)], [unit_of(file.stem)]

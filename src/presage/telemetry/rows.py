@@ -54,13 +54,31 @@ class Row(NamedTuple):
     """On that of its devices where it holds most."""
     gpu_total_mib: float | None = None
     """On all of its devices."""
+    step: float | None = None
+    """The step that it reported itself, in a gang where each worker does."""
+    stopped: float | None = None
+    """Processes that a signal has stopped (state T)."""
+    wait_s: float | None = None
+    """Seconds that its processes could have run and had no core; a counter."""
+    disk_free_mib: float | None = None
+    """Of the file system that its work directory is on, as is the next one."""
+    disk_total_mib: float | None = None
+    tcp_sent: float | None = None
+    """TCP segments sent in its network namespace, and below, those sent again; counters."""
+    tcp_resent: float | None = None
+    gpu_xid: float | None = None
+    """The latest error (Xid) that the driver reported for one of its devices."""
+    gpu_ecc_errors: float | None = None
+    """Memory errors of its devices that could not be corrected; a counter."""
+    memory_util_pct: float | None = None
+    """How busy the memory of its devices is; without a GPU, see `presage.telemetry.bursts`."""
     gpu_shared: bool = False
     """Whether a process of somebody else is on one of them."""
 
 
 _AMOUNTS = ("at", *Row._fields[2:-1])
 _APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_LONGEST = 400
+_LONGEST = 800
 """Bytes that the line of a row has at most."""
 _NUMBERS = frozenset((float, int))  # and not bool
 _decode = json.JSONDecoder().raw_decode

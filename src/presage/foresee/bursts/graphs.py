@@ -1,0 +1,111 @@
+"""What a burst model is told of a training: its graph in groups for networks, sums for trees.
+
+Nodes are the operators of a step at its batch, with the size of the tensor that they write and how
+frequent their type is in the graph. Isolated ones are dropped and the largest component kept, as
+published; then asynchronous fluid communities make groups of them, whose features are sums. The
+number of groups is proportional to the logarithm of the number of nodes, in multiples of four, so
+that graphs of like size can be trained in one batch (as published it is that of a batch's mean).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee.graph.opgraph import KINDS, PHASES, OpGraph
+from presage.learn import Floats
+from presage.model.errors import GraphError, MissingExtra
+
+__all__ = ["SUMMARY", "GraphInput", "graph_input", "group_count", "grouped", "summary"]
+
+SCALE = 3.0
+"""Groups for each e-fold of nodes."""
+_SEED = 42
+
+SUMMARY = (
+    *("params", "batch", "operators", "written", "read", "weights_read"),
+    *(f"macs_{phase}" for phase in PHASES),
+    *(f"written_{phase}" for phase in PHASES),
+    *(f"macs_{kind}" for kind in KINDS),
+    *(f"count_{kind}" for kind in KINDS),
+)
+"""The features that trees are told, as logarithms of one and more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphInput:
+    """A graph as a burst model takes it."""
+
+    x: Floats
+    """Of each group: size of tensors, number of nodes, sum of frequencies."""
+    adj: Floats
+    """Which groups have an edge between them; 1 or 0, without self-loops."""
+    summary: Floats
+
+
+def graph_input(graph: OpGraph, batch: int) -> GraphInput:
+    """What there is to tell of a graph at a batch."""
+    if not len(graph):
+        raise GraphError("the model computes nothing")
+    sizes = graph.at(graph.written, batch)
+    counts = Counter(graph.kind.tolist())
+    often = np.array([counts[kind] / len(graph) for kind in graph.kind.tolist()])
+    x, adj = grouped(sizes, often, graph.edges)
+    return GraphInput(x, adj, summary(graph, batch))
+
+
+def group_count(nodes: int, scale: float = SCALE) -> int:
+    """So many groups: proportional to log(nodes), a multiple of four, never more than nodes."""
+    return min(nodes, max(4, 4 * round(scale * log(max(nodes, 2)) / 4)))
+
+
+def grouped(
+    sizes: Floats, often: Floats, edges: npt.NDArray[Any], groups: int | None = None
+) -> tuple[Floats, Floats]:
+    """Features (N, 3) and adjacency (N, N) of the groups of a graph's largest component."""
+    try:
+        import networkx as nx  # type: ignore[import-untyped]  # ships none
+        from networkx.algorithms.community import asyn_fluidc  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtra("learn", "grouping a graph") from None
+    whole = nx.Graph()
+    whole.add_nodes_from(range(len(sizes)))
+    whole.add_edges_from((int(a), int(b)) for a, b in edges if a != b)
+    kept = max(nx.connected_components(whole), key=lambda part: (len(part), -min(part)))
+    component = nx.Graph()
+    component.add_nodes_from(sorted(kept))
+    component.add_edges_from(whole.subgraph(kept).edges)
+    count = min(len(kept), groups or group_count(len(kept)))
+    found = [sorted(each) for each in asyn_fluidc(component, count, seed=_SEED)]
+    group_of = {node: at for at, each in enumerate(found) for node in each}
+    x = np.array([[sizes[each].sum(), len(each), often[each].sum()] for each in found])
+    adj = np.zeros((len(found), len(found)))
+    for a, b in component.edges:
+        adj[group_of[a], group_of[b]] = adj[group_of[b], group_of[a]] = 1.0
+    np.fill_diagonal(adj, 0.0)
+    return x, adj
+
+
+def summary(graph: OpGraph, batch: int) -> Floats:
+    """The features of `SUMMARY`."""
+    macs, written = graph.at(graph.macs, batch), graph.at(graph.written, batch)
+    kinds = np.arange(len(KINDS))
+    of_kind = graph.kind[:, None] == kinds
+    of_phase = graph.phase[:, None] == np.arange(len(PHASES))
+    values = np.concatenate(
+        [
+            [graph.params, batch, len(graph), written.sum(), graph.at(graph.read, batch).sum()],
+            [graph.weights.sum()],
+            macs @ of_phase,
+            written @ of_phase,
+            macs @ of_kind,
+            of_kind.sum(0),
+        ]
+    )
+    told: Floats = np.log1p(values)
+    return told

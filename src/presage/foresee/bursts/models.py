@@ -1,0 +1,189 @@
+"""Burst models behind one interface: networks of four kinds, trees on sums, and a constant.
+
+Each learns (n, 12) labels of `TARGETS` in one setting and foresees them. Labels are learned as
+log(1 + y), since durations and rates spread over decades; networks get them divided by the
+largest, and features as standardised logarithms. A fitted model is arrays; nothing here reads
+files, chooses a model or makes intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.foresee.bursts._passes import GnnKind
+from presage.foresee.bursts.graphs import GraphInput
+from presage.foresee.bursts.net import BurstNet
+from presage.foresee.bursts.training import TrainOptions, starting_weights, train, tuning_start
+from presage.learn import Floats, sklearn_ensemble
+from presage.learn.bundle import prefixed, under
+from presage.learn.trees import TreeEnsemble
+
+__all__ = ["BurstModel", "MedianModel", "ModelKind", "NetModel", "TreeModel", "make", "read"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class ModelKind(StrEnum):
+    """What foresees."""
+
+    CONSTANT = "constant"
+    """The median of each label: what others have to beat."""
+    TREES = "trees"
+    """Gradient boosting on sums over the graph."""
+    GCN = "gcn"
+    """The published network."""
+    GIN = "gin"
+    """It with sums of neighbours."""
+    GAT = "gat"
+    """It with attention."""
+    MPNN = "mpnn"
+    """It with messages."""
+
+
+class BurstModel(Protocol):
+    """What all of them do."""
+
+    kind: ModelKind
+
+    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self: ...
+    def predict(self, inputs: Sequence[GraphInput]) -> Floats: ...
+    def to_arrays(self) -> Arrays: ...
+
+
+class MedianModel:
+    """The median of each label."""
+
+    kind = ModelKind.CONSTANT
+
+    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+        self.median_ = np.median(labels, axis=0)
+        return self
+
+    def predict(self, inputs: Sequence[GraphInput]) -> Floats:
+        return np.tile(self.median_, (len(inputs), 1))
+
+    def to_arrays(self) -> Arrays:
+        return {"median": self.median_}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        made = cls()
+        made.median_ = np.asarray(arrays["median"], np.float64)
+        return made
+
+
+class TreeModel:
+    """Gradient boosting for each label."""
+
+    kind = ModelKind.TREES
+
+    def __init__(self, trees: int = 100, depth: int = 3, rate: float = 0.05) -> None:
+        self.trees, self.depth, self.rate = trees, depth, rate
+
+    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+        ensemble = sklearn_ensemble("fitting burst models")
+        rows = np.stack([each.summary for each in inputs])
+        self.trees_ = []
+        for column in np.log1p(labels).T:
+            model = ensemble.GradientBoostingRegressor(
+                n_estimators=self.trees,
+                max_depth=self.depth,
+                learning_rate=self.rate,
+                subsample=0.7,
+                min_samples_leaf=3,
+                random_state=0,
+            )
+            self.trees_.append(TreeEnsemble.from_sklearn(model.fit(rows, column)))
+        return self
+
+    def predict(self, inputs: Sequence[GraphInput]) -> Floats:
+        rows = np.stack([each.summary for each in inputs])
+        return _back(np.stack([each.predict(rows) for each in self.trees_], axis=1))
+
+    def to_arrays(self) -> Arrays:
+        out: Arrays = {}
+        for at, each in enumerate(self.trees_):
+            out |= prefixed(f"label{at}", each.to_arrays())
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        made = cls()
+        parts = (under(f"label{at}", arrays) for at in range(12))
+        made.trees_ = [TreeEnsemble.from_arrays(part) for part in parts]
+        return made
+
+
+class NetModel:
+    """A network, with what scales its features and labels. `base` is a fitted one of another
+    setting: then only the part that a transfer leaves free is trained."""
+
+    net_: BurstNet
+
+    def __init__(
+        self, kind: GnnKind, options: TrainOptions | None = None, base: NetModel | None = None
+    ) -> None:
+        self.kind = ModelKind(kind)
+        self.options = options or TrainOptions()
+        self.base = base
+
+    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+        logs = np.log1p(np.concatenate([each.x for each in inputs]))
+        self.mean_, self.spread_ = logs.mean(0), logs.std(0) + 1e-9
+        self.largest_ = np.maximum(np.log1p(labels).max(0), 1e-9)
+        gnn, free = GnnKind(self.kind), None
+        start: Mapping[str, Floats] = starting_weights(gnn, self.options.seed)
+        if self.base is not None:
+            self.mean_, self.spread_ = self.base.mean_, self.base.spread_
+            start, free = tuning_start(self.base.net_.arrays)
+        pairs = [(self._scaled(each.x), each.adj) for each in inputs]
+        scaled = np.log1p(labels) / self.largest_
+        self.net_ = BurstNet.from_arrays(train(gnn, start, pairs, scaled, self.options, free), gnn)
+        return self
+
+    def predict(self, inputs: Sequence[GraphInput]) -> Floats:
+        out = [self.net_.forward(self._scaled(g.x)[None], g.adj[None])[0] for g in inputs]
+        return _back(np.stack(out) * self.largest_)
+
+    def _scaled(self, x: Floats) -> Floats:
+        scaled: Floats = (np.log1p(x) - self.mean_) / self.spread_
+        return scaled
+
+    def to_arrays(self) -> Arrays:
+        scales = {"mean": self.mean_, "spread": self.spread_, "largest": self.largest_}
+        return scales | prefixed("net", self.net_.arrays)
+
+    @classmethod
+    def from_arrays(cls, kind: GnnKind, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        made = cls(kind)
+        made.mean_, made.spread_, made.largest_ = (
+            np.asarray(arrays[name], np.float64) for name in ("mean", "spread", "largest")
+        )
+        made.net_ = BurstNet.from_arrays(under("net", arrays), kind)
+        return made
+
+
+def make(kind: ModelKind, options: TrainOptions | None = None) -> BurstModel:
+    """An unfitted model."""
+    if kind is ModelKind.CONSTANT:
+        return MedianModel()
+    return TreeModel() if kind is ModelKind.TREES else NetModel(GnnKind(kind), options)
+
+
+def read(kind: ModelKind, arrays: Mapping[str, npt.NDArray[Any]]) -> BurstModel:
+    """The fitted model in these arrays."""
+    if kind is ModelKind.CONSTANT:
+        return MedianModel.from_arrays(arrays)
+    if kind is ModelKind.TREES:
+        return TreeModel.from_arrays(arrays)
+    return NetModel.from_arrays(GnnKind(kind), arrays)
+
+
+def _back(logs: Floats) -> Floats:
+    """From log(1 + y), never negative nor beyond what a double holds."""
+    return np.expm1(np.clip(logs, 0.0, 30.0))

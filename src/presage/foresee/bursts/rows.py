@@ -1,0 +1,122 @@
+"""Reads what was measured: `runs.jsonl`, a line for each run of a workload in a setting.
+
+A line has `workload` (model, input, batch, optimizer), `setting`, `repeat` and `labels`, the
+twelve numbers by name. One that failed has none and is left out. Graphs are traced once for each
+model, input and optimizer, and kept beside the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.foresee.bursts.graphs import GraphInput, graph_input
+from presage.foresee.bursts.settings import Setting
+from presage.foresee.graph import zoo
+from presage.foresee.graph.load import load_graph
+from presage.foresee.graph.opgraph import OpGraph
+from presage.learn import Floats
+from presage.model.errors import UserError
+from presage.telemetry.bursts import TARGETS
+from presage.telemetry.rows import objects
+
+__all__ = ["MeasuredSetting", "noise_of", "read_runs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredSetting:
+    """The workloads of one setting, each with the mean of its repeats."""
+
+    setting: Setting
+    workloads: list[dict[str, Any]]
+    families: list[str]
+    labels: Floats
+    """(n, 12), in the order of `TARGETS`."""
+    repeats: list[Floats]
+    """Of each workload, (times, 12)."""
+
+    def inputs(
+        self, cache: Path, say: Callable[[str], object] = lambda text: None
+    ) -> list[GraphInput]:
+        """The graph of each workload; traced where `cache` does not have it yet."""
+        traced: dict[str, OpGraph] = {}
+        out = []
+        for work in self.workloads:
+            name = json.dumps([work["model"], work.get("input"), work.get("optimizer", "sgd")])
+            if name not in traced:
+                traced[name] = _graph(work, cache, name, say)
+            out.append(graph_input(traced[name], int(work["batch"])))
+        return out
+
+
+def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
+    """What a directory's runs.jsonl tells of a setting."""
+    wanted = Setting.parse(setting) if isinstance(setting, str) else setting
+    path = directory / "runs.jsonl"
+    if not path.is_file():
+        raise UserError(f"{directory} has no runs.jsonl: measure with benchmarks.bursts_collect")
+    found: dict[str, list[list[float]]] = {}
+    works: dict[str, dict[str, Any]] = {}
+    with path.open("rb") as file:
+        for run in objects(file):
+            if run.get("setting") != str(wanted) or "labels" not in run:
+                continue
+            labels = _labels(run, path)
+            name = json.dumps(run["workload"], sort_keys=True)
+            works[name] = run["workload"]
+            found.setdefault(name, []).append(labels)
+    if not found:
+        raise UserError(f"{path} has no run of {wanted}")
+    repeats = [np.array(found[name]) for name in works]
+    return MeasuredSetting(
+        wanted,
+        list(works.values()),
+        [zoo.find(work["model"]).family for work in works.values()],
+        np.stack([each.mean(0) for each in repeats]),
+        repeats,
+    )
+
+
+def noise_of(measured: MeasuredSetting) -> Floats | None:
+    """By label, the mean of |a run − the mean of its repeats| over the mean of the labels, of
+    what was measured more than once; corrected for the mean being made of the same runs."""
+    many = [each for each in measured.repeats if len(each) > 1]
+    if not many:
+        return None
+    spread = [
+        np.abs(each - each.mean(0)).mean(0) * (len(each) / (len(each) - 1)) ** 0.5 for each in many
+    ]
+    level = np.concatenate(many).mean(0)
+    noise: Floats = np.mean(spread, axis=0) / np.maximum(level, 1e-9)
+    return noise
+
+
+def _labels(run: dict[str, Any], path: Path) -> list[float]:
+    try:
+        labels = [float(run["labels"][name]) for name in TARGETS]
+        fits = np.all(np.isfinite(labels)) and min(labels) >= 0 and run["workload"]["model"]
+    except (KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise UserError(f"{path}: a run of {run.get('setting')} lacks one of its twelve labels")
+    return labels
+
+
+def _graph(work: dict[str, Any], cache: Path, name: str, say: Callable[[str], object]) -> OpGraph:
+    place = cache / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.npz"
+    if place.is_file():
+        return OpGraph.from_bytes(place.read_bytes())
+    say(f"tracing {work['model']}")
+    options = {"optimizer": work.get("optimizer", "sgd")}
+    graph = load_graph(f"zoo:{work['model']}", inputs=work.get("input"), **options)
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = place.with_suffix(".part")
+    draft.write_bytes(graph.to_bytes())
+    draft.replace(place)
+    return graph

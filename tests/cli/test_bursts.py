@@ -1,0 +1,89 @@
+"""`presage fit bursts` and `presage predict --setting`: from runs to twelve numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from presage.cli.main import app
+from presage.telemetry.bursts import TARGETS
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PRESAGE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def runs(folder: Path) -> None:
+    """Made-up runs of three families in one setting."""
+    folder.mkdir()
+    lines = []
+    for model, level in (("mlp", 10.0), ("td3", 12.0), ("neumf", 14.0)):
+        for batch in (8, 16, 32, 64):
+            labels = {name: level + at + batch / 64 for at, name in enumerate(TARGETS)}
+            work: dict[str, Any] = {"model": model, "batch": batch, "optimizer": "sgd"}
+            lines.append({"workload": work, "setting": "W2/1gbit", "repeat": 0, "labels": labels})
+    (folder / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
+    runs(tmp_path / "runs")
+    words = ("--profiles", "runs", "--setting", "W2/1gbit", "--kinds", "trees", "--json")
+    fitted = run("fit", "bursts", *words)
+    assert fitted.exit_code == 0, fitted.stderr
+    card = json.loads(fitted.stdout)
+    assert card["written"] == str(home / "models" / "bursts" / "W2-1gbit.npz")
+    assert set(card["errors"]) == {"constant", "trees"}
+    assert len(list((tmp_path / "runs" / "graphs").glob("*.npz"))) == 3
+
+    asked = ("predict", "zoo:mlp", "--batch", "16", "--device", "a100-40g", "--setting")
+    done = run(*asked, "W2/1gbit", "--json")
+    bursts = json.loads(done.stdout)["bursts"]
+    numbers = [quantiles for each in bursts.values() for quantiles in each.values()]
+    assert list(bursts) == ["util", "memory", "sent", "received"]
+    assert list(bursts["sent"]) == ["burst_mib_s", "burst_ms", "idle_ms"]
+    assert len(numbers) == 12
+    assert all(0 <= q["p10"] <= q["p50"] <= q["p90"] for q in numbers)
+    assert 8 < bursts["util"]["burst_pct"]["p50"] < 15
+    assert "bursts in W2/1gbit" in run(*asked, "W2/1gbit").stdout
+
+    other = run(*asked, "W4/1gbit", "--json")
+    told = json.loads(other.stdout)
+    assert told["bursts"] is None
+    assert any("no bundle knows the bursts of W4/1gbit" in line for line in told["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--setting", "W2/1gbit"), "has no runs.jsonl"),
+        ((), "--setting W2/1gbit"),
+        (("--setting", "nonsense"), "'nonsense' is no setting"),
+        (("--setting", "W2/1gbit", "--kinds", "mlp"), "there are trees, gcn, gin, gat, mpnn"),
+        (("--setting", "W2/1gbit", "--from", "x.npz"), "there is no bundle x.npz"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run("fit", "bursts", "--profiles", "empty", *words)
+    assert done.exit_code == 2
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_fitted_is_said_once(tmp_path: Path) -> None:
+    assert "say once" in run("fit", "--profiles", str(tmp_path)).stderr
+    both = run("fit", "memory", "--target", "step_time", "--profiles", str(tmp_path))
+    assert "say once" in both.stderr
+    only = run("fit", "memory", "--setting", "W2/1gbit", "--profiles", str(tmp_path))
+    assert "for bursts" in only.stderr
