@@ -20,10 +20,11 @@ from presage.model.event import (
     JobSubmitted,
     NodeUp,
     Outcome,
+    Remedy,
     event_from_json,
     event_to_json,
 )
-from presage.model.job import JobSpec, Reason, ReasonCode, Role, StopIntent
+from presage.model.job import JobSpec, OomRetry, Reason, ReasonCode, Role, StopIntent
 from presage.model.speed import SpeedPoint
 from presage.testing.strategies import job_specs, nodes
 
@@ -49,10 +50,12 @@ FIELDS: dict[Any, SearchStrategy[Any]] = {
     JobSpec: job_specs(),
     Outcome: st.sampled_from(Outcome),
     StopIntent: st.sampled_from(StopIntent),
+    Remedy: st.sampled_from(Remedy),
     Reason: reasons,
     Resources: st.builds(Resources, counts, counts, counts, counts),
     Estimates | None: st.none() | st.builds(Estimates, names, runtime_s=st.none() | estimates),
     Reason | None: st.none() | reasons,
+    OomRetry | None: st.none() | st.builds(OomRetry),
     SpeedPoint: st.builds(SpeedPoint, st.integers(9, 99), st.integers(1, 9), positive, positive),
     tuple[Worker, ...]: st.lists(workers, max_size=3).map(tuple),
     tuple[str, ...]: st.lists(names, max_size=2).map(tuple),

@@ -12,6 +12,7 @@ from typing import Any
 
 from presage.core.plan import Plan
 from presage.core.ports import Foreknows, LearnsSpeeds, Policy, Predictor
+from presage.core.remedies import stops
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
@@ -21,7 +22,10 @@ from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 __all__ = ["Engine"]
 
 _QUIET: frozenset[type[Any]] = frozenset(
-    {ev.JobStarted, ev.Progress, ev.StageChanged, ev.PhaseChanged}
+    {
+        *(ev.JobStarted, ev.Progress, ev.StageChanged, ev.PhaseChanged),
+        *(ev.AlertRaised, ev.AlertCleared),
+    }
 )
 """Facts that free nothing and ask for nothing: on their own they give a policy no reason to
 run."""
@@ -162,6 +166,12 @@ def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
         plan.limit(job, limits, fact.reason)
 
 
+def _on_remedy_advised(plan: Plan, fact: ev.RemedyAdvised) -> None:
+    job = plan.state.active.get(fact.job)
+    if job is not None and stops(job, fact):
+        plan.stop(job, StopIntent.REQUEUE, fact.reason)
+
+
 def _on_rules_changed(plan: Plan, fact: ev.RulesChanged) -> None:
     """What an earlier executor was to resize, and this one cannot, starts again."""
     if ev.Resize.__name__ in fact.lacks:
@@ -180,5 +190,6 @@ _FOLLOW_UPS: dict[type[Any], Any] = {
     ev.HaltRequested: _on_halt,
     ev.NodeDown: _on_node_down,
     ev.LimitsAdvised: _on_limits_advised,
+    ev.RemedyAdvised: _on_remedy_advised,
     ev.RulesChanged: _on_rules_changed,
 }

@@ -24,6 +24,7 @@ from presage.core.gates import Gates
 from presage.core.holds import is_ready
 from presage.core.invariants import check_state
 from presage.core.lifecycle import ALLOWED, ensure
+from presage.core.remedies import amended
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
 from presage.core.spent import Spent
@@ -68,27 +69,21 @@ class State:
         self.draining: set[str] = set()
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
-        self.active: dict[str, Job] = {}
-        """Jobs that hold devices: starting, running or stopping."""
-        self.incomplete: dict[str, Job] = {}
-        """Starting jobs that still lack workers (only when a policy switches gang off)."""
+        self.active: dict[str, Job] = {}  # hold devices: starting, running or stopping
+        self.incomplete: dict[str, Job] = {}  # start without all workers, if gang is off
         self.gates = Gates()  # jobs that wait for other jobs, not for room
         self.reservations: dict[str, tuple[Worker, ...]] = {}
         self.usage: dict[str, int] = {}  # milli-GPUs held by each queue
         self.scaling: set[str] = set()  # jobs whose owner asked for a number of workers
         self.wake_at: float | None = None
         self.submitted = 0
-        self.shapes: dict[tuple[Role, ...], int] = {}
-        """How often each combination of roles was submitted: what the workload looks like."""
+        self.shapes: dict[tuple[Role, ...], int] = {}  # how often each set of roles was submitted
         self.spent = Spent()  # GPU time by day, where `rules` say that it counts
-        self.speeds = SpeedBook()
-        """How fast runs of each workload were at the sizes they had."""
+        self.speeds = SpeedBook()  # how fast runs of each workload were at the sizes they had
         self.rules: ev.RulesChanged | None = None  # what decides, where somebody said so
-        self.changes = Changes()
-        """Which jobs changed, for whoever keeps something about them (`changes.Reader`)."""
-        self.ended: list[Job] = []  # jobs that ended in the present step
-        self.moves: list[Move] = []
-        """What became of jobs in it, in order; launches and stops are decisions and not here."""
+        self.changes = Changes()  # which jobs did, for who keeps something about them
+        self.ended: list[Job] = []  # jobs that did in the present step
+        self.moves: list[Move] = []  # what became of jobs in it, in order, decisions aside
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             kind: getattr(self, name) for kind, name in _HANDLERS.items()
         }
@@ -118,7 +113,7 @@ class State:
             handlers[type(event)](now, event)
 
     def check(self) -> None:
-        """Raise InvariantBroken unless every invariant holds. Costs far more than a step."""
+        """Raise InvariantBroken unless every invariant holds; far slower than a step."""
         check_state(self)
 
     def can(self, kind: type[Any]) -> bool:
@@ -234,8 +229,7 @@ class State:
             self._went(now, job)
 
     def _resume_requested(self, now: float, e: ev.ResumeRequested) -> None:
-        job = self.jobs.get(e.job)
-        if job is not None and job.state is HALTED:
+        if (job := self.jobs.get(e.job)) is not None and job.state is HALTED:
             if self.gates.enters(job):
                 self._queue(now, job, _BY_REQUEST["resumed"])
             else:
@@ -312,15 +306,15 @@ class State:
             self.changes.note(job)
 
     def _stage_changed(self, now: float, e: ev.StageChanged) -> None:
-        if (job := self._run(e)) is not None:
+        if job := self._run(e):
             job.stage = e.stage
 
     def _phase_changed(self, now: float, e: ev.PhaseChanged) -> None:
-        if (job := self._run(e)) is not None:
+        if job := self._run(e):
             job.phase = e.phase
 
     def _speed_measured(self, now: float, e: ev.SpeedMeasured) -> None:
-        if (job := self._run(e)) is not None:
+        if job := self._run(e):
             self.speeds.add(same_work(job.spec), e.point)
 
     def _rules_changed(self, now: float, e: ev.RulesChanged) -> None:
@@ -328,8 +322,14 @@ class State:
             job.held_since = now
         self.rules = e
 
-    def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
-        """The engine decides; nothing is different yet."""
+    def _limits_advised(self, now: float, e: ev.Fact) -> None:
+        """The engine decides, or nobody does; nothing is different yet."""
+
+    _alert_raised = _alert_cleared = _limits_advised
+
+    def _remedy_advised(self, now: float, e: ev.RemedyAdvised) -> None:
+        if (job := self._run(e)) is not None:
+            job.spec = amended(job.spec, e)
 
     # -- nodes ----------------------------------------------------------------------------------
 

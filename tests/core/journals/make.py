@@ -48,6 +48,7 @@ def main() -> None:
         "lived": lived(),
         "placed": placed(),
         "changed": changed(),
+        "troubled": troubled(),
     }.items():
         if (folder / f"{name}.jsonl").exists():
             continue
@@ -164,7 +165,8 @@ def told() -> MemoryStore:
     )
     tell.tell(ev.NodeUp(Node("plain", (Device(),) * 8)))
     kinds = {type(event) for _, event in tell.store.read()}
-    assert kinds == {*ev.FACTS, *ev.DECISIONS} - {ev.JobChanged, ev.NodeChanged}
+    later = {ev.JobChanged, ev.NodeChanged, ev.AlertRaised, ev.AlertCleared, ev.RemedyAdvised}
+    assert kinds == {*ev.FACTS, *ev.DECISIONS} - later
     return tell.store
 
 
@@ -208,6 +210,31 @@ def lost() -> MemoryStore:
         gone = [ev.JobExited(name, attempt, Outcome.LOST) for name in "ab"[: 1 + (attempt < 101)]]
         again = [ev.Launch(one.job, attempt + 1, worker) for one in gone]
         tell.tell(*gone, *again[: 101 - attempt])
+    return tell.store
+
+
+def troubled() -> MemoryStore:
+    """Runs in trouble, and what was done about them."""
+    tell, worker = Teller(), Worker(0, 0, "n")
+    tell.tell(ev.NodeUp(Node("n")), ev.NodeUp(Node("m")))
+    ask = Role(resources=Resources(memory_mib=1000))
+    tell.tell(*(ev.JobSubmitted(JobSpec(name, (ask,))) for name in "abc"))
+    for name in "abc":
+        tell.run(name, worker)
+    tell.tell(ev.Progress("a", 1, 0.5, {"step": 5.0}, ("loss",)))
+    tell.tell(ev.AlertRaised("stuck-1", "stuck", "worker a/worker-0", 0.99, "it stands", "a"))
+    away = ev.RemedyAdvised("a", 1, ev.Remedy.RESTART, WHY, ("n",))
+    tell.tell(away, ev.Stop("a", 1, StopIntent.REQUEUE, WHY))
+    tell.tell(ev.JobExited("a", 1, Outcome.STOPPED), ev.AlertCleared("stuck-1", "over", "a"))
+    tell.run("a", Worker(0, 0, "m"), attempt=2)
+    tell.tell(ev.AlertRaised("bad-2", "bad_node", "node n", 0.97, "4 of 4"))
+    tell.tell(ev.RemedyAdvised("b", 1, ev.Remedy.MEMORY, WHY, (), OomRetry(1, 2.0)))
+    tell.tell(ev.RemedyAdvised("b", 7, ev.Remedy.MEMORY, WHY))  # of no present run
+    tell.tell(ev.JobExited("b", 1, Outcome.OUT_OF_MEMORY, WHY))
+    tell.run("b", worker, attempt=2)
+    stop = ev.Stop("c", 1, StopIntent.REQUEUE, WHY)
+    tell.tell(ev.RemedyAdvised("c", 1, ev.Remedy.CHECKPOINT, WHY), stop)
+    tell.tell(ev.JobExited("c", 1, Outcome.STOPPED), ev.AlertCleared("bad-2", "gone"))
     return tell.store
 
 
