@@ -10,6 +10,7 @@ client and for KUBECONFIG; `admin` may do everything, the users in `USERS` nothi
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from typing import Any
 
 from presage.executors.node.guardian import free_port
 from presage.executors.node.limits import die_with_parent
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["USERS", "Plane", "PlaneError", "find_programs", "plane_for_tests"]
 
@@ -262,8 +263,15 @@ class Plane:
             {"Authorization": f"Bearer token-{user}", "Content-Type": kind},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30, context=self._tls) as answer:
-            text = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self._tls) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:  # it would hold its connection open
+            with error:
+                said = io.BytesIO(error.read())
+            raise urllib.error.HTTPError(
+                error.url, error.code, error.reason, error.headers, said
+            ) from None
         return dict(json.loads(text)) if text.startswith(b"{") else {}
 
     def add_node(

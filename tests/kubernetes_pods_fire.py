@@ -20,15 +20,13 @@ from presage.executors.kubernetes.api import CONFIG_MAPS, PODS, Json, KubeApi, c
 from presage.executors.kubernetes.reflect import Reflector
 from presage.model.errors import KubernetesError
 from tests.executors.foreign_pods import DropIn, gang
-from tests.kubernetes_fire import GPUS, LossyApi, Recorder, StandIn
+from tests.kubernetes_fire import GPUS, LossyApi, Pace, Recorder, StandIn
 from tests.kubernetes_plane import Plane
 from tests.waiting import eventually
 
 __all__ = ["PodsFire", "PodsFireResult", "pods_under_fire"]
 
 GANG, SIZE = "presage.dev/gang", "presage.dev/gang-size"
-_AT_ONCE = 8
-"""Gangs that are there at a time, so that blows hit all along."""
 
 
 class Operator:
@@ -36,7 +34,9 @@ class Operator:
 
     def __init__(self, api: KubeApi, sizes: dict[str, int]) -> None:
         self._api = api
-        self.left = dict(sizes)
+        self.left: dict[str, int] = {}
+        self.coming = dict(sizes)
+        """Gangs that are not wanted yet."""
         self.made: Counter[str] = Counter()
         """How often each gang was made."""
         self._names: dict[str, list[str]] = {}
@@ -47,13 +47,23 @@ class Operator:
         self.pods = Reflector(api, PODS, "default", labels=GANG)
         self.pods.start()
 
+    def want(self, more: int) -> None:
+        """So many gangs more are to run."""
+        for name in list(self.coming)[:more]:
+            self.left[name] = self.coming.pop(name)
+
+    @property
+    def active(self) -> bool:
+        """Whether pods of some gang are there."""
+        return bool(self._names)
+
     def look(self) -> None:
         """Do what is to be done now."""
         there: dict[str, dict[str, Json]] = {}
         for pod in self.pods.objects().values():
             name = pod["metadata"]["labels"][GANG]
             there.setdefault(name.rpartition("-")[0], {})[pod["metadata"]["name"]] = pod
-        for name in list(self.left)[:_AT_ONCE]:
+        for name in list(self.left):
             with suppress(KubernetesError):  # the next look goes on
                 self._look_at(name, there.get(name, {}))
 
@@ -144,19 +154,25 @@ def pods_under_fire(plane: Plane, fire: PodsFire, say: Callable[[str], None]) ->
     scheduler = LossyDropIn(plane)
     operator = Operator(clean, {f"g{i}": chance.randint(2, 6) for i in range(fire.gangs)})
     todo = _blows(fire, chance)
+    pace = Pace(fire.gangs, len(todo))
     result, began = PodsFireResult(), time.monotonic()
     try:
-        while (operator.left or todo) and time.monotonic() < began + fire.patience_s:
+        while operator.coming or operator.left or todo:
+            if time.monotonic() > began + fire.patience_s:
+                break
+            came = fire.gangs - len(operator.coming)
+            ended = came - len(operator.left)
+            operator.want(pace.release(ended, came))
             operator.look()
             scheduler.decide()
-            ended = 1 - len(operator.left) / fire.gangs
-            if todo and todo[0][0] <= ended:
-                blow = todo.pop(0)[1]
+            if todo and pace.strikes(ended, active=operator.active):
+                blow = todo.pop(0)
                 result.done[blow] += 1
                 _strike(blow, plane, clean, scheduler, chance)
-                say(f"{fire.gangs - len(operator.left)} of {fire.gangs} gangs done; {blow}")
+                say(f"{ended} of {fire.gangs} gangs done; {blow}")
         result.seconds = time.monotonic() - began
-        result.undone, result.half = list(operator.left), recorder.half()
+        result.undone = [*operator.left, *operator.coming]
+        result.half = recorder.half()
     finally:
         operator.pods.close()
         scheduler.adopted.close()
@@ -181,16 +197,16 @@ class LossyDropIn(DropIn):
         self._handle([])
 
 
-def _blows(fire: PodsFire, chance: random.Random) -> list[tuple[float, str]]:
+def _blows(fire: PodsFire, chance: random.Random) -> list[str]:
     counts = {
         "kill the API server": fire.api_kills,
         "delete a pod": fire.pod_deletes,
         "drop the watches": fire.watch_drops,
         "restart": fire.restarts,
     }
-    return sorted(
-        (chance.random() * 0.9, what) for what, count in counts.items() for _ in range(count)
-    )
+    blows = [what for what, count in counts.items() for _ in range(count)]
+    chance.shuffle(blows)
+    return blows
 
 
 def _strike(

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -29,8 +30,11 @@ from tests.waiting import eventually
 __all__ = ["VERSIONS", "SlurmCluster", "engine_home", "missing_engine"]
 
 VERSIONS = ("22.05", "26.05")
-_CALL_S = 30.0
+_CALL_S = 120.0
 _PDEATHSIG = 1
+_NEWNS = 0x20000
+_BIND, _REC, _PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_SIGNS_AT = {name: f"/run/{name}" for name in ("slurmctld", "slurmdbd")} | {"slurmd": "/run/slurm"}
 _CRED = "\nCredType=cred/slurm"
 
 
@@ -79,11 +83,13 @@ class SlurmCluster:
         self._munge = version < "23.11"
         """Whether it needs munge; later versions have their own keys."""
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        # The commands of Slurm find everything by these two.
+        # The commands of Slurm find everything by these. Nobody kills the database.
+        signer = "slurmdbd" if accounting else "slurmctld"
         self.env = {
             **os.environ,
             "SLURM_CONF": str(self.conf),
             "PATH": f"{self.bin}:{os.environ.get('PATH', os.defpath)}",
+            "SLURM_SACK_SOCKET": str(self.directory / f"run-{signer}" / "sack.socket"),
         }
 
     # -- life -----------------------------------------------------------------------------------
@@ -178,12 +184,12 @@ class SlurmCluster:
         out = (self.directory / f"{name}.out").open("ab")
         self._daemons[name] = subprocess.Popen(
             [str(self.bin / program), *argv],
-            env={**self.env, "RUNTIME_DIRECTORY": str(runtime), **env},
+            env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             cwd=self.directory,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(_begin_daemon, str(runtime), _SIGNS_AT.get(program)),
         )
         out.close()
 
@@ -374,5 +380,18 @@ def _of_cluster(mark: bytes, directory: Path) -> list[int]:
     return found
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+def _begin_daemon(own: str, shared: str | None) -> None:
+    """Die with the parent. Where it signs for commands is a fixed place below /run, which the
+    daemons of every cluster on this machine would share: it sees one of its own there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    if shared is None or os.geteuid() != 0:
+        return
+    Path(shared).mkdir(exist_ok=True)
+    for call in (
+        libc.unshare(_NEWNS),
+        libc.mount(None, b"/", None, _REC | _PRIVATE, None),
+        libc.mount(own.encode(), shared.encode(), None, _BIND, None),
+    ):
+        if call != 0:
+            raise OSError(ctypes.get_errno(), "a daemon of Slurm needs a place of its own")

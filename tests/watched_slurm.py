@@ -19,7 +19,9 @@ NOBODY = 65534
 AS_NOBODY = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
     # The interpreter and Slurm may be in a home directory that nobody else may enter.
+    # access(2) asks without capabilities unless uids leave them alone.
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+    "--securebits=+no_setuid_fixup",
 )
 _READS = re.compile(r"REQUEST_(\w*INFO\w*|PING|BUILD_INFO|CONFIG)$")
 _OUTCOMES = {"COMPLETED": "succeeded", "CANCELLED": "stopped", "PREEMPTED": "stopped"}

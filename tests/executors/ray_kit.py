@@ -63,6 +63,12 @@ _CONFIG = HEALTH | BARE | {"health_check_timeout_ms": 20_000}
 """A node that is gone refuses the connection and is noticed as soon as ever; one that takes long
 on a busy machine is waited for."""
 
+_WAITS = {
+    "RAY_gcs_server_port_wait_time_s": str(int(PATIENCE_S)),
+    "RAY_gcs_server_request_timeout_seconds": str(int(PATIENCE_S)),
+}
+"""How long the head may take to say its port, and to answer a node that starts."""
+
 _shared: list[RayCluster] = []
 
 
@@ -70,7 +76,7 @@ _shared: list[RayCluster] = []
 def _patience() -> Iterator[None]:
     """Start nodes without the API server, and wait for them as long as it takes: Ray itself gives
     up after half a minute, which a busy machine may need."""
-    from ray._private import services
+    from ray._private import ray_constants, services
     from ray._private.node import Node
 
     get = services.get_node
@@ -86,7 +92,9 @@ def _patience() -> Iterator[None]:
         return eventually(ask)[0]
 
     with (
+        patch.dict(os.environ, _WAITS),
         patch.object(services, "get_node", get_node),
+        patch.object(ray_constants, "GCS_SERVER_REQUEST_TIMEOUT_SECONDS", int(PATIENCE_S)),
         patch.object(Node, "start_api_server", lambda *args, **options: None),
     ):
         yield

@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,16 @@ def need_slurm(version: str) -> None:
 class SlurmWorld:
     """A Slurm, and a data directory with a driver: for many tests, since pilots take seconds."""
 
-    def __init__(self, version: str, mode: str, *, nodes: int = 3, **options: Any) -> None:
+    def __init__(
+        self,
+        version: str,
+        mode: str,
+        *,
+        nodes: int = 3,
+        pilots: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """`pilots` says how many of the nodes pilots hold; all of them, if it is not given."""
         # A path that leaves room for the names of sockets.
         self.place = Path(tempfile.mkdtemp(prefix="presage-slurm-"))
         self.data = self.place / "data"
@@ -45,14 +55,13 @@ class SlurmWorld:
         self.mode = mode
         self.slurm = SlurmCluster(version, self.place / "slurm", nodes=nodes, gpus=4, **options)
         self.slurm.start()
-        self.setup = SlurmSetup(
-            data=str(self.data), mode=mode, pilot_nodes=nodes, time_limit_s=3600.0
-        )
+        held = {"pilot_nodes": nodes} if pilots is None else dict(pilots)
+        self.setup = SlurmSetup(data=str(self.data), mode=mode, time_limit_s=3600.0, **held)
         self.commands = SlurmCommands(env=self.slurm.env)
         self.link = self.connect()
         self._first = self.executor()
         if mode == "pilot":
-            eventually(lambda: len(self.link.nodes) == nodes)
+            eventually(lambda: len(self.link.nodes) == self.setup.pilot_nodes)
 
     def connect(self) -> SlurmLink:
         """A driver, or another one."""

@@ -3,12 +3,14 @@ wrong."""
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
 
 from presage.policy.config import PolicyConfig
 from tests.executors.foreign_pods import PODS, drop_in, gang, pod
+from tests.kubernetes_fire import RESET_IN_HANDSHAKE
 from tests.kubernetes_plane import Plane
 from tests.kubernetes_pods_fire import PodsFire, pods_under_fire
 from tests.waiting import PATIENCE_S, eventually
@@ -260,6 +262,7 @@ def test_a_restart_learns_of_pods_that_ended_or_went_meanwhile(plane: Plane) -> 
         cluster.until(lambda: "part-0" in cluster.bound())
 
 
+@pytest.mark.filterwarnings(RESET_IN_HANDSHAKE)
 @pytest.mark.parametrize(
     "fire",
     [
@@ -275,6 +278,7 @@ def test_a_restart_learns_of_pods_that_ended_or_went_meanwhile(plane: Plane) -> 
 )
 def test_gangs_of_others_under_fire(plane: Plane, fire: PodsFire) -> None:
     result = pods_under_fire(plane, fire, lambda line: None)
+    gc.collect()
     assert result.breaches == []
     assert result.undone == []
     assert result.half == []

@@ -52,9 +52,6 @@ class TestKubernetes(ExecutorSuite):
         kit.close()
         kubelet.plane.clear(nodes=False)
 
-    def test_a_job_asks_for_workers_and_is_heard_once(self, watch: Watcher) -> None:
-        pytest.skip("what a job asks for inside a pod is not heard: runs are not resized either")
-
     def test_logs_are_complete(self, watch: Watcher) -> None:
         """As the suite has it, but for the order of lines of two streams: a container has two."""
         script = """

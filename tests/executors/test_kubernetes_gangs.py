@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from presage.executors.kubernetes.settings import ClusterUse
 from presage.model.cluster import Worker
 from presage.model.event import JobExited, Launch, Stop
 from presage.model.job import Reason, ReasonCode, StopIntent
-from tests.kubernetes_fire import Fire, StandIn, gang_job, under_fire
+from tests.kubernetes_fire import RESET_IN_HANDSHAKE, Fire, StandIn, gang_job, under_fire
 from tests.kubernetes_plane import Plane
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.filterwarnings(RESET_IN_HANDSHAKE)
 @pytest.mark.parametrize(
     "fire",
     [
@@ -44,6 +46,7 @@ pytestmark = pytest.mark.engine
 )
 def test_gangs_under_fire(plane: Plane, tmp_path: Path, fire: Fire) -> None:
     result = under_fire(plane, tmp_path, fire, lambda line: None)
+    gc.collect()
     assert result.breaches == []
     assert result.half == []
     assert result.left == []

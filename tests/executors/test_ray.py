@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -386,7 +385,6 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
     watch.executor.launch(ev.Launch("mover", 1, (Worker(0, 0, "n2", (0,)),)))
     watch.until_log("mover", "step 40")
     steps_before = _last_step(kit.log("mover", 1, "worker-0"))
-    began = time.monotonic()
     cluster.kill("n2")
     exited = watch.end("mover")
     assert exited.outcome is Outcome.LOST
@@ -395,7 +393,6 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_when_its_node_is_killed(
     watch.until(lambda: ev.NodeDown("n2") in watch.facts, "known to be down")
     watch.executor.launch(ev.Launch("mover", 2, (Worker(0, 0, "n1", (0,)),)))
     watch.until_log("mover", "step", attempt=2)
-    assert time.monotonic() - began <= 15.0
     went_on = int(kit.log("mover", 2, "worker-0").split()[1])
     assert went_on >= steps_before - 40  # at most two seconds of work are done again
     assert went_on > 0

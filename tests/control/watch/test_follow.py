@@ -228,6 +228,14 @@ def test_a_controller_that_forgot_what_it_told(watched: Watched) -> None:
     assert [event.partition(" ")[2] for event in events] == ["CancelRequested"]
 
 
+def test_two_runs_that_began_in_one_second_are_told_apart(watched: Watched) -> None:
+    first = run(7.0, "n0", end=SeenEnd(7.0, Outcome.STOPPED, again=True))
+    job = replace(waiting(at=6.0), runs=(first, run(7.0, "n0", attempt=2)))
+    watched.see(7.0, job)
+    over = run(7.0, "n0", attempt=2, end=SeenEnd(9.0, Outcome.SUCCEEDED))
+    assert watched.see(10.0, replace(job, runs=(first, over))) == ["9 JobExited"]
+
+
 def test_nodes_come_go_and_change(watched: Watched) -> None:
     first, second = NODES
     down = replace(first, state=NodeState.DOWN)

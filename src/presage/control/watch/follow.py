@@ -149,7 +149,8 @@ class Follower:
         """What became of the run that the state knows."""
         if not job.allocation:
             return
-        run = next((run for run in seen.runs if run.started_at == job.mark), None)
+        began = [run for run in seen.runs if run.started_at == job.mark]  # two in one second
+        run = min(began, key=lambda run: abs(run.attempt - job.attempt), default=None)
         if run is not None and run.end is not None:
             yield _Happening(
                 run.end.at, _Rank.END, _bind(self._over, job.id, job.attempt, run.end)

@@ -29,6 +29,9 @@ class Refused(Exception):
 class FleetPort(Protocol):
     """What a run needs of a cluster."""
 
+    beside: bool
+    """Whether workers of another size can get ready while the present ones go on."""
+
     @property
     def nodes(self) -> Mapping[str, FleetNode]:
         """Those that are alive, by name."""

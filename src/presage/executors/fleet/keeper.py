@@ -107,6 +107,10 @@ class Keeper:
         for run in self._runs.values():
             run.lose(id, why)
 
+    def found_again(self, id: str) -> None:
+        """A node that was gone is there again: what still runs there for us was given up."""
+        self._do(self._drop_strays(id))
+
     async def _keep(self, run: GangRun) -> None:
         """A run, to its end."""
         await run.live()
@@ -153,10 +157,13 @@ class Keeper:
             if name not in self.wanted:
                 await self._driver.release(name)
         for id in await self._driver.existing_agents():
-            with suppress(AgentGone, AgentSilent):
-                runs = await self._driver.call(id, "runs", self.owner, timeout_s=_SLACK_S)
-                for key in set(runs) - self._by_key().keys():
-                    await self._drop(id, key)
+            await self._drop_strays(id)
+
+    async def _drop_strays(self, id: str) -> None:
+        with suppress(AgentGone, AgentSilent):
+            runs = await self._driver.call(id, "runs", self.owner, timeout_s=_SLACK_S)
+            for key in set(runs) - self._by_key().keys():
+                await self._drop(id, key)
 
     async def _drop(self, id: str, key: str) -> None:
         with suppress(AgentGone, AgentSilent):

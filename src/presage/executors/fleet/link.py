@@ -47,6 +47,8 @@ class DriverLink:
         self.held: dict[str, list[int]] = {}
         """What others hold on them: milli-CPUs, MiB and GPUs, by name."""
         self.draining: frozenset[str] = frozenset()
+        self.further: tuple[Node, ...] = ()
+        """Nodes that are not there and that could be."""
         self._log = log
         self._lock = threading.Lock()
         self._listeners: dict[Callable[[], None], str] = {}
@@ -188,6 +190,7 @@ class DriverLink:
         self._trouble = ""
         self.held = {name: amounts for name, *amounts in line.held}
         self.draining = frozenset(line.draining)
+        self.further = tuple(decode(Node, body) for body in line.further)
         self.nodes = tuple((id, decode(Node, body)) for id, body in line.nodes)
         if self._first.is_set() and self._away_since is not None:
             log.warning("%s is back, nodes: %d", self.cluster, len(self.nodes))

@@ -419,9 +419,12 @@ class GangRun:
 
     async def _make_way(self, asked: msg.ResizeOrder) -> None:
         """Bring up the workers that are to come, while the present ones go on; then have these
-        stand still."""
+        stand still. Where nothing can run beside them, the others come when they are gone."""
         order = self._order.but(workers=asked.target, size=asked.number)
         spec, _ = self._asks(order)
+        if not self._cluster.beside:
+            await self._group.hold(asked.number, len(asked.target), self._where.grace_s)
+            return
         self._next = self._choose(order, spec)
         self._listen_on(self._next)
         preparing = asyncio.create_task(self._prepare(self._next, spec))

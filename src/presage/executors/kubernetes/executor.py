@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
+from presage.executors.kubernetes.context import RunContext
 from presage.executors.kubernetes.devices import is_usable, run_node
 from presage.executors.kubernetes.logs import LogReaders
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
 from presage.executors.kubernetes.reflect import Reflector
-from presage.executors.kubernetes.run import PodRun, RunContext
+from presage.executors.kubernetes.run import PodRun
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.plan import LOG_CAP
 from presage.executors.node.runspec import RunSpec
@@ -42,6 +43,8 @@ from presage.model.event import (
     NodeDraining,
     NodeUp,
     Outcome,
+    Resize,
+    ScaleRequested,
     Stop,
 )
 from presage.model.job import Reason, ReasonCode
@@ -53,6 +56,7 @@ log = logging.getLogger("presage.kubernetes")
 _HANDS = 16
 """Runs that are taken further at the same time."""
 _LONGEST_PAUSE_S = 2.0
+_WISHES_S = 1.0
 
 
 class KubernetesExecutor:
@@ -80,6 +84,12 @@ class KubernetesExecutor:
         self._facts: list[Fact] = []
         self._told: list[PodRun] = []
         """Runs whose end the last poll returned."""
+        self._wished: list[PodRun] = []
+        """Runs whose wish for workers the last poll returned."""
+        self._wishes_at = 0.0
+        if not self._use.lasting:
+            # No checkpoint outlives a pod: a job of another size would begin anew.
+            self.resize = None  # type: ignore[method-assign,assignment]
         self._runs: dict[Key, PodRun] = {}
         self._waiting: dict[Key, Launch] = {}
         """Launches that wait for the rest of their workers."""
@@ -109,6 +119,7 @@ class KubernetesExecutor:
             follow=self._logs.follow if self._use.logs else lambda *_: None,
             listen=self._logs.listen if self._use.logs else lambda *_: None,
             logs_are_in=self._logs.are_in,
+            forget_logs=self._logs.forget,
         )
         self._nodes.start()
         self._node_changes()
@@ -168,6 +179,14 @@ class KubernetesExecutor:
                 self._layout.logs(*key).mkdir(parents=True, exist_ok=True)  # a late Launch sees it
         self._tell(JobExited(*key, Outcome.STOPPED, decision.reason))
 
+    def resize(self, decision: Resize) -> None:
+        """Change a run to exactly these workers; JobResized follows, or JobExited if it ends
+        first. None where pods see no storage that outlives them."""
+        run = self._runs.get((decision.job, decision.attempt))
+        if run is not None:
+            run.change.asked = decision.workers
+            self._plan(run.key)
+
     def poll(self, now: float) -> list[Fact]:
         """Facts since the last poll, in the order they happened, nodes first. Asking again says
         that those of the last poll are safely written down."""
@@ -175,7 +194,9 @@ class KubernetesExecutor:
             os.eventfd_read(self._event)
         for run in self._told:
             self._plan(run.key)  # its remains are removed
-        self._told = []
+        for run in self._wished:
+            run.change.wish_is_safe()
+        self._told, self._wished = [], []
         facts = self._node_changes()
         with self._lock:
             taken, self._facts = self._facts, []
@@ -186,9 +207,19 @@ class KubernetesExecutor:
                 if run_of is not None:
                     run_of.heard = True
                     self._told.append(run_of)
+        facts += self._wishes()
         if self._told:
             self.wake()
         return facts + self.follow_up(facts)
+
+    def _wishes(self) -> list[Fact]:
+        """What programs of elastic runs ask for, looked for now and then."""
+        if time.monotonic() < self._wishes_at:
+            return []
+        self._wishes_at = time.monotonic() + _WISHES_S
+        found = [(run, run.wish()) for run in list(self._runs.values())]
+        self._wished = [run for run, workers in found if workers is not None]
+        return [ScaleRequested(run.key[0], count) for run, count in found if count is not None]
 
     # -- beyond the port ------------------------------------------------------------------------
 

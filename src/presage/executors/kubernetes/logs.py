@@ -42,14 +42,15 @@ class LogReaders:
         self._reading: dict[tuple[Key, str], threading.Thread] = {}
         self._closed = threading.Event()
 
-    def follow(self, key: Key, worker: str, pod: str) -> None:
-        """Read a worker's log to its end; again changes nothing."""
+    def follow(self, key: Key, worker: str, pod: str, base: int = 0) -> None:
+        """Read the log of a worker's pod to its end, which begins `base` bytes into ours; again
+        changes nothing."""
         mark = (key, worker)
         if mark in self._reading:
             return
         path = self._layout.log(*key, worker)
         thread = threading.Thread(
-            target=self._read, args=(pod, path), name=f"log-{pod}", daemon=True
+            target=self._read, args=(pod, path, base), name=f"log-{pod}", daemon=True
         )
         self._reading[mark] = thread
         thread.start()
@@ -89,8 +90,8 @@ class LogReaders:
                 if self._closed.is_set():
                     return
 
-    def _read(self, pod: str, path: Path) -> None:
-        had = path.stat().st_size if path.exists() else 0
+    def _read(self, pod: str, path: Path, base: int) -> None:
+        had = _had(path, base)
         trouble = ""
         for _ in range(_TRIES):
             try:
@@ -100,7 +101,7 @@ class LogReaders:
                 trouble = str(error)
                 if self._closed.wait(_PAUSE_S) or error.status == 404:
                     break
-                had = path.stat().st_size if path.exists() else 0
+                had = _had(path, base)
         if not self._closed.is_set():
             with path.open("ab") as log:
                 log.write(f"[presage: the log cannot be read: {trouble}]\n".encode())
@@ -125,3 +126,8 @@ class LogReaders:
                     times.cut(size - kept, note)
                 else:
                     times.note(size, time.time())
+
+
+def _had(path: Path, base: int) -> int:
+    """How much of a pod's log we have."""
+    return max(0, path.stat().st_size - base) if path.exists() else 0

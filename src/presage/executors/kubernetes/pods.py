@@ -36,8 +36,11 @@ __all__ = [
     "MAIN",
     "MANAGED",
     "RUN",
+    "SIZE",
     "WORKER",
     "RunObjects",
+    "placed_json",
+    "placed_workers",
     "run_name",
     "worker_name",
 ]
@@ -46,6 +49,8 @@ MANAGED = "app.kubernetes.io/managed-by"
 RUN = "presage.dev/run"
 JOB, ATTEMPT = "presage.dev/job", "presage.dev/attempt"
 WORKER = "presage.dev/worker"
+SIZE = "presage.dev/size"
+"""How often the run had got other workers when this pod was made."""
 GATE = "presage.dev/gang"
 RECORD = "presage.dev/record"
 MAIN, COMPANION, BRING = "main", "presage-keep", "presage-bring"
@@ -69,6 +74,10 @@ class RunObjects:
     namespace: str
     nodes: Mapping[str, Json]
     """The nodes of the workers, as the cluster has them."""
+    size: int = 0
+    """How often it has got other workers."""
+    ran_s: float = 0.0
+    """For how long others before these ran."""
 
     @property
     def name(self) -> str:
@@ -99,13 +108,12 @@ class RunObjects:
 
     def record(self) -> Json:
         """The object that owns all others and holds what was decided about the run."""
-        placed = [[w.role, w.index, w.node, list(w.devices)] for w in self.workers]
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {**self._meta(self.name), "labels": {**self._labels(), RECORD: "true"}},
             "data": {
-                "workers": json.dumps(placed),
+                "workers": placed_json(self.workers),
                 RunPlan.FILE: json.dumps(
                     pack(bare_plan(_INSIDE, self.spec, self.job, self.attempt))
                 ),
@@ -153,7 +161,7 @@ class RunObjects:
         for rank, worker in enumerate(self.workers):
             name = worker_name(self.spec, worker)
             meta = self._meta(f"{self.name}-{name}", owner)
-            meta["labels"] = {**meta["labels"], WORKER: name}
+            meta["labels"] = {**meta["labels"], WORKER: name, SIZE: str(self.size)}
             spec = self._pod_spec(plan, worker, rank)
             made[name] = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
         return made
@@ -192,7 +200,7 @@ class RunObjects:
         use, spec, role = self.use, self.spec, self.spec.roles[worker.role]
         containers = [self._main(plan, worker, role, rank)]
         if use.helper_image:
-            containers.append(self._step(COMPANION, "keep"))
+            containers.append(self._step(COMPANION, "keep", self._progress(plan, worker)))
         made: Json = {
             "schedulerName": use.scheduler_name,
             "schedulingGates": [{"name": GATE}],
@@ -208,13 +216,14 @@ class RunObjects:
             "volumes": self._volumes(),
         }
         if self.brings:
-            made["initContainers"] = [self._step(BRING, "bring")]
+            bring = self._step(BRING, "bring", self._progress(plan, worker))
+            made["initContainers"] = [bring]
         if use.host_network:
             made["hostNetwork"] = True
         else:
             made["subdomain"] = self.name
         if spec.time_limit_s is not None:
-            made["activeDeadlineSeconds"] = max(1, math.ceil(spec.time_limit_s))
+            made["activeDeadlineSeconds"] = max(1, math.ceil(spec.time_limit_s - self.ran_s))
         if use.service_account:
             made["serviceAccountName"] = use.service_account
         if use.pull_secrets:
@@ -224,7 +233,7 @@ class RunObjects:
     def _main(self, plan: RunPlan, worker: Worker, role: RoleSpec, rank: int) -> Json:
         spec = self.spec
         env = worker_environment(plan, spec, role.name, rank, len(self.workers))
-        env["PRESAGE_PROGRESS"] = f"{plan.progress_dir}/{worker_name(spec, worker)}.json"
+        env["PRESAGE_PROGRESS"] = self._progress(plan, worker)
         if plan.torchrun:
             env |= {"MASTER_ADDR": self._first_address(), "MASTER_PORT": str(self._port())}
         gpus = gpu_request(role.gpus, 0, self.nodes[worker.node])
@@ -264,13 +273,19 @@ class RunObjects:
         look = f'if [ -n "$(ls -A {kept})" ]; then exec {go_on}; fi; exec {begin}'
         return "/bin/sh", "-c", look
 
-    def _step(self, name: str, step: str) -> Json:
+    def _progress(self, plan: RunPlan, worker: Worker) -> str:
+        return f"{plan.progress_dir}/{worker_name(self.spec, worker)}.json"
+
+    def _step(self, name: str, step: str, progress: str) -> Json:
         place = f"{_INSIDE.data}/record"
         return {
             "name": name,
             "image": self.use.helper_image,
             "command": ["python3", "-m", f"{_OBJECT}.steps", step],
-            "env": [{"name": "PRESAGE_PLAN", "value": f"{place}/{RunPlan.FILE}"}],
+            "env": [
+                {"name": "PRESAGE_PLAN", "value": f"{place}/{RunPlan.FILE}"},
+                {"name": "PRESAGE_PROGRESS", "value": progress},
+            ],
             "volumeMounts": [
                 {"name": "run", "mountPath": str(_INSIDE.run(self.job, self.attempt))},
                 *self._mounts(),
@@ -285,6 +300,10 @@ class RunObjects:
             {"name": "run", "mountPath": f"{run}/{part}", "subPath": part}
             for part in ("work", "data", "progress")  # so that they are there, whoever looks
         ]
+        if self.use.lasting:  # the server passes word there
+            path = run / "progress"
+            inside = str(path.relative_to(_INSIDE.data))
+            mounts[-1] = {"name": "data", "mountPath": str(path), "subPath": inside}
         kept = [_INSIDE.checkpoints(self.job), _INSIDE.results(self.job)]
         for path in kept:
             inside = str(path.relative_to(_INSIDE.data)) if self.use.lasting else path.name
@@ -327,6 +346,17 @@ def run_name(job: str, attempt: int) -> str:
     """What the objects of a run are called: readable, and one for each run."""
     mark = sha256(job.encode()).hexdigest()[:8]
     return f"presage-{_slug(job, 24)}-{mark}-{attempt}".lower()
+
+
+def placed_json(workers: Sequence[Worker]) -> str:
+    """Workers as the record has them."""
+    return json.dumps([[w.role, w.index, w.node, list(w.devices)] for w in workers])
+
+
+def placed_workers(text: str) -> tuple[Worker, ...]:
+    """Workers from what a record has."""
+    placed = json.loads(text)
+    return tuple(Worker(role, index, node, tuple(held)) for role, index, node, held in placed)
 
 
 def worker_name(spec: RunSpec, worker: Worker) -> str:

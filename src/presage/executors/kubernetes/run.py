@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from presage.executors.kubernetes.api import (
     CONFIG_MAPS,
@@ -23,9 +22,9 @@ from presage.executors.kubernetes.api import (
     SECRETS,
     SERVICES,
     Json,
-    KubeApi,
     Resource,
 )
+from presage.executors.kubernetes.context import RunContext, may_pass
 from presage.executors.kubernetes.devices import is_usable
 from presage.executors.kubernetes.monitor import (
     Key,
@@ -42,21 +41,23 @@ from presage.executors.kubernetes.monitor import (
 )
 from presage.executors.kubernetes.pods import (
     RUN,
+    SIZE,
     RunObjects,
+    placed_json,
+    placed_workers,
     ranked,
     run_name,
     worker_name,
 )
-from presage.executors.kubernetes.settings import ClusterUse
+from presage.executors.kubernetes.resizing import SizeChange
 from presage.executors.node.messages import ProgressReport, StepWord
 from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
-from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import KubernetesError, RunSpecError
 from presage.model.event import (
-    Fact,
     JobExited,
+    JobResized,
     JobStarted,
     LaunchFailed,
     Outcome,
@@ -67,37 +68,13 @@ from presage.model.event import (
 )
 from presage.model.job import Reason, ReasonCode
 
-__all__ = ["PodRun", "RunContext", "may_pass"]
+__all__ = ["PodRun"]
 
 _LOOK_AT_EVENTS_S = 20.0
 """When events are first looked at for why a pod does not start; then half as often each time."""
 _MOST_S = 300.0
 _SILENT_S = 300.0
 """A node that was not heard of for so long runs nothing any more, as far as we are concerned."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """What a run needs of the executor it belongs to."""
-
-    api: KubeApi
-    use: ClusterUse
-    layout: Layout
-    namespace: str
-    node: Callable[[str], Json | None]
-    """A node as the cluster has it now."""
-    tell: Callable[[Fact], None]
-    follow: Callable[[Key, str, str], None]
-    """Read the log of a worker's pod from now on; called again and again."""
-    listen: Callable[[Key, str, Callable[[StepWord], None]], None]
-    """Hear what the step beside a worker says; called again and again."""
-    logs_are_in: Callable[[Key], bool]
-    """Whether everything that pods printed was read, or never will be."""
-
-
-def may_pass(error: KubernetesError) -> bool:
-    """Whether the same request may succeed later."""
-    return error.status in (0, 409, 410, 429) or error.status >= 500
 
 
 class PodRun:
@@ -126,6 +103,11 @@ class PodRun:
         self._placed = False
         """Whether all its pods are bound, so that a missing one has vanished."""
         self._stage = ""
+        self.change = SizeChange(context.layout.run(*key) / "progress")
+        self._log_base: dict[str, int] = {}
+        """How long our logs were when the present pods began, by worker."""
+        self._began: float | None = None
+        """When the first workers of this attempt began, once there were others."""
         self._report: ProgressReport | None = None
         self._since = time.monotonic()
         self._look_at = self._since + _LOOK_AT_EVENTS_S
@@ -136,15 +118,26 @@ class PodRun:
 
     def on(self, node: str) -> bool:
         """Whether a worker of it is, or is to be, on a node."""
-        return any(worker.node == node for worker in self.workers)
+        return any(worker.node == node for worker in (*self.workers, *(self.change.next or ())))
 
     @property
     def recorded(self) -> bool:
         """Whether the cluster knows of it."""
         return self._record is not None
 
+    def wish(self) -> int | None:
+        """How many workers its program asks for, if it has just asked."""
+        try:
+            elastic = any(role.max > role.min for role in self._spec_now().roles)
+        except RunSpecError:
+            return None
+        wants = elastic and self._context.use.lasting and self.end is None
+        return self.change.wish() if wants else None
+
     def saw(self, worker: str, pod: Json, *, deleted: bool) -> None:
         """The watch saw a pod of it."""
+        if int(pod["metadata"]["labels"].get(SIZE) or 0) != self.change.number:
+            return  # of the workers before
         if not deleted:
             self.pods[worker] = pod
             return
@@ -162,6 +155,7 @@ class PodRun:
             api.request("DELETE", PODS.path(where), query=query, body=body)
         if self._record is not None:
             api.delete(CONFIG_MAPS, self.name, where, uid=self._record["metadata"]["uid"])
+        self.change.remove()
 
     # -- the next step --------------------------------------------------------------------------
 
@@ -177,6 +171,8 @@ class PodRun:
             self._decide()
             if self.end is not None:
                 return self._finish()
+            if (again_s := self._change_workers()) is not None:
+                return again_s
             if not self._placed:
                 self._place()
                 self._tell_start()
@@ -192,15 +188,24 @@ class PodRun:
 
     def _tell_start(self) -> None:
         """Tell that all workers are up, once they are; a short one may be over already."""
-        if self._told_start or not self.workers or self.end is not None:
+        change = self.change
+        if not self.workers or self.end is not None or change.next is not None:
+            return
+        if self._told_start and not change.owed:
             return
         began = started_at(self._sights())
         if began is None:
             return
+        tell, started = self._context.tell, not self._told_start
         self._told_start = True
         if self._stage:
-            self._context.tell(StageChanged(*self.key, ""))
-        self._context.tell(JobStarted(*self.key, began if self._adopted else None))
+            tell(StageChanged(*self.key, ""))
+            self._stage = ""
+        if started:
+            tell(JobStarted(*self.key, (self._began or began) if self._adopted else None))
+        if change.owed:
+            change.owed = False
+            tell(JobResized(*self.key))
 
     def _decide(self) -> None:
         """See how the run ends, if it does, and write that down before anything follows."""
@@ -209,6 +214,8 @@ class PodRun:
         if self.stop is not None:
             self._note_end(JobExited(*self.key, Outcome.STOPPED, self.stop))
             return
+        if self.change.next is not None:
+            return  # they end because they were told to
         spec, sights = self._spec_now(), self._sights()
         missing = [sight.name for sight in sights if sight.pod is None]
         began = [name for name, pod in self.gone.items() if has_begun(pod)]
@@ -219,10 +226,10 @@ class PodRun:
             self._note_end(self._vanished(missing[0] if self._placed else began[0]))
             return
         end = judge(
-            self.key, sights, started=self._told_start, time_limit_s=spec.time_limit_s
+            self.key, sights, started=self._has_run, time_limit_s=spec.time_limit_s
         ) or self._taken_away(sights)
         if end is not None:
-            if isinstance(end, LaunchFailed) and self._told_start:
+            if isinstance(end, LaunchFailed) and self._has_run:
                 end = JobExited(*self.key, Outcome.FAILED, end.reason)
             self._note_end(end)
 
@@ -256,6 +263,8 @@ class PodRun:
         self._secrets()  # a missing one is found before anything is made
         logs = self._context.layout.logs(*self.key)
         logs.mkdir(parents=True, exist_ok=True)  # from here on, the run was started
+        if self._context.use.lasting:
+            self.change.prepare()
         self._record = self._made(CONFIG_MAPS, objects.record())
         self._read(self._record)
 
@@ -329,6 +338,62 @@ class PodRun:
             self._note_end(JobExited(*self.key, Outcome.LOST, reason))
         raise KubernetesError(f"{name} cannot be bound now", 409)
 
+    # -- other workers --------------------------------------------------------------------------
+
+    def _change_workers(self) -> float | None:
+        """Take a resize further; in how many seconds to look again, None when there is nothing to
+        do about one now."""
+        change = self.change
+        if change.next is None:
+            if change.asked is None or not (self._told_start and self._placed) or change.owed:
+                return None
+            if set(change.asked) == set(self.workers):
+                change.asked, change.owed = None, True
+                self._tell_start()
+                return None
+            if not change.begun:
+                self._stage = "resizing"
+                self._context.tell(StageChanged(*self.key, self._stage))
+            grace_s = self._spec_now().grace_s
+            if not change.stands_still(len(self.workers), len(change.asked), grace_s):
+                return 0.05
+            asked = tuple(ranked(change.asked))
+            self._note(next=placed_json(asked))
+            change.asked, change.next = None, asked
+        for name, pod in list(self.pods.items()):
+            self._end_pod(name, pod)
+        if self.pods:
+            return 1.0
+        if not self._context.logs_are_in(self.key):
+            return 0.1
+        self._take_over(change.next)
+        return None
+
+    def _take_over(self, workers: tuple[Worker, ...]) -> None:
+        """Nothing of the present workers is left: be the run of those that were asked for."""
+        cluster = self._context
+        logs = cluster.layout.logs(*self.key)
+        self._log_base = {path.stem: path.stat().st_size for path in logs.glob("*.log")}
+        begun = [began for pod in self.gone.values() if (began := started_at([Sight("", pod)]))]
+        self._began = self._began or min(begun, default=time.time())
+        self._note(
+            workers=placed_json(workers),
+            size=str(self.change.number + 1),
+            next=None,
+            logs=json.dumps(self._log_base),
+            began=str(self._began),
+        )
+        cluster.forget_logs(self.key)
+        self.change.done(workers)
+        self.workers, self.gone, self.pods, self._placed = workers, {}, {}, False
+        self._since = time.monotonic()
+        self._look_at = self._since + _LOOK_AT_EVENTS_S
+
+    @property
+    def _has_run(self) -> bool:
+        """Whether its workers were up at some time."""
+        return self._told_start or self.change.number > 0
+
     # -- while it runs --------------------------------------------------------------------------
 
     def _watch(self) -> float | None:
@@ -338,11 +403,17 @@ class PodRun:
         cluster, sights = self._context, self._sights()
         for sight in sights:
             if sight.pod is not None and has_begun(sight.pod):
-                cluster.follow(self.key, sight.name, sight.pod["metadata"]["name"])
+                self._follow(sight.name, sight.pod)
         first = sights[0].pod
         if has_steps(first):
             cluster.listen(self.key, first["metadata"]["name"], self._hear)
-        return None if self._told_start else self._look_for_trouble(sights)
+        if not self._told_start or self.change.owed:
+            return self._look_for_trouble(sights)
+        return None
+
+    def _follow(self, name: str, pod: Json) -> None:
+        called, base = pod["metadata"]["name"], self._log_base.get(name, 0)
+        self._context.follow(self.key, name, called, base)
 
     def _look_for_trouble(self, sights: Sequence[Sight]) -> float:
         """Say what keeps workers from starting; after a while, the launch has failed."""
@@ -386,7 +457,7 @@ class PodRun:
             return 1.0
         for name, pod in list(self.pods.items()):
             if has_begun(pod):
-                cluster.follow(self.key, name, pod["metadata"]["name"])
+                self._follow(name, pod)
         if not cluster.logs_are_in(self.key):
             return 0.1
         self.told_end = True
@@ -405,7 +476,7 @@ class PodRun:
         report = word.progress
         if report is not None and report != self._report:
             self._report = report
-            self._context.tell(Progress(*self.key, report.done, report.detail))
+            self._context.tell(Progress(*self.key, report.done, report.detail, report.not_finite))
 
     def _end_pod(self, name: str, pod: Json) -> None:
         """Ask a pod to end; where no kubelet can, remove it."""
@@ -423,11 +494,13 @@ class PodRun:
     # -- the record -----------------------------------------------------------------------------
 
     def _read(self, record: Json) -> None:
-        data = record["data"]
-        placed = json.loads(data["workers"])
-        self.workers = tuple(
-            Worker(role, index, node, tuple(devices)) for role, index, node, devices in placed
-        )
+        data, change = record["data"], self.change
+        self.workers = placed_workers(data["workers"])
+        change.number = int(data.get("size") or 0)
+        self._log_base = json.loads(data.get("logs") or "{}")
+        self._began = float(data["began"]) if "began" in data else None
+        if "next" in data:
+            change.next = placed_workers(data["next"])
         if "end" in data:
             end = event_from_json(json.loads(data["end"]))
             assert isinstance(end, JobExited | LaunchFailed)
@@ -443,12 +516,16 @@ class PodRun:
                     raise  # somebody removed the record: there is nothing to write into
         self.end = end
 
-    def _note(self, **data: str) -> None:
+    def _note(self, **data: str | None) -> None:
         where = self._context.namespace
         self._record = self._context.api.patch(CONFIG_MAPS, self.name, {"data": data}, where)
 
     def _refuse(self, text: str, code: ReasonCode) -> None:
-        self._note_end(LaunchFailed(*self.key, Reason(code, text)))
+        if self.change.number:
+            reason = Reason(ReasonCode.ERROR, f"it could not be resized: {text}")
+            self._note_end(JobExited(*self.key, Outcome.FAILED, reason))
+        else:
+            self._note_end(LaunchFailed(*self.key, Reason(code, text)))
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -490,7 +567,9 @@ class PodRun:
         gone: Json = {"metadata": {"name": "gone"}}
         found = {name: node if node is not None else gone for name, node in nodes.items()}
         spec = self._spec_now()
-        return RunObjects(*self.key, spec, self.workers, cluster.use, cluster.namespace, found)
+        ran_s = 0.0 if self._began is None else time.time() - self._began
+        use, where, size = cluster.use, cluster.namespace, self.change.number
+        return RunObjects(*self.key, spec, self.workers, use, where, found, size, ran_s)
 
     def _secrets(self) -> dict[str, str]:
         spec, contents = self._spec_now(), {}

@@ -44,17 +44,16 @@ def keep(plan: RunPlan) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it goes when the job has gone
     if os.getpid() == 1:
         raise workdir.TransferError("the pod does not share its processes; results cannot be kept")
+    file = Path(os.environ["PRESAGE_PROGRESS"])
     seen: wire.Mark | None = None
     report: ProgressReport | None = None
     running = True
     while running:
         running = _job_runs()
-        for file in sorted(plan.progress_dir.glob("*-*.json")):
-            changed = wire.mark(file)
-            if changed not in (None, seen):
-                seen, report = changed, read_progress(file) or report
-                _say(StepWord(progress=report))
-            break
+        changed = wire.mark(file)
+        if changed not in (None, seen):
+            seen, report = changed, read_progress(file) or report
+            _say(StepWord(progress=report))
         if running:
             time.sleep(_LOOK_S)
     kept = keeping.said(keeping.keep(plan), plan.most_results)

@@ -22,6 +22,7 @@ class DropInExecutor:
 
     def __init__(self, own: KubernetesExecutor, adopted: AdoptedPods) -> None:
         self._own, self._adopted = own, adopted
+        self.resize = own.resize  # those of others have the size that their controller gave them
 
     def __getattr__(self, name: str) -> Any:
         """What the executor of our own jobs can do besides."""

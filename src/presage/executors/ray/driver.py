@@ -53,6 +53,8 @@ _AT_ONCE = 64
 class Driver:
     """The connection to a cluster, and the data directories that it serves."""
 
+    beside = True
+
     def __init__(self) -> None:
         self.nodes: dict[str, FleetNode] = {}
         self._said: Any = None

@@ -397,19 +397,16 @@ class SlurmCommands:
         return said
 
 
-_DOWN = (
-    "Unable to contact slurm controller",
-    "Connection refused",
-    "Connection timed out",
-    "Socket timed out",
-    "Unable to establish controller",
-    "Transport endpoint",
-    "Zero Bytes",
-    "Resource temporarily unavailable",
-    "slurm_persist_conn_open",
-    "in standby mode",
-)
-"""What commands say when nobody answers them."""
+_DOWN: tuple[str, ...] = ("Unable to contact slurm controller", "Unable to establish controller")
+_DOWN += ("Connection refused", "Connection reset", "Connection timed out", "Broken pipe")
+_DOWN += ("No route to host", "Network is unreachable", "missing socket error")
+_DOWN += ("Socket timed out", "Transport endpoint", "Zero Bytes", "slurm_persist_conn_open")
+_DOWN += ("Resource temporarily unavailable", "temporarily unable to accept job")
+_DOWN += ("in standby mode", "Communication connection failure", "Message receive failure")
+_DOWN += ("Message send failure", "sack socket", "authentication error", "connect to munge")
+"""What commands say when nobody answers them, also when a controller dies in the middle of a word:
+with a key of its own (`auth/slurm`), nobody signs for a client then. None of it is about the job
+that was submitted."""
 
 
 def _failure(program: str, said: str) -> SlurmUnreachable | SlurmRefused:

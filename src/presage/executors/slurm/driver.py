@@ -148,10 +148,9 @@ class SlurmDriver:
     async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Ask the agent on a node, by id: its name, and whose agent it is."""
         name, _, reservation = node.partition("@")
-        if reservation in self._views:
-            return await self._views[reservation].call(
-                node, method, *arguments, timeout_s=timeout_s
-            )
+        view = self._views.get(reservation.rpartition("#")[0] or reservation)
+        if view is not None:
+            return await view.call(node, method, *arguments, timeout_s=timeout_s)
         return await self.ask(reservation, name, method, arguments, timeout_s)
 
     async def reservations(self, prefix: str) -> list[str]:
@@ -291,21 +290,25 @@ class SlurmDriver:
             nodes=tuple((node.id, encode(node.as_node())) for node in self.nodes.values()),
             held=tuple((name, *held) for name, held in self._held.items()),
             draining=self._draining(),
+            further=tuple(map(encode, self.pilots.further())) if self.pilots else (),
         )
         if line != self._said:
             say(line)
             self._said, self._said_at = line, time.monotonic()
 
     def _draining(self) -> tuple[str, ...]:
-        """The nodes (by name) that Slurm gives nobody new; pilots go on there until they end."""
+        """The nodes (by name) that Slurm gives nobody new, where pilots go on until they end, or
+        those that pilots are about to give back."""
         if self.pilots is not None:
-            return ()
+            return tuple(sorted(self.pilots.leaving))
         return tuple(name for name in self.nodes if self.hardware[name].draining)
 
 
 class RunView:
     """What a run with a Slurm job of its own sees: the nodes of the partition, and agents that are
-    there for this run alone."""
+    there for this run alone, at its present size."""
+
+    beside = False  # another size is another Slurm job
 
     def __init__(self, driver: SlurmDriver, run: Path) -> None:
         self._driver = driver
@@ -316,15 +319,23 @@ class RunView:
 
     @property
     def nodes(self) -> Mapping[str, FleetNode]:
-        """The nodes that take jobs, with ids that no other run knows."""
+        """The nodes that take jobs, with ids that no other run knows, nor this one before it got
+        other workers."""
+        tag = self._tag_now()
         return {
-            name: FleetNode(f"{name}@{self.tag}", name, node.address, node.resources, node.labels)
+            name: FleetNode(f"{name}@{tag}", name, node.address, node.resources, node.labels)
             for name, node in self._driver.nodes.items()
         }
 
+    def _tag_now(self) -> str:
+        size = wire.read(msg.LaunchOrder, self._run).size
+        return f"{self.tag}#{size}" if size else self.tag
+
     async def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Ask our agent on a node; raises AgentGone or AgentSilent."""
-        name = node.partition("@")[0]
+        name, _, tag = node.partition("@")
+        if tag != self._tag_now():
+            raise AgentGone(f"the workers on node {name} have made room for others")
         if not self._reservation:
             raise AgentSilent(f"there is no agent on node {name} yet")
         return await self._driver.ask(self._reservation, name, method, arguments, timeout_s)
@@ -440,6 +451,8 @@ async def _hear(reader: asyncio.StreamReader, driver: SlurmDriver) -> None:
         said = wire.loads(msg.LinkLine, line)
         if said.leave:
             driver.leave()
+        if said.pilots is not None and driver.pilots is not None:
+            driver.pilots.want(said.pilots)
         if said.serve or said.look:
             driver.serve()
 

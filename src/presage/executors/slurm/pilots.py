@@ -2,7 +2,8 @@
 
 A pilot of several nodes would start when all are free, and could not grow. Single ones start one
 by one, grow the cluster by a further Slurm job, and shrink it in place by the end of one. Those of
-a driver that died are found by their names and used on.
+a driver that died are found by their names and used on. How many there should be, and when one is
+added or given back, `growth` says; a node that is given back takes nothing new for a while first.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from presage.executors.fleet.cluster import AgentGone, AgentSilent
 from presage.executors.fleet.place import FleetNode
 from presage.executors.slurm.batch import agent_job
 from presage.executors.slurm.commands import SlurmJob, StepShape
-from presage.model.cluster import UNLIMITED
+from presage.executors.slurm.growth import PilotGrowth
+from presage.model.cluster import UNLIMITED, Node
 from presage.model.errors import SlurmRefused, SlurmUnreachable
 
 if TYPE_CHECKING:
@@ -28,12 +31,17 @@ __all__ = ["Pilots"]
 
 _HELLO_S = 60.0
 """How often agents hear from us: without runs, one that hears nothing for long ends."""
-_AGAIN_S = 10.0
-"""How long to wait after a pilot that Slurm did not take, or that ended at once."""
+_LEAVE_S = 5.0
+"""For how long a node takes nothing new before it is given back: what was launched meanwhile is
+seen there."""
+_LIMITS = ("QOS", "Assoc", "PartitionNodeLimit", "PartitionTimeLimit", "AccountingPolicy")
+"""How reasons begin for which no further job of ours would start."""
 
 
 class Pilots:
     """The pilots of a data directory."""
+
+    beside = True
 
     def __init__(self, driver: SlurmDriver) -> None:
         self._driver = driver
@@ -42,7 +50,17 @@ class Pilots:
         """The Slurm jobs that are wanted."""
         self._gone: dict[str, str] = {}
         self._hello_at = 0.0
-        self._submit_at = 0.0
+        setup = driver.setup
+        self._growth = PilotGrowth(
+            setup.pilot_nodes,
+            setup.pilot_most,
+            idle_s=setup.pilot_idle_s,
+            pause_s=setup.pilot_pause_s,
+        )
+        self._leaving: dict[str, float] = {}
+        """Nodes (by id) that are given back, each with when that began."""
+        self._used: set[str] = set()
+        """Nodes (by id) on which a run was seen."""
         self._unseen: dict[str, int] = {}
         """Pilots that were submitted and not seen since, each with the looks before it."""
 
@@ -71,6 +89,29 @@ class Pilots:
     async def release(self, name: str) -> None:
         """There is nothing to give back."""
 
+    def want(self, nodes: int) -> None:
+        """How many nodes the jobs need."""
+        self._growth.want(nodes)
+
+    @property
+    def leaving(self) -> set[str]:
+        """Nodes (by name) that take nothing new."""
+        return {node.name for node in self.nodes.values() if node.id in self._leaving}
+
+    def further(self) -> list[Node]:
+        """Nodes that pilots could hold and do not, as many as there may still be."""
+        setup, shape = self._driver.setup, self._shape()
+        held = {node.id.partition("@")[0] for node in self.nodes.values()}
+        found = []
+        for host, known in sorted(self._driver.hardware.items()):
+            enough = len(known.node.devices) >= shape.gpus
+            if host in held or known.gone or known.draining or not enough:
+                continue
+            cpus = self._driver.setup.pilot_cpus or known.node.cpu_milli // 1000
+            memory_mib = setup.pilot_memory_mib or known.node.memory_mib
+            found.append(self._fleet_node(host, host, "", cpus, memory_mib, shape.gpus).as_node())
+        return found[: max(0, max(setup.pilot_nodes, setup.pilot_most) - len(self.nodes))]
+
     @property
     def coming(self) -> bool:
         """Whether a pilot should start any moment."""
@@ -92,12 +133,12 @@ class Pilots:
         there = {name for name, job in ours.items() if not job.over}
         self.names = there | self._unseen.keys()
         await self._see_nodes({name: ours[name] for name in there}, ours)
-        missing = driver.setup.pilot_nodes - len(self.names)
-        if missing > 0 and time.monotonic() >= self._submit_at:
-            self._submit_at = time.monotonic() + _AGAIN_S
-            for _ in range(missing):
-                await self._submit()
-        await self._shrink(-missing)
+        now = time.monotonic()
+        limited = any(job.waits and job.reason.startswith(_LIMITS) for job in ours.values())
+        for _ in range(self._growth.missing(now, len(self.names), limited=limited)):
+            if not await self._submit():
+                break
+        await self._give_back(self._growth.surplus(now, len(self.names)))
         if time.monotonic() >= self._hello_at:
             self._hello_at = time.monotonic() + _HELLO_S
             await self._greet()
@@ -116,19 +157,28 @@ class Pilots:
             if node.id not in {kept.id for kept in seen.values()}:
                 await self._note_end(node.id, ours)
         self.nodes = seen
+        for node in seen.values():  # a controller that forgot a start makes the same one again
+            if self._gone.pop(node.id, None) and self._driver.keeper is not None:
+                self._driver.keeper.found_again(node.id)
 
     def _as_node(self, name: str, host: str, reservation: str) -> FleetNode:
-        driver, note = self._driver, self._driver.note(reservation, host)
+        note = self._driver.note(reservation, host)
         assert note is not None
-        resources = {"CPU": note.cpus, "GPU": float(len(note.gpus))}
-        known = driver.hardware.get(host)
+        known = self._driver.hardware.get(host)
         memory_mib = note.memory_mib or (known.node.memory_mib if known else UNLIMITED)
-        resources["memory"] = float(memory_mib << 20)
+        return self._fleet_node(name, host, reservation, note.cpus, memory_mib, len(note.gpus))
+
+    def _fleet_node(
+        self, name: str, host: str, reservation: str, cpus: float, memory_mib: int, gpus: int
+    ) -> FleetNode:
+        known = self._driver.hardware.get(host)
+        resources = {"CPU": cpus, "GPU": float(gpus), "memory": float(memory_mib << 20)}
         kinds = {device.type for device in known.node.devices} if known else set()
         labels = dict(known.node.labels) if known else {}
         if len(kinds) == 1:
             labels["ray.io/accelerator-type"] = kinds.pop()
-        return FleetNode(f"{host}@{reservation}", name, driver.address(host), resources, labels)
+        address = self._driver.address(host)
+        return FleetNode(f"{host}@{reservation}", name, address, resources, labels)
 
     async def _note_end(self, id: str, ours: Mapping[str, SlurmJob]) -> None:
         from presage.executors.slurm.ends import how_it_ended
@@ -136,25 +186,30 @@ class Pilots:
         reservation = id.partition("@")[2]
         job = ours.get(reservation)
         words = f"Slurm no longer knows the pilot of node {id.partition('@')[0]}"
-        if job is not None:
+        if job is not None and not job.over:
+            words = f"Slurm's controller forgot that job {job.id} had started"
+        elif job is not None:
             words = await asyncio.to_thread(how_it_ended, job, self._driver.commands)
         self._gone[id] = words
 
-    async def _submit(self) -> None:
-        """A further pilot."""
-        driver, setup = self._driver, self._driver.setup
-        name = f"presage.{driver.owner}.pilot.{secrets.token_hex(4)}"
-        whole = setup.pilot_gpus is None and setup.pilot_cpus is None
-        gpus = max((len(f.node.devices) for f in driver.hardware.values()), default=0)
-        shape = StepShape(
+    def _shape(self) -> StepShape:
+        """What a pilot asks for."""
+        setup = self._driver.setup
+        gpus = max((len(f.node.devices) for f in self._driver.hardware.values()), default=0)
+        return StepShape(
             (),
             1,
             setup.pilot_cpus or 1,
             setup.pilot_memory_mib or 0,
             gpus if setup.pilot_gpus is None else setup.pilot_gpus,
         )
-        job = agent_job(driver, name, (shape,), setup.time_limit_s)
-        if whole:
+
+    async def _submit(self) -> bool:
+        """A further pilot; says whether Slurm took it, or may have."""
+        driver, setup = self._driver, self._driver.setup
+        name = f"presage.{driver.owner}.pilot.{secrets.token_hex(4)}"
+        job = agent_job(driver, name, (self._shape(),), setup.time_limit_s)
+        if setup.pilot_gpus is None and setup.pilot_cpus is None:
             job = job.with_options("--exclusive", "--mem=0")
         self._unseen[name] = driver.looks
         self.names.add(name)
@@ -162,25 +217,44 @@ class Pilots:
             await asyncio.to_thread(driver.commands.submit, job)
         except SlurmRefused as error:
             del self._unseen[name]
+            self.names.discard(name)
+            self._growth.refused(time.monotonic())
             print(f"no pilot: {error}", file=sys.stderr, flush=True)
+            return False
         except SlurmUnreachable as error:  # it may have been taken: then it is seen
             print(f"no pilot yet: {error}", file=sys.stderr, flush=True)
+            return True
+        self._growth.taken()
+        return True
 
-    async def _shrink(self, more: int) -> None:
-        """End pilots that are too many: such as wait first, then such as have no runs."""
+    async def _give_back(self, more: int) -> None:
+        """End pilots that are too many: such as wait at once; then such as have no runs, once they
+        have taken nothing new for a while."""
         waiting = [n for n in self.names if (job := self._driver.jobs.get(n)) and job.waits]
         for name in waiting[: max(0, more)]:
             await asyncio.to_thread(self._driver.commands.cancel, name=name)
             more -= 1
-        for node in list(self.nodes.values())[::-1]:
-            if more <= 0:
-                return
-            try:
-                if not await self.call(node.id, "runs", self._driver.owner, timeout_s=5.0):
-                    await self.call(node.id, "quit", timeout_s=5.0)
-                    more -= 1
-            except (AgentGone, AgentSilent):
-                continue
+        if not (self._growth.follows or more > 0 or self._leaving):
+            return
+        now, ids = time.monotonic(), [node.id for node in self.nodes.values()]
+        has_runs = await asyncio.gather(*map(self._has_runs, ids))
+        idle = [id for id, runs in zip(ids, has_runs, strict=True) if not runs][::-1]
+        self._used = (self._used & set(ids)) | (set(ids) - set(idle))
+        kept = [id for id in self._leaving if id in idle]
+        chosen = (kept + [id for id in idle if id not in kept])[: max(0, more)]
+        self._leaving = {id: self._leaving.get(id, now) for id in chosen}
+        for id in [id for id, since in self._leaving.items() if now - since >= _LEAVE_S]:
+            if not await self._has_runs(id):
+                with suppress(AgentGone, AgentSilent):
+                    await self.call(id, "quit", timeout_s=5.0)
+                    self._growth.given_back(was_used=id in self._used)
+
+    async def _has_runs(self, id: str) -> bool:
+        """Whether a node has work; one that does not answer may have."""
+        try:
+            return bool(await self.call(id, "runs", self._driver.owner, timeout_s=5.0))
+        except (AgentGone, AgentSilent):
+            return True
 
     async def _greet(self) -> None:
         async def hello(id: str) -> None:
