@@ -22,14 +22,16 @@ import numpy.typing as npt
 import polars as pl
 
 from benchmarks._data import shared
-from presage.foresee.allocator import MIB, live_peak, reserved_bytes
-from presage.foresee.decoder_spread import HALF_WIDTH, decoder_spread, technique_difficulty
+from presage.foresee.allocator import MIB
+from presage.foresee.decoder_memory import decoder_forecast
+from presage.foresee.decoder_spread import HALF_WIDTH, technique_difficulty
 from presage.foresee.floors import floor_mib
 from presage.foresee.gpus import Gpu
 from presage.foresee.gpus import find as find_gpu
 from presage.foresee.graph.architectures import find_architecture
 from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DecoderShape
+from presage.foresee.memory import MemoryPhysics
 from presage.foresee.sharding import communicator_bytes
 from presage.learn import Floats
 from presage.model.errors import UserError
@@ -130,7 +132,7 @@ def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
         "seq": row["seq_len"],
         "accumulate": max(1, round(row["grad_accum"] or 1)),
         "gpus": row["gpus"],
-        "parallel": _parallel(row, plain),
+        "parallel": _parallel(row),
         "checkpoint": row["activation_checkpointing"],
         "attention": "sdpa" if row["flash_attention"] == "y" else "eager",
         "compile": row["compile"] == "y",
@@ -152,7 +154,7 @@ def _from_training(row: Mapping[str, Any], plain: bool) -> Case:
     )
 
 
-def _parallel(row: Mapping[str, Any], plain: bool) -> str:
+def _parallel(row: Mapping[str, Any]) -> str:
     sharding = {"fsdp_full": "fsdp", "fsdp_grad": "zero2"}.get(row["sharding"], row["sharding"])
     degrees = {
         "tp": row["tensor_parallel"],
@@ -164,8 +166,6 @@ def _parallel(row: Mapping[str, Any], plain: bool) -> str:
     replicas = row["gpus"] // max(1, (degrees["tp"] or 1) * (degrees["pp"] or 1))
     if replicas < 2 and sharding != "none":
         parts[0] = "none"
-    if row["source"] == "litgpt" and sharding == "fsdp" and not plain:
-        parts.append("no-sync")  # `fabric.no_backward_sync` around all but the last micro-batch
     return ",".join(parts)
 
 
@@ -281,18 +281,20 @@ def _group(method: str, gpus: int) -> str:
 def foreseen_mib(case: Case) -> dict[str, float]:
     """MiB by the way of measuring."""
     graph = busiest_graph(case.shape, case.setup, case.batch)
-    reserved = reserved_bytes(graph, case.batch) / MIB
     # kernels were all loaded at once before CUDA 11.7
     era = "pytorch-eager" if case.source == "bigscience" else "pytorch"
     context = floor_mib(card(case), era).p50
-    peak = live_peak(graph, case.batch).bytes / MIB
-    whole = reserved + context + communicator_bytes(case.setup) / MIB
-    width = decoder_spread(case.shape, case.setup).half_width
+    physics = MemoryPhysics.of(graph, case.batch)
+    reserved = physics.reserved
+    said = decoder_forecast(
+        physics, case.shape, card(case), case.setup, floor_mib(card(case), era)
+    )
     return {
-        "allocated": peak,
+        "allocated": physics.peak,
         "reserved": reserved,
-        "nvidia_smi": whole,
-        "at 90 %": whole + reserved * float(np.expm1(width)),
+        "nvidia_smi": reserved + context + communicator_bytes(case.setup) / MIB,
+        "at 10 %": float(said.needs[0]),
+        "at 90 %": float(said.needs[2]),
     }
 
 
@@ -385,13 +387,20 @@ def _fits(done: list[tuple[Case, dict[str, float]]]) -> None:
     _list(refused)
     print(f"published OOMs: {len(out)}, foreseen: {len(out) - len(missed)}; missed:")
     _list(missed)
-    doubted, warned = (
-        sum(figures["at 90 %"] > room_mib(case) for case, figures in of) for of in (ran, out)
-    )
-    print(
-        f"as `presage predict` answers, by the 90 % quantile: does not fit {warned} of {len(out)} "
-        f"OOMs and {doubted} of {len(ran)} that ran"
-    )
+    print("as `presage predict` says it, by the 10 and the 90 % quantile:")
+    for what, of in (("ran", ran), ("OOM", out)):
+        said = Counter(_said(case, figures) for case, figures in of)
+        words = ", ".join(
+            f"{word} {said[word]}" for word in ("fits", "may not fit", "does not fit")
+        )
+        print(f"    {what}, {len(of)}: {words}")
+
+
+def _said(case: Case, figures: Mapping[str, float]) -> str:
+    room = room_mib(case)
+    if figures["at 90 %"] <= room:
+        return "fits"
+    return "may not fit" if figures["at 10 %"] <= room else "does not fit"
 
 
 def _list(cases: list[tuple[Case, dict[str, float]]]) -> None:

@@ -40,6 +40,8 @@ def main() -> None:
     named = np.c_[codes, batch].astype(float)
     rng = np.random.default_rng(0)
     lines: list[dict[str, Any]] = []
+    if not arguments.json:
+        print(f"{len(truth)} runs of {len(set(names))} models, {len(set(families))} families")
     for split, place in (
         ("family-out", grouped_folds(families, FOLDS, 0)),
         ("random", rng.permutation(len(truth)) % FOLDS),
@@ -52,6 +54,8 @@ def main() -> None:
         }
         for name, (make, rows) in ways.items():
             lines.append(_measure(split, name, make, rows, truth, families, place))
+            if not arguments.json:
+                _show(lines[-1])
         tracer = plain_rows[:, 0]
         lines.append(
             {
@@ -61,16 +65,19 @@ def main() -> None:
                 "rmsle": rmsle(truth, tracer),
             }
         )
+        if not arguments.json:
+            _show(lines[-1])
     if arguments.json:
         print(json.dumps(lines, indent=2))
-        return
-    print(f"{len(truth)} runs of {len(set(names))} models, {len(set(families))} families")
-    for line in lines:
-        held = f"  80 % interval holds {100 * line['holds']:.1f} %" if "holds" in line else ""
-        print(
-            f"{line['split']:<11}{line['from']:<12}MAPE {100 * line['mape']:6.2f} %  "
-            f"RMSLE {line['rmsle']:.4f}{held}"
-        )
+
+
+def _show(line: dict[str, Any]) -> None:
+    held = f"  80 % interval holds {100 * line['holds']:.1f} %" if "holds" in line else ""
+    print(
+        f"{line['split']:<11}{line['from']:<12}MAPE {100 * line['mape']:6.2f} %  "
+        f"RMSLE {line['rmsle']:.4f}{held}",
+        flush=True,
+    )
 
 
 def _measure(

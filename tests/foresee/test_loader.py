@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from presage.foresee.loader import LoaderTiming, _timing, fed, time_loader
 from presage.model.errors import UserError
 from presage.telemetry.batches import TimedBatch, samples_in, time_batches
+from tests.waiting import PATIENCE_S
 
 
 class _Array:
@@ -37,7 +39,7 @@ def make_loader():
             yield [[0.0] * 4] * 16
     return batches()
 """
-    told = time_loader(written(tmp_path, body), batches=8, timeout_s=30)
+    told = time_loader(written(tmp_path, body), batches=8, timeout_s=PATIENCE_S)
     assert told.batch == 16
     assert told.batches >= 7
     assert not told.prefetches
@@ -57,8 +59,9 @@ def make_loader():
     ],
 )
 def test_what_a_loader_may_do_wrong_is_one_line(tmp_path: Path, body: str, said: str) -> None:
+    patience_s = 2 if "while" in body else PATIENCE_S
     with pytest.raises(UserError, match=said) as told:
-        time_loader(written(tmp_path, body), batches=4, timeout_s=2 if "while" in body else 20)
+        time_loader(written(tmp_path, body), batches=4, timeout_s=patience_s)
     assert "\n" not in str(told.value)
 
 
@@ -125,6 +128,19 @@ def test_the_slower_of_the_two_where_batches_are_prepared_ahead() -> None:
     assert full.util_pct[1] == pytest.approx(90, rel=0.01)
     assert full.starved == 0.0
     assert full.reason.startswith("is fed")
+
+
+def test_workers_share_the_cores_with_the_training() -> None:
+    # Two workers on two cores make 32 samples in 10 ms alone, and need 20 ms of cores for them.
+    alone = LoaderTiming(3000, 3200, 3400, 32, 40, 2, True, core_ms=20 / 32, cores=2)
+    slight = fed((0.9, 1, 1.1), (100, 100, 100), alone, 32)
+    assert slight.step_ms[1] == pytest.approx(10.5, rel=0.01)
+    both = fed((9, 10, 11), (100, 100, 100), alone, 32)
+    assert both.step_ms[1] == pytest.approx(15.7, rel=0.01)
+    large = fed((90, 100, 110), (100, 100, 100), alone, 32)
+    assert large.step_ms[1] == pytest.approx(103, rel=0.01)
+    roomy = fed((9, 10, 11), (100, 100, 100), replace(alone, cores=16), 32)
+    assert roomy.step_ms[1] == pytest.approx(11.9, rel=0.01)
 
 
 def test_both_after_each_other_where_they_are_not() -> None:

@@ -22,6 +22,8 @@ def test_parallelism_is_read_and_written() -> None:
     assert Parallelism.parse(str(read)) == read
     assert Parallelism.parse("tp=2,pp=2,cp=1") == Parallelism(tensor=2, pipeline=2)
     assert str(Parallelism()) == "none"
+    assert Parallelism.parse("fsdp,no-sync") == Parallelism("fsdp")
+    assert str(Parallelism.parse("fsdp,sync")) == "fsdp,sync"
 
 
 def test_adapters_are_read() -> None:
@@ -36,6 +38,7 @@ def test_adapters_are_read() -> None:
     ("given", "line"),
     [
         ({"parallel": "fdsp"}, "did you mean 'fsdp'"),
+        ({"parallel": "ddp,sync", "gpus": 4}, "write fsdp,sync"),
         ({"parallel": "tp=0"}, "at least 1"),
         ({"gpus": 8, "parallel": "tp=3"}, "8 GPUs cannot be divided.*--gpus 6"),
         ({"parallel": "fsdp"}, "needs more than one GPU"),

@@ -46,6 +46,16 @@ def test_each_way_divides_its_part(graph: OpGraph) -> None:
     assert live_peak(full, 1).bytes < live_peak(one, 1).bytes < live_peak(graph, 1).bytes
 
 
+def test_fsdp_keeps_whole_gradients_between_micro_batches(graph: OpGraph) -> None:
+    gradient = _role(graph, "gradient")
+    several = {"optimizer": "adam", "gpus": 4, "accumulate": 2}
+    whole = shard(graph, Setup.make(parallel="fsdp", **several))
+    assert _role(whole, "gradient") == gradient
+    synced = shard(graph, Setup.make(parallel="fsdp,sync", **several))
+    assert _role(synced, "gradient") == pytest.approx(gradient / 4)
+    assert _role(shard(graph, _setup("fsdp")), "gradient") == pytest.approx(gradient / 4)
+
+
 def test_ddp_holds_buckets_of_all_gradients(graph: OpGraph) -> None:
     more = shard(graph, _setup("ddp"))
     extra = _role(more, "gradient") - _role(graph, "gradient")

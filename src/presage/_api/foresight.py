@@ -14,6 +14,7 @@ from os import PathLike, fspath
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from presage.foresee.bursts.settings import Setting
 from presage.foresee.gpus import Gpu, find
 from presage.foresee.graph.load import find_model, on_one_rank, trace_options
 from presage.foresee.graph.named import NamedModel
@@ -55,6 +56,7 @@ def predict(
     kv_len: int | None = None,
     concurrency: int = 1,
     loader: str | None = None,
+    setting: str | None = None,
     device: str | Sequence[str] | None = None,
 ) -> Prediction:
     """Foresee GPU memory, utilization, time and cost of a model on one kind of GPU or several.
@@ -65,7 +67,8 @@ def predict(
     batch: `"3x224x224"`, or `"128:int64"` for token numbers. `batch` is what one GPU takes in one
     go; `gpus` of a kind work together as `parallel` says. What the same job was seen to use before
     takes the place of what is foreseen, and the evidence says so. `loader` names a function of the
-    user's that makes the input pipeline, which is timed here. `device` is an older name of `gpu`.
+    user's that makes the input pipeline, which is timed here. `setting` (`P2W2/1gbit`)
+    asks for the bursts of a distributed training. `device` is an older name of `gpu`.
 
         presage.predict("zoo:resnet50", batch=64, gpu="a100-40g").memory_mib.p90
         presage.predict("hf:meta-llama/Llama-3.1-8B", batch=1, seq=4096, precision="bf16",
@@ -100,12 +103,34 @@ def predict(
         raise UserError(f"a batch has 1 sample or more, not {batch!r}")
     named = _named(model, inputs)
     timing = None if loader is None else time_loader(loader)
+    asked = None if setting is None else Setting.parse(setting)
     from presage.foresee.predict import predict_model
 
     foreseen = predict_model(named, batch, kinds, setup, loader=timing)
+    if asked is not None:
+        foreseen = _with_bursts(foreseen, named, setup, asked)
     if named.decoder is not None and setup.inference:
         return foreseen
     return _with_history(foreseen, named.graph(setup), kinds)
+
+
+def _with_bursts(
+    foreseen: Prediction, named: NamedModel, setup: Setup, asked: Setting
+) -> Prediction:
+    """With how the training pulses in a setting, if a bundle knows it."""
+    from presage.foresee.bursts.use import bundle_for
+
+    if setup.inference:
+        raise UserError("bursts are those of a training: leave --inference or --setting out")
+    bundle = bundle_for(asked)
+    if bundle is None:
+        why = f"no bundle knows the bursts of {asked}: `presage fit bursts` makes one from runs"
+        return replace(foreseen, setting=str(asked), evidence=[*foreseen.evidence, why])
+    bursts = bundle.foresee(named.graph(setup), foreseen.batch)
+    card = bundle.card
+    story = f"bursts by {card['model']} from {card['data']} in {asked} ({card['date']})"
+    evidence = [*foreseen.evidence, story]
+    return replace(foreseen, setting=str(asked), bursts=bursts, evidence=evidence)
 
 
 def get_ready() -> None:

@@ -66,6 +66,12 @@ Loader = Annotated[
 ]
 
 
+SettingName = Annotated[
+    str | None,
+    typer.Option(help="Of a distributed training: W2/1gbit, P2W2/100mbit; adds its bursts."),
+]
+
+
 def predict(
     target: Target = None,
     batch: Batch = 32,
@@ -91,6 +97,7 @@ def predict(
     kv_len: options.KvLen = None,
     concurrency: options.Concurrency = 1,
     loader: Loader = None,
+    setting: SettingName = None,
     json: AsJson = False,
     table: TablePath = None,
     what: What = None,
@@ -139,6 +146,7 @@ def predict(
         kv_len=kv_len,
         concurrency=concurrency,
         loader=loader,
+        setting=setting,
     )
     if json:
         print_json(prediction.to_dict())
@@ -170,6 +178,7 @@ def _show(prediction: Prediction) -> None:
     for name, on in prediction.gpus.items():
         console.print(f"{name}: {on.reason}")
         console.print(f"  {_speed(on)}")
+    _show_bursts(console, prediction)
     parts = next(iter(prediction.gpus.values())).breakdown
     listed = ", ".join(f"{name} {size:,.0f}" for name, size in parts.items() if size >= 0.5)
     console.print(f"memory in MiB: {listed}")
@@ -179,6 +188,19 @@ def _show(prediction: Prediction) -> None:
         say(f"  assumed: {'; '.join(prediction.assumptions)}")
     for line in prediction.evidence:
         say(f"  {line}")
+
+
+def _show_bursts(console: Console, prediction: Prediction) -> None:
+    """How the training pulses where it is distributed."""
+    if prediction.bursts is None:
+        return
+    console.print(f"bursts in {prediction.setting}, 10–90 %:")
+    for resource, numbers in prediction.bursts.items():
+        told = [
+            f"{name.replace('_', ' ')} {_number(q.p50)} ({_number(q.p10)}–{_number(q.p90)})"
+            for name, q in numbers.items()
+        ]
+        console.print(f"  {resource}: {', '.join(told)}")
 
 
 def _asked(prediction: Prediction) -> str:
@@ -277,22 +299,84 @@ def _read(path: Path) -> pl.DataFrame:
         raise UserError(f"{path} cannot be read as a table: {line}") from None
 
 
-FitTarget = Annotated[str, typer.Option("--target", help="memory, step_time or utilization.")]
-Profiles = Annotated[Path, typer.Option(help="A directory of Parquet or CSV files.")]
+FitWhat = Annotated[str | None, typer.Argument(help="memory, step_time, utilization or bursts.")]
+FitTarget = Annotated[
+    str | None, typer.Option("--target", help="The same: memory, step_time or utilization.")
+]
+Profiles = Annotated[
+    Path, typer.Option(help="A directory of Parquet or CSV files; of bursts, that of runs.jsonl.")
+]
+FitSetting = Annotated[str | None, typer.Option(help="Of bursts: the setting, such as W2/1gbit.")]
+FitFrom = Annotated[
+    Path | None,
+    typer.Option("--from", help="Of bursts: a bundle of another setting, to start from."),
+]
+FitKinds = Annotated[
+    str, typer.Option(help="Of bursts: the kinds to try, of trees, gcn, gin, gat, mpnn.")
+]
 
 
-def fit(target: FitTarget, profiles: Profiles, json: AsJson = False) -> None:
+def fit(
+    profiles: Profiles,
+    what: FitWhat = None,
+    target: FitTarget = None,
+    setting: FitSetting = None,
+    base: FitFrom = None,
+    kinds: FitKinds = "trees,gcn",
+    json: AsJson = False,
+) -> None:
     """Fit an estimator on your own profiles; `presage predict` then uses it."""
     from presage.foresee import estimators
-    from presage.foresee.fitting import fit_tables
 
+    wanted = what or target
+    if wanted is None or (what and target and what != target):
+        raise UserError("say once what to fit: memory, step_time, utilization or bursts")
     if not profiles.is_dir():
         raise UserError(f"{profiles} is not a directory")
-    out = estimators.own_models() / f"{target}.npz"
+    if wanted == "bursts":
+        _fit_bursts(profiles, setting, base, kinds, json)
+        return
+    if setting is not None or base is not None:
+        raise UserError("--setting and --from are for bursts")
+    from presage.foresee.fitting import fit_tables
+
+    out = estimators.own_models() / f"{wanted}.npz"
     out.parent.mkdir(parents=True, exist_ok=True)
-    card = fit_tables(target, profiles, out, datetime.now(UTC).date().isoformat())
+    card = fit_tables(wanted, profiles, out, datetime.now(UTC).date().isoformat())
     if json:
         print_json({"written": str(out), **card})
     else:
-        say(f"{target}: {card['data']}; errors on families left out: {card['errors']}")
+        say(f"{wanted}: {card['data']}; errors on families left out: {card['errors']}")
         say(f"written to {out}; remove the file to go back to the shipped one")
+
+
+def _fit_bursts(
+    profiles: Path, setting: str | None, base: Path | None, kinds: str, as_json: bool
+) -> None:
+    from presage.foresee.bursts.bundles import BurstBundle, fit_bundle
+    from presage.foresee.bursts.models import ModelKind
+    from presage.foresee.bursts.rows import read_runs
+    from presage.foresee.bursts.use import own_bundle
+
+    if setting is None:
+        raise UserError("bursts are fitted for one setting: --setting W2/1gbit")
+    try:
+        tried = [ModelKind(name.strip()) for name in kinds.split(",")]
+    except ValueError:
+        known = ", ".join(kind for kind in ModelKind if kind is not ModelKind.CONSTANT)
+        raise UserError(f"--kinds {kinds}: there are {known}") from None
+    start = None if base is None else BurstBundle.load(base)
+    rows = read_runs(profiles, setting)
+    today = datetime.now(UTC).date().isoformat()
+    inputs = rows.inputs(profiles / "graphs", say)
+    bundle = fit_bundle(rows, inputs, today, tried, base=start, say=say)
+    out = own_bundle(rows.setting)
+    bundle.save(out)
+    if as_json:
+        print_json({"written": str(out), **bundle.card})
+        return
+    scores = {kind: each["score"] for kind, each in bundle.card["errors"].items()}
+    say(f"bursts in {rows.setting}: {bundle.card['data']}; {bundle.card['model']} answers")
+    listed = ", ".join(f"{kind} {score:.2f}" for kind, score in scores.items())
+    say(f"errors on families left out, in spreads: {listed}")
+    say(f"written to {out}")

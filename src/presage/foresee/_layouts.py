@@ -78,8 +78,15 @@ def candidates(
                 if parallel.pipeline > share // batch:
                     left_out["fewer micro-batches than pipeline stages"] += len(gpus)
                     continue
+                several = share // batch > 1
+                divided = replace(parallel, sync=several and parallel.sharding == "fsdp")
                 for checkpoint in _CHECKPOINTS:
-                    setup = replace(spread, checkpoint=checkpoint, accumulate=share // batch)
+                    setup = replace(
+                        spread,
+                        parallel=divided,
+                        checkpoint=checkpoint,
+                        accumulate=share // batch,
+                    )
                     for gpu in gpus:
                         yield Candidate(gpu, setup, batch)
 

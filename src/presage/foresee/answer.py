@@ -92,6 +92,10 @@ class Prediction:
     evidence: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     """What was taken for granted, since nobody said otherwise."""
+    setting: str | None = None
+    """How the training is distributed, where somebody asked for its bursts."""
+    bursts: dict[str, dict[str, Quantiles]] | None = None
+    """How it pulses there, by resource: `burst_pct` or `burst_mib_s`, `burst_ms`, `idle_ms`."""
 
     @property
     def memory_mib(self) -> Quantiles:
@@ -130,6 +134,8 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         out = asdict(self)
+        if self.setting is None:
+            del out["setting"], out["bursts"]
         for gpu in out["gpus"].values():
             gpu["memory_mib"]["breakdown"] = gpu.pop("breakdown")
         return out

@@ -59,6 +59,10 @@ class LoaderTiming:
     waited: float = 0.0
     """The share of the time that other programs had the cores. It is not in the rates, but for
     the slowest of them: a training may run beside others as well."""
+    core_ms: float = 0.0
+    """Of cores, for a sample, by all its processes; 0 where the kernel does not tell."""
+    cores: int = 1
+    """That its workers share with the training."""
 
     def feed_ms(self, batch: float) -> Floats:
         """Milliseconds for a batch of so many samples, p10, p50 and p90."""
@@ -154,6 +158,8 @@ def _timing(target: str, told: dict[str, Any]) -> LoaderTiming:
         workers=workers,
         prefetches=workers > 0,
         waited=max(0.0, 1.0 - alone / max(passed, 1e-9)),
+        core_ms=1e3 * sum(b.computed_s for b in steady) / sum(b.samples for b in steady),
+        cores=max(1, int(told["cores"])),
     )
 
 
@@ -179,9 +185,9 @@ def fed(
     if step.shape != (3,) or busy.shape != (3,) or not np.all(step > 0):
         raise UserError("a step and its utilization are given as p10, p50 and p90, above 0")
     feed = timing.feed_ms(batch)
-    middle, share = _behind(step[1], feed[1], timing.prefetches), busy[1]
+    middle, share = float(_behind(step[1], feed[1], timing, batch)), busy[1]
     steps, feeds = (_between(values)[:, None] for values in (step, feed))
-    both = _behind(steps, feeds.T, timing.prefetches)
+    both = _behind(steps, feeds.T, timing, batch)
     shares = np.clip(_between(busy)[:, None, None] * (steps / both), 0, 100)
     waits = float(np.mean(both > 1.1 * steps))
     longer = np.quantile(both, _LEVELS)
@@ -195,9 +201,12 @@ def fed(
     return FedStep((first, second, third), (low, usual, high), waits, reason)
 
 
-def _behind(step: Any, feed: Any, prefetches: bool) -> Any:
-    if not prefetches:
+def _behind(step: Any, feed: Any, timing: LoaderTiming, batch: float) -> Any:
+    """Workers and the training, which keeps a core for as long as its step, share the cores."""
+    if not timing.prefetches:
         return step + feed
+    if timing.core_ms:
+        feed = np.maximum(feed, (timing.core_ms * batch + step) / timing.cores)
     return (step**_SHARPNESS + feed**_SHARPNESS) ** (1 / _SHARPNESS)
 
 

@@ -62,7 +62,7 @@ def shard(graph: OpGraph, setup: Setup, units: Sequence[ShardUnit] | None = None
     scale = t.scale.copy()
     away = setup.offload == "params"
     divided = {"ddp": (), "zero1": ("state",), "zero2": ("state", "gradient")}
-    whole = ("state", "weight") if setup.parallel.no_sync else ("state", "gradient", "weight")
+    whole = ("state", "weight") if setup.whole_gradients else ("state", "gradient", "weight")
     for role in divided.get(kind, whole):
         scale[t.role == ROLES.index(role)] /= ranks
     if kind != "ddp":  # each rank updates its own part alone

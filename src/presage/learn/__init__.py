@@ -7,6 +7,7 @@ NumPy alone. This file holds the contract of an estimator and nothing else.
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from presage.model.errors import MissingExtra, NotFitted, UserError
 
-__all__ = ["Estimator", "Floats", "sklearn_ensemble"]
+__all__ = ["Estimator", "Floats", "one_thread", "sklearn_ensemble"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,3 +74,13 @@ def sklearn_ensemble(what: str) -> ModuleType:
         raise MissingExtra("learn", what) from None
     module: ModuleType = sklearn.ensemble
     return module
+
+
+def one_thread(what: str) -> AbstractContextManager[object]:
+    """Fits inside use one thread: on a busy machine, threads that wait for each other at every
+    split of a tree take many times as long as one alone. `what` names what needs scikit-learn."""
+    sklearn_ensemble(what)  # limits hold for libraries that are there
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[object] = threadpool_limits(1)
+    return limits

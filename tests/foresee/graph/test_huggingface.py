@@ -152,3 +152,12 @@ def test_what_is_wrong_with_a_configuration_is_said(
     with pytest.raises(GraphError, match=message) as caught:
         read_config(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("bert", 96), ("roberta", 94), ("albert", 96)])
+def test_more_tokens_than_learned_positions_are_refused(kind: str, longest: int) -> None:
+    config = {"model_type": kind, **SMALL}
+    with pytest.raises(GraphError, match=f"has {longest} learned positions: use --seq {longest}"):
+        read_config(config, name=kind, seq=97)
+    if kind == "bert":
+        assert len(read_config(config, name=kind, seq=longest))

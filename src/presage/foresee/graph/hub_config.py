@@ -23,6 +23,8 @@ class HubModel:
 
     build: Callable[[], Any]
     inputs: tuple[InputSpec, ...]
+    longest: int = 0
+    """Tokens that have learned positions; 0 where there may be any number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def _albert(config: HubConfig) -> HubModel:
         return FactoredEncoder(shape, narrow, shared=shared, pooler=shared and _pooled(config))
 
     length = min(_LENGTH, positions)
-    return HubModel(build, (InputSpec((length,), "int64", shape.vocabulary),))
+    return HubModel(build, (InputSpec((length,), "int64", shape.vocabulary),), positions)
 
 
 def _deberta(config: HubConfig) -> HubModel:
@@ -114,7 +114,7 @@ def _bart(config: HubConfig) -> HubModel:
         return EncoderDecoder(shape, decoder_layers=after, tied=True)
 
     words = InputSpec((min(_LENGTH, positions),), "int64", shape.vocabulary)
-    return HubModel(build, (words, words))
+    return HubModel(build, (words, words), positions)
 
 
 def _whisper(config: HubConfig) -> HubModel:
@@ -140,7 +140,7 @@ def _whisper(config: HubConfig) -> HubModel:
         return SpeechTranscriber(shape, after, bins=bins, frames=frames, words=words)
 
     sound, text = InputSpec((bins, 2 * frames)), InputSpec((words,), "int64", shape.vocabulary)
-    return HubModel(build, (sound, text))
+    return HubModel(build, (sound, text), words)
 
 
 def _wav2vec2(config: HubConfig) -> HubModel:

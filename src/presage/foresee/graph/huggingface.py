@@ -43,6 +43,11 @@ def read_config(
     else:
         config = HubConfig(name or "the configuration", dict(source))
     model = MODEL_TYPES[known_type(config)](config)
+    if seq and model.longest and seq > model.longest:
+        raise GraphError(
+            f"{name or config.path} has {model.longest} learned positions: use --seq "
+            f"{model.longest} or less"
+        )
     given = inputs or tuple(as_long(spec, seq) for spec in model.inputs)
     return trace(model.build, given, name=name or "model", **options)
 
@@ -98,7 +103,8 @@ def _text(config: HubConfig, shape: TransformerConfig, head: str, longest: int) 
         return TextModel(shape, head, config.labels())
 
     length = min(_LENGTH, longest)
-    return HubModel(build, (InputSpec((length,), "int64", shape.vocabulary),))
+    words = InputSpec((length,), "int64", shape.vocabulary)
+    return HubModel(build, (words,), longest if shape.positions else 0)
 
 
 def _check_heads(config: HubConfig, shape: TransformerConfig) -> None:

@@ -73,7 +73,7 @@ def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
         "--quant": setup.quant != "none",
         "--loss chunked": setup.loss != "full",
         "--kv-len": setup.kv_len is not None,
-        "tp, pp, cp and ep": max(cut.tensor, cut.pipeline, cut.context, cut.expert) > 1,
+        "a split by tp, pp, cp or ep": max(cut.tensor, cut.pipeline, cut.context, cut.expert) > 1,
     }
     for name in (name for name, wanted in asked.items() if wanted):
         raise ConfigError(
