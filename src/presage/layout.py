@@ -42,6 +42,11 @@ class Layout:
         return self.data / "wake"
 
     @property
+    def shares(self) -> Path:
+        """Shares of this machine's GPUs, their daemon's socket and pages."""
+        return self.data / "shares"
+
+    @property
     def folders(self) -> Path:
         """Uploaded work folders."""
         return self.data / "folders"
@@ -141,11 +146,6 @@ class Layout:
     def ray_owner(self) -> Path:
         """By this name agents on the nodes know whose runs they hold."""
         return self.data / "ray-owner"
-
-    @property
-    def ray_head(self) -> Path:
-        """How to find the head that was started here."""
-        return self.data / "ray-head.json"
 
     @property
     def ray_head_log(self) -> Path:

@@ -10,9 +10,9 @@ import pytest
 
 from presage.control.advisors.starts import Experience
 from presage.control.charts import chart_lines
-from presage.control.files import take_over_files
 from presage.control.history import FIELDS, ClusterHistory
 from presage.control.phases import StoredPhases
+from presage.control.site.files import take_over_files
 from presage.core.state import State
 from presage.foresee.champions import Champions
 from presage.layout import Layout

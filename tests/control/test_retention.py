@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from presage.control.retention import KeepRule, Retention
+from presage.control.records.retention import KeepRule, Retention
 from presage.layout import Layout
 from presage.model import event as ev
 from presage.model.job import JobSpec, Role

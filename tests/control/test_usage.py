@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from presage.control.usage import Accountant, Ledger, price_of_type
+from presage.control.records.usage import Accountant, Ledger, price_of_type
 from presage.core.state import State
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources, Worker

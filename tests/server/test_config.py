@@ -13,10 +13,10 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from presage.cli.serve import serve
+from presage.control.site import config
+from presage.control.site.config import OPTIONS, ServerFile, effective, read_server_file, shown
+from presage.control.site.server_log import log_to
 from presage.model.errors import ConfigError
-from presage.server import config
-from presage.server.config import OPTIONS, ServerFile, effective, read_server_file, shown
-from presage.server.logs import log_to
 from tests.server.kit import Server, Zygote, eventually
 
 
@@ -85,6 +85,15 @@ def test_a_secret_of_a_section_to_come_is_hidden() -> None:
             "executor: {kind: k8s}\n",
             "line 1: executor.kind: input should be 'local', 'ray', 'kubernetes' or 'slurm'",
         ),
+        (
+            "executor:\n  slurm:\n    nodes: 9..3\n",
+            "line 3: executor.slurm.nodes: write a number of nodes such as 4, or a span such as "
+            "0..16, the smaller first, not '9..3'",
+        ),
+        (
+            "executor:\n  slurm:\n    idle: soon\n",
+            "line 3: executor.slurm.idle: ",
+        ),
         ("queues:\n  a:\n    gpu_hours: -1\n", "line 3: queues.a.gpu_hours: input should be"),
         ("- a\n", "write a mapping"),
     ],
@@ -96,6 +105,14 @@ def test_mistakes_name_the_line_and_the_fix(tmp_path: Path, text: str, says: str
         read_server_file(path)
     assert says in str(wrong.value)
     assert str(wrong.value).startswith(str(path))
+
+
+def test_pilots_have_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    for given, least, most in ((4, 4, 4), ("0..16", 0, 16)):
+        path.write_text(f"executor: {{kind: slurm, slurm: {{nodes: {given}, idle: 5m}}}}\n")
+        setup = read_server_file(path).executor.slurm.setup(tmp_path)
+        assert (setup.pilot_nodes, setup.pilot_most, setup.pilot_idle_s) == (least, most, 300.0)
 
 
 def test_the_command_prints_what_counts(zygote: Zygote, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from schemathesis import Case
 from tests.server.kit import Server, Zygote
 
 EXAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 4
-STREAMS = {"/api/v1/events", "/api/v1/jobs/{job_id}/logs"}
+STREAMS = {"/api/v1/events", "/api/v1/health/events", "/api/v1/jobs/{job_id}/logs"}
 """Answers that may not end by themselves."""
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from presage.control.people.tickets import Signer
 from presage.model.errors import BadRequest, NotFound
 from presage.server import proxy
 from presage.server.proxy import _back, _onwards, _target
-from presage.server.tickets import Signer
 
 
 def target(path: str = "/jobs/a-1/ports/6006/x/y") -> Any:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from presage.control.site.executors import write_job_file
 from presage.core.state import State
 from presage.executors.node.runspec import RunSpec
 from presage.layout import Layout
 from presage.manifest import parse_manifest, to_spec
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Worker
-from presage.server.executors import write_job_file
 from presage.store.records import JobRow
 
 ON_ONE = (Worker(0, 0, "n", (0,)),)

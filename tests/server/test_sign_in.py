@@ -12,8 +12,10 @@ import httpx
 import pytest
 from joserfc.jwk import RSAKey
 
-from presage.control.access_config import OidcConfig
-from presage.control.accounts import Accounts
+from presage.control.people.access_config import OidcConfig
+from presage.control.people.accounts import Accounts
+from presage.control.people.oidc import SignIns
+from presage.control.site.config import ServerFile, effective
 from presage.model.errors import (
     ConfigError,
     Denied,
@@ -22,8 +24,6 @@ from presage.model.errors import (
     Unauthorized,
     UserError,
 )
-from presage.server.config import ServerFile, effective
-from presage.server.oidc import SignIns
 from presage.store import open_store
 from tests.server.identity import CLIENT, SECRET, Provider
 from tests.server.kit import Server, Zygote, eventually

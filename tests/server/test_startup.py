@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 
+from presage.control.site.service import Service
+from presage.control.site.settings import Settings
 from presage.policy import registry
 from presage.server.front import Front
-from presage.server.service import Service
-from presage.server.settings import Settings
 from presage.sim.clusters import read_cluster
 from tests.server.kit import PATIENCE_S, eventually
 from tests.waiting import run_apart
@@ -37,15 +37,15 @@ import presage.cli.main
 import presage.cli.serve
 from presage.policy import registry
 from presage.server.front import Front
-from presage.server.service import Service
-from presage.server.settings import Settings
+from presage.control.site.service import Service
+from presage.control.site.settings import Settings
 from presage.sim.clusters import read_cluster
 
 data, nodes, policy = Path(sys.argv[1]), read_cluster("2x4"), registry.NAMED["fifo"]
 service = Service(Settings(data=data, nodes=nodes, policy=policy))
 Front(service)
 service.live.start()
-assert service.live.leading.wait(60)
+assert service.live.leading.wait(400)
 print(*sorted({LATER!r} & sys.modules.keys()))
 service.close()
 """

@@ -15,6 +15,7 @@ import pytest
 from presage.client import Client
 from presage.model.errors import Unreachable, UserError
 from tests.server.kit import Server, Zygote, eventually
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -88,7 +89,7 @@ def test_everything_is_encrypted_and_a_standby_names_the_leader(
     manifest.write_text("name: one\ncommand: cat hello.txt\n")
     with Client(standby.url) as client:  # every call of it is led on
         job = client.submit(manifest)
-        assert job.wait(60).status == "COMPLETED"
+        assert job.wait(PATIENCE_S).status == "COMPLETED"
     assert leader.logs(job.id) == "hello"
 
     sent = standby.http.post("/api/v1/jobs?a=1", json={"name": "a", "command": "true"})

@@ -66,7 +66,7 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
     import json
     import sys
 
-    from presage.control import tracker_process
+    from presage.control.records import tracker_process
 
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.entities", None)

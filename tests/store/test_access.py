@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from presage.control.accounts import Accounts
+from presage.control.people.accounts import Accounts
 from presage.model import event as ev
 from presage.model.errors import InternalError, UserError
 from presage.store.records import AuditEntry, Token, User

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx
 
 from presage._retry import PatientClient
+from presage._trust import distrust, trusted
 from presage.client._answers import value_of
 from presage.client._tokens import stored_token
-from presage.client._trust import distrust, trusted
 from presage.model.errors import ApiError, Unreachable, UserError
 
 __all__ = ["DEFAULT_URL", "Connection", "path_of"]

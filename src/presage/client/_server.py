@@ -38,6 +38,7 @@ from presage.model.answers import (
 from presage.model.errors import ApiError, UserError
 from presage.model.job import Reason
 from presage.model.server_answers import (
+    Diagnosis,
     ExportedTrace,
     NewUser,
     NodeStatus,
@@ -262,6 +263,10 @@ class Client(ArrayCalls):
     def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is."""
         return self.get(Explanation, f"/jobs/{path_of(job_id)}/explain")
+
+    def diagnose(self, subject: str) -> Diagnosis:
+        """What is wrong with a job, a node, or everything (`cluster`)."""
+        return self.get(Diagnosis, f"/diagnosis/{path_of(subject)}")
 
     def tell(self, job_id: str, what: str) -> Accepted:
         """`stop`, `halt` or `resume` a job."""

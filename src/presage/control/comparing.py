@@ -15,7 +15,7 @@ from presage.core.ports import Knowledge
 from presage.layout import Layout
 from presage.store.records import JobRow
 
-__all__ = ["differences", "measured_of", "metric_curves"]
+__all__ = ["differences", "foreseen_and_measured", "measured_of", "metric_curves"]
 
 _MOST_POINTS = 500
 _MOST_KEYS = 60
@@ -93,3 +93,28 @@ def measured_of(layout: Layout, row: JobRow) -> dict[str, float]:
     if row.status == "COMPLETED" and row.started_at and row.ended_at:
         found["runtime_s"] = row.ended_at - row.started_at
     return found
+
+
+def foreseen_and_measured(layout: Layout, row: JobRow) -> list[dict[str, Any]]:
+    """What was foreseen of a job when it was submitted, beside what was measured."""
+    said = row.estimates or {}
+    known = {name: said[name] for name in _NAMES if said.get(name)}
+    measured = measured_of(layout, row) if known else {}
+    return [
+        {
+            "name": _NAMES[name],
+            "unit": about["unit"],
+            **{end: about[end] for end in ("p10", "p50", "p90")},
+            "origin": about.get("origin", ""),
+            "measured": measured.get(name),
+        }
+        for name, about in known.items()
+    ]
+
+
+_NAMES = {
+    "runtime_s": "run time",
+    "memory_mib": "GPU memory",
+    "utilization": "GPU utilization",
+    "step_s": "time of a step",
+}

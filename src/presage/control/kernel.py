@@ -121,7 +121,10 @@ class Live:
         committed: Committed = lambda *_: None,
         witness: Witness = lambda *_: None,
         clock: Callable[[], float] = time.time,
+        alert_webhooks: Sequence[str] = (),
     ) -> None:
+        self.alert_webhooks = tuple(alert_webhooks)
+        """Addresses that are told of every alert."""
         self.store = store
         self.seat, self.url = seat, url
         self.leading = threading.Event()
@@ -467,6 +470,19 @@ class Live:
                 del self._webhooks[change.job]
         return notifications
 
+    def alert_messages(self, now: float, facts: Iterable[ev.Fact]) -> list[Notification]:
+        """What webhooks are to be told of alerts: those of the job, and those of the server."""
+        notifications = []
+        for fact in facts:
+            if not isinstance(fact, ev.AlertRaised | ev.AlertCleared):
+                continue
+            body = {"at": now, **ev.event_to_json(fact)}
+            body["event"] = "alert" if isinstance(fact, ev.AlertRaised) else "alert_over"
+            del body["type"]
+            for url in dict.fromkeys((*self._webhooks.get(fact.job, ()), *self.alert_webhooks)):
+                notifications.append(Notification(fact.job, url, body))
+        return notifications
+
 
 class _Journal:
     """The store as a step sees it: an append carries the rows that users see."""
@@ -495,7 +511,7 @@ class _Journal:
             live._remember_webhooks(row)
         changes = changes_of(now, self._engine.state, facts, decisions)
         first = [JobChange(job=row.id, at=row.submitted_at, status=row.status) for row in rows]
-        messages = live.messages([*first, *changes])
+        messages = live.messages([*first, *changes]) + live.alert_messages(now, facts)
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from heapq import nlargest
 from typing import Any
 
-from presage.control.accounts import UserRole
 from presage.control.history import RunUse
+from presage.control.people.accounts import UserRole
 from presage.core.engine import Engine
 from presage.core.state import State
 from presage.model.cluster import UNLIMITED, WHOLE_GPU

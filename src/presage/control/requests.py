@@ -15,7 +15,7 @@ from typing import Any
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.dependencies import resolved_after
 from presage.control.kernel import Live
-from presage.control.retention import touch_folder
+from presage.control.records.retention import touch_folder
 from presage.layout import Layout
 from presage.manifest import Manifest, resolved, says_auto, to_spec
 from presage.manifest.schema import After

@@ -328,6 +328,8 @@ class Explanation:
     """What was foreseen when it was submitted; null when nothing was."""
     after: tuple[AwaitedJob, ...] = ()
     """Jobs and arrays that it still waits for."""
+    alerts: tuple[str, ...] = ()
+    """Trouble that it is in, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

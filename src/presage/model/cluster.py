@@ -154,9 +154,13 @@ class Where:
     """Sets of rules; all rules of one set must hold. No sets: any node."""
     tolerates: tuple[str, ...] = ()
     """Taints it puts up with, `key=value:effect`; a `*` stands for any key, value or effect."""
+    avoid: tuple[str, ...] = ()
+    """Names of nodes it is kept off."""
 
     def accepts(self, node: Node) -> bool:
         """Whether a worker may be on a node."""
+        if node.name in self.avoid:
+            return False
         if node.taints and not all(map(self._bears, node.taints)):
             return False
         return not self.any_of or any(

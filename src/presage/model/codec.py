@@ -28,6 +28,8 @@ Coder: TypeAlias = Callable[[Any], Any]
 _PLAIN = frozenset({bool, float, int, str, type(None)})
 
 LEFT_OUT: dict[str, dict[str, Any]] = {
+    "AlertCleared": {"job": ""},
+    "AlertRaised": {"job": ""},
     "CancelRequested": {"reason": None},
     "Dependency": {"on": "ok"},
     "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
@@ -51,14 +53,15 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "Node": {"devices": [], "cpu_milli": 1 << 50, "memory_mib": 1 << 50, "labels": {}}
     | {"taints": [], "taken": {}},
     "OomRetry": {"times": 3, "factor": 1.5, "ceiling_mib": 0},
-    "Progress": {"detail": {}},
+    "Progress": {"detail": {}, "not_finite": []},
+    "RemedyAdvised": {"avoid": [], "oom": None},
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
     "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": [], "where": {}},
     "RulesChanged": {"lacks": [], "counts": False, "chosen": ""},
     "SpeedBook": {"count": 0, "points": {}},
     "Taken": {"cpu_milli": 0, "memory_mib": 0, "devices": []},
     "LabelRule": {"operator": "Exists", "values": []},
-    "Where": {"any_of": [], "tolerates": []},
+    "Where": {"any_of": [], "tolerates": [], "avoid": []},
     "Worker": {"devices": []},
 }
 """What a field means that is not there, of each type in journals and snapshots, as JSON: part of

@@ -16,13 +16,15 @@ from typing import Any, TypeAlias
 from presage.model.cluster import Node, Resources, Worker
 from presage.model.codec import decode, encode
 from presage.model.estimate import Estimates
-from presage.model.job import JobSpec, Reason, StopIntent
+from presage.model.job import JobSpec, OomRetry, Reason, StopIntent
 from presage.model.speed import SpeedPoint
 from presage.model.value import value
 
 __all__ = [
     "DECISIONS",
     "FACTS",
+    "AlertCleared",
+    "AlertRaised",
     "CancelRequested",
     "Decision",
     "Event",
@@ -45,6 +47,8 @@ __all__ = [
     "PhaseChanged",
     "Progress",
     "Reject",
+    "Remedy",
+    "RemedyAdvised",
     "Reserve",
     "Resize",
     "ResumeRequested",
@@ -73,6 +77,17 @@ class Outcome(StrEnum):
     """It was told to stop, and did."""
     LOST = "lost"
     """The run vanished through no fault of its own (a node went away); it is always retried."""
+
+
+class Remedy(StrEnum):
+    """What can be done about a run in trouble; `core.remedies` does it."""
+
+    CHECKPOINT = "checkpoint"
+    """It stops with a checkpoint and goes on from there, wherever there is room."""
+    RESTART = "restart"
+    """The same, and not on the nodes it is to avoid."""
+    MEMORY = "memory"
+    """It goes on; should it run out of memory, it is started again with more."""
 
 
 @value
@@ -174,6 +189,8 @@ class Progress:
     done: float
     detail: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What the run says besides: epoch, step, loss …"""
+    not_finite: tuple[str, ...] = ()
+    """Metrics that are NaN or infinite."""
 
 
 @value
@@ -228,6 +245,45 @@ class LimitsAdvised:
     attempt: int
     limits: Resources
     reason: Reason
+
+
+@value
+class AlertRaised:
+    """Whoever watches the health of jobs and nodes sees trouble. What speaks for it is kept apart
+    from the journal, under the alert's id."""
+
+    alert: str
+    """Its id; trouble that comes back soon has the id it had."""
+    kind: str
+    subject: str
+    """`job J`, `worker J/W`, `node N` or `gpu N/D`."""
+    probability: float
+    text: str
+    job: str = ""
+    """The job that it is about, or that is on the node."""
+
+
+@value
+class AlertCleared:
+    """The trouble of an alert is over."""
+
+    alert: str
+    text: str
+    job: str = ""
+
+
+@value
+class RemedyAdvised:
+    """Something is to be done about a run that is in trouble, as its queue allows."""
+
+    job: str
+    attempt: int
+    remedy: Remedy
+    reason: Reason
+    avoid: tuple[str, ...] = ()
+    """Nodes that the job is kept off from now on."""
+    oom: OomRetry | None = None
+    """What follows when it runs out of memory, where its owner did not say."""
 
 
 @value
@@ -345,6 +401,9 @@ Fact: TypeAlias = (
     | SpeedMeasured
     | RulesChanged
     | LimitsAdvised
+    | AlertRaised
+    | AlertCleared
+    | RemedyAdvised
     | NodeUp
     | NodeChanged
     | NodeDown

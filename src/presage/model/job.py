@@ -130,6 +130,8 @@ class ReasonCode(StrEnum):
     """It waits for other jobs; or one of them ended so that it can never start."""
     AT_ONCE = "at_once"
     """As many of its array as may go at once do."""
+    TROUBLE = "trouble"
+    """It was in trouble, and its queue has something done about that."""
     STOPPED_EARLY = "stopped_early"
     """Other members of its array do better."""
 

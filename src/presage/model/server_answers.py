@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "AlertStatus",
     "Audit",
+    "Diagnosis",
+    "EvidenceSeries",
     "ExportedTrace",
     "NewUser",
     "NodeStatus",
@@ -45,6 +48,54 @@ class NodeStatus:
     memory_limits: str = ""
     """What holds workers to their memory: `cgroup`, `systemd`, or `watched`, which is looked at
     some times a second and so can be passed for a moment; empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSeries:
+    """Something that speaks for an alert, to look at."""
+
+    series: str
+    text: str
+    at: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlertStatus:
+    """Trouble of a job, a worker, a node or a GPU."""
+
+    id: str
+    kind: str
+    subject: str
+    """`job J`, `worker J/W`, `node N` or `gpu N/D`."""
+    probability: float
+    text: str
+    action: str
+    """What a person should do."""
+    evidence: tuple[EvidenceSeries, ...]
+    job: str = ""
+    attempt: int = 0
+    node: str = ""
+    raised_at: float | None = None
+    """When it was told first; null for what is only suspected."""
+    seen_at: float | None = None
+    cleared_at: float | None = None
+    cleared: str = ""
+    done: tuple[str, ...] = ()
+    """What was done about it by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with a job, a node or the cluster."""
+
+    subject: str
+    runs: int
+    """Runs that were looked at."""
+    alerts: tuple[AlertStatus, ...]
+    suspected: tuple[AlertStatus, ...] = ()
+    """Seen, and not likely enough to be told."""
+    over: tuple[AlertStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

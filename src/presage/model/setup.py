@@ -55,7 +55,7 @@ _DEGREES = {
     "ep": "expert",
     "vpp": "interleave",
 }
-_FLAGS = {"sp": "sequence", "no-sync": "no_sync"}
+_FLAGS = {"sp": ("sequence", True), "sync": ("sync", True), "no-sync": ("sync", False)}
 _LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down", "head")
 _LORA_GROUPS = {
     "all": ("q", "k", "v", "o", "gate", "up", "down"),
@@ -108,8 +108,9 @@ class Parallelism:
     """Model chunks of a pipeline rank (virtual pipeline stages)."""
     sequence: bool = False
     """Norms and residuals are divided among tensor-parallel ranks too."""
-    no_sync: bool = False
-    """FSDP adds up whole gradients over micro-batches and divides them at the last one."""
+    sync: bool = False
+    """FSDP divides gradients after each micro-batch. Without, whole gradients are added up and
+    divided at the last one, as Accelerate, the Hugging Face trainer and Lightning do."""
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -121,7 +122,8 @@ class Parallelism:
             if key in _DEGREES and value:
                 degrees[_DEGREES[key]] = _whole(f"{key} of --parallel", value)
             elif key in _FLAGS and not value:
-                degrees[_FLAGS[key]] = True
+                name, on = _FLAGS[key]
+                degrees[name] = on
             elif not value and key in get_args(Sharding):
                 if sharding != "none":
                     raise ConfigError(f"'{text}': choose one of {sharding} and {key}")
@@ -139,7 +141,7 @@ class Parallelism:
         for short, name in _DEGREES.items():
             if getattr(self, name) > 1:
                 parts.append(f"{short}={getattr(self, name)}")
-        parts += [flag for flag, name in _FLAGS.items() if getattr(self, name)]
+        parts += [flag for flag, (name, on) in _FLAGS.items() if on and getattr(self, name)]
         return ",".join(parts) or "none"
 
 
@@ -255,6 +257,12 @@ class Setup:
         return self.parallel.tensor * self.parallel.pipeline * self.parallel.context
 
     @property
+    def whole_gradients(self) -> bool:
+        """FSDP keeps gradients of all weights on every rank while it adds them up."""
+        fsdp = self.parallel.sharding == "fsdp" and not self.inference
+        return fsdp and self.accumulate > 1 and not self.parallel.sync
+
+    @property
     def half(self) -> bool:
         """Weights of the computation have two bytes, without a cast."""
         return self.precision in ("bf16", "fp16", "fp8")
@@ -293,6 +301,8 @@ class Setup:
             return f"{p.sharding} needs more than one GPU: add --gpus 8 or leave --parallel out"
         if p.interleave > 1 and p.pipeline == 1:
             return "vpp divides pipeline stages: add pp=2 or more"
+        if p.sync and p.sharding != "fsdp":
+            return "sync divides the gradients of fsdp: write fsdp,sync, or leave sync out"
         if p.sequence and p.tensor == 1:
             return "sp divides among tensor-parallel ranks: add tp=2 or more"
         if p.sharding in ("zero2", "zero3") and p.pipeline > 1:
@@ -343,15 +353,18 @@ class Setup:
     def _heads(self, shape: StackShape) -> str | None:
         tp, ep = self.parallel.tensor, self.parallel.expert
         if shape.heads % tp:
-            near = [d for d in range(1, shape.heads + 1) if shape.heads % d == 0]
-            fits = min(near, key=lambda d: abs(d - tp))
+            fits = _near_divisor(shape.heads, tp)
             return (
                 f"tp={tp} does not divide the {shape.heads} heads of {shape.name}: use tp={fits}"
             )
         if ep > 1 and not shape.experts:
             return f"{shape.name} has no experts to divide: leave ep={ep} out"
         if ep > 1 and shape.experts % ep:
-            return f"ep={ep} does not divide the {shape.experts} experts of {shape.name}"
+            fits = _near_divisor(shape.experts, ep)
+            return (
+                f"ep={ep} does not divide the {shape.experts} experts of {shape.name}: "
+                f"use ep={fits}"
+            )
         return None
 
     def _layers(self, shape: StackShape) -> str | None:
@@ -411,6 +424,10 @@ class Setup:
             said.append("logits of the whole batch in fp32 for the loss")
         if self.gpus > 1 and self.parallel.sharding == "none" and self.data_parallel > 1:
             said.append("replicas keep all weights, gradients and state (as ddp)")
+        if self.whole_gradients:
+            said.append(
+                "whole gradients stay between micro-batches, as in Accelerate (fsdp,sync: divided)"
+            )
         return tuple(said)
 
     def _state(self) -> str:
@@ -452,6 +469,11 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 def _near(word: str, known: Any) -> str:
     found = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean '{found[0]}'? " if found else ""
+
+
+def _near_divisor(whole: int, asked: int) -> int:
+    """What divides it and is nearest to what was asked."""
+    return min((d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - asked))
 
 
 def _whole(what: str, text: str) -> int:

@@ -14,6 +14,7 @@ __all__ = [
     "share",
     "short_duration",
     "size_text",
+    "sure",
 ]
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -52,6 +53,11 @@ def memory(mib: float) -> str:
 def share(value: float) -> str:
     """A part of a whole: `40 %`, `0.4 %`."""
     return f"{100 * value:.0f} %" if value == 0 or value >= 0.0095 else f"{100 * value:.1g} %"
+
+
+def sure(probability: float) -> str:
+    """How sure something is: `96 %`; nothing is certain."""
+    return "> 99 %" if probability > 0.994 else f"{100 * probability:.0f} %"
 
 
 def amount(value: float) -> str:

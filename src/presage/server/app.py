@@ -12,6 +12,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from presage import __version__, web
+from presage.control.site.service import Service
+from presage.control.site.settings import Settings
+from presage.control.webhooks import deliver
 from presage.server import problems, proxy
 from presage.server.guard import Guard
 from presage.server.routes import (
@@ -22,6 +25,7 @@ from presage.server.routes import (
     charts,
     cluster,
     comparing,
+    diagnosis,
     draining,
     events,
     folders,
@@ -38,10 +42,7 @@ from presage.server.routes import (
     usage,
     users,
 )
-from presage.server.service import Service
-from presage.server.settings import Settings
 from presage.server.standby import Elsewhere, Standby
-from presage.server.webhooks import deliver
 
 __all__ = ["create_app"]
 
@@ -111,6 +112,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         events,
         cluster,
         draining,
+        diagnosis,
         comparing,
         charts,
         users,

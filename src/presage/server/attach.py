@@ -1,4 +1,4 @@
-"""Clients that attach to a run: who may, to which worker, and how bytes are passed on.
+"""Bytes between a client that is attached and the run, by WebSocket.
 
 The server only relays. It keeps no more than one message in each direction: a client that does
 not read stops what it reads from. The user's token never goes further than here.
@@ -8,140 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
-import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from socket import socket
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from presage.control.accounts import may_change
-from presage.core.state import State
+from presage.control.attaching import Attachment, next_frame
 from presage.executors.node import frames
-from presage.executors.node.frames import FrameError, frame, said
-from presage.model.errors import Conflict, Denied, NotFound, PresageError, UserError
-from presage.server.routes.common import user_of
-from presage.server.routes.jobs import clean, why
-from presage.server.service import Service
-from presage.store.records import AuditEntry, JobRow, User
+from presage.executors.node.frames import FrameError, frame
+from presage.model.errors import PresageError
 
 __all__ = [
-    "Attachment",
-    "attach",
-    "find",
+    "close_quietly",
     "refusal",
     "relay_bytes",
     "relay_frames",
-    "running",
+    "until_one_ends",
 ]
 
 _FROM_CLIENT = (frames.STDIN, frames.EOF, frames.WINDOW, frames.SIGNAL)
-_HEAD = struct.Struct(">cI")
-_ANSWER_S = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """A connection to a run that took the order; whoever has it closes it."""
-
-    link: socket
-    started: Mapping[str, Any]
-    """What the run said when it took it."""
-
-    @asynccontextmanager
-    async def streams(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """The connection as streams; at the end it is closed, and the run hears of it."""
-        reader, writer = await asyncio.open_unix_connection(sock=self.link)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-
-
-def running(service: Service, job_id: str, user: User) -> JobRow:
-    """A job that a user may change and that runs now; what is said otherwise tells why not."""
-    row = service.seen(clean(job_id), user)
-    if not may_change(user, row):
-        raise Denied(f"job {row.id} is {row.owner}'s; {user.name} may look at it only")
-    if row.status != "PROCESSING" or row.stage == "stopping":
-        reason = why(service, row)["text"] if row.status == "QUEUED" else row.reason_text
-        because = f": {reason}" if reason else ""
-        stopping = " and is being stopped" if row.stage == "stopping" else ""
-        raise Conflict(f"job {row.id} does not run: it is {row.status}{stopping}{because}")
-    return row
-
-
-async def find(connection: HTTPConnection, job_id: str) -> tuple[Service, User, JobRow]:
-    """Who asks, and the job that runs."""
-    service: Service = connection.app.state.service
-    user = await user_of(connection)
-    row = await asyncio.to_thread(running, service, job_id, user)
-    return service, user, row
-
-
-async def attach(
-    service: Service, row: JobRow, who: str, what: str, worker: str, order: dict[str, Any]
-) -> Attachment:
-    """Have a run take an order; raises what it says if it does not. `what` goes to the audit log
-    with the order, before anything is done; "" is not worth a line."""
-    name = await asyncio.to_thread(service.live.read, lambda state: _name(state, row, worker))
-    if what:
-        entry = AuditEntry(time.time(), who, what, row.id, {"worker": name, **order})
-        await asyncio.to_thread(service.store.audit.add, entry)
-    link = await asyncio.to_thread(service.live.attach, row.id, row.attempt, name)
-    link.setblocking(False)
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            await loop.sock_sendall(link, frame(frames.ORDER, {"worker": name, **order}))
-            kind, size = _HEAD.unpack(await _exactly(link, _HEAD.size))
-            answer = said(await _exactly(link, size))
-    except (OSError, EOFError, FrameError):  # a TimeoutError is an OSError
-        link.close()
-        raise Conflict(f"{name} of job {row.id} does not answer; is it still running?") from None
-    except BaseException:
-        link.close()
-        raise
-    if kind != frames.STARTED:
-        link.close()
-        raise UserError(str(answer.get("text", "refused")))
-    return Attachment(link, answer)
-
-
-async def _exactly(link: socket, size: int) -> bytes:
-    """So many bytes and no more: what follows is somebody else's to read."""
-    data = b""
-    while len(data) < size <= frames.LARGEST:
-        part = await asyncio.get_running_loop().sock_recv(link, size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def _name(state: State, row: JobRow, worker: str) -> str:
-    """The name of a worker that runs, from its name or its rank."""
-    job = state.jobs.get(row.id)
-    workers = sorted(job.allocation, key=lambda one: (one.role, one.index)) if job else []
-    names = [f"{job.spec.roles[one.role].name}-{one.index}" for one in workers] if job else []
-    if worker in names:
-        return worker
-    if worker.isdecimal() and int(worker) < len(names):
-        return names[int(worker)]
-    raise NotFound(f"job {row.id} has no worker {worker[:80]!r}; it has {', '.join(names)}")
-
-
-async def _next(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    kind, size = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-    if size > frames.LARGEST:
-        raise FrameError("too large")
-    return kind, await reader.readexactly(size)
 
 
 async def relay_frames(ws: WebSocket, run: Attachment) -> None:
@@ -152,7 +38,7 @@ async def relay_frames(ws: WebSocket, run: Attachment) -> None:
         async def outwards() -> None:
             await ws.send_bytes(frames.STARTED + json.dumps(run.started).encode())
             while True:
-                kind, body = await _next(reader)
+                kind, body = await next_frame(reader)
                 await ws.send_bytes(kind + body)
 
         async def inwards() -> None:
@@ -164,7 +50,8 @@ async def relay_frames(ws: WebSocket, run: Attachment) -> None:
                 writer.write(frame(kind, body))
                 await writer.drain()
 
-        await _both(ws, outwards(), inwards())
+        await until_one_ends(outwards(), inwards())
+    await close_quietly(ws)
 
 
 async def relay_bytes(ws: WebSocket, run: Attachment) -> None:
@@ -185,10 +72,15 @@ async def relay_bytes(ws: WebSocket, run: Attachment) -> None:
             writer.write_eof()
             await ws.receive_bytes()  # until the client goes
 
-        await _both(ws, outwards(), inwards())
+        await until_one_ends(outwards(), inwards())
+    await close_quietly(ws)
 
 
-async def _both(ws: WebSocket, *ways: Any) -> None:
+async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
+    """Pass on in each of these ways until one side goes, or says what it must not; then in
+    none."""
+    from websockets.exceptions import WebSocketException
+
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -204,10 +96,15 @@ async def _both(ws: WebSocket, *ways: Any) -> None:
                 OSError,
                 RuntimeError,
                 WebSocketDisconnect,
+                WebSocketException,
             ):
                 await task
-        with suppress(OSError, RuntimeError, WebSocketDisconnect):  # the client went first
-            await ws.close()
+
+
+async def close_quietly(ws: WebSocket, code: int = 1000) -> None:
+    """Close it, unless the client went first."""
+    with suppress(OSError, RuntimeError, WebSocketDisconnect):
+        await ws.close(code)
 
 
 def refusal(error: Exception) -> dict[str, Any]:

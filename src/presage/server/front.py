@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import Any
 
-from presage.server.service import Service
+from presage.control.site.service import Service
 
 __all__ = ["Front"]
 

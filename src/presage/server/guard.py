@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from presage.control.site.settings import is_loopback
 from presage.server.problems import problem
-from presage.server.settings import is_loopback
 
 __all__ = ["Guard"]
 

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from presage.model.errors import (
@@ -25,11 +26,31 @@ from presage.model.errors import (
     Unauthorized,
     UserError,
 )
-from presage.server.views import Problem
 
-__all__ = ["describe", "install", "problem", "status_of"]
+__all__ = ["describe", "install", "problem", "refusal_of", "status_of"]
+
 
 log = logging.getLogger("presage.server")
+
+_CLOSED = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProblemBody(BaseModel):
+    """What went wrong, for a machine and for a person."""
+
+    model_config = _CLOSED
+
+    code: str
+    text: str
+
+
+class Problem(BaseModel):
+    """Every answer that is not what was asked for."""
+
+    model_config = _CLOSED
+
+    error: ProblemBody
+
 
 _STATUS: dict[type[PresageError], int] = {
     UserError: 400,
@@ -89,6 +110,11 @@ def problem(status: int, code: str, text: str) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
+def refusal_of(error: PresageError) -> JSONResponse:
+    """The answer to an error that a request met."""
+    return problem(status_of(type(error)) or 500, error.code, str(error))
+
+
 def status_of(kind: type[PresageError]) -> int | None:
     """What a class of errors is answered with; None for those that no request should meet."""
     return next((_STATUS[base] for base in kind.__mro__ if base in _STATUS), None)
@@ -99,9 +125,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(PresageError)
     async def said(request: Request, error: PresageError) -> JSONResponse:
-        status = status_of(type(error)) or 500
-        if status != 500:
-            return problem(status, error.code, str(error))
+        if (status_of(type(error)) or 500) != 500:
+            return refusal_of(error)
         log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(500, error.code, "Presage broke one of its own rules; see the server's log")
 

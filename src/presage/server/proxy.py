@@ -21,14 +21,15 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from presage.control.accounts import ANYBODY
+from presage.control.attaching import Attachment, attach, running
+from presage.control.people.accounts import ANYBODY
+from presage.control.people.tickets import COOKIE_S, TICKET_S, Signer
+from presage.control.site.service import Service
 from presage.model.errors import BadRequest, NotFound, PresageError, Unauthorized
-from presage.server.attach import Attachment, attach, running
-from presage.server.problems import problem, status_of
-from presage.server.service import Service
-from presage.server.tickets import COOKIE_S, TICKET_S, Signer
+from presage.server.attach import close_quietly, until_one_ends
+from presage.server.problems import problem, refusal_of
 from presage.store.records import JobRow, User
 
 __all__ = ["PREFIX", "ProxyGate", "sign_in_url"]
@@ -110,7 +111,7 @@ class ProxyGate:
                 row, user = await self._allowed(request, target)
                 answer = await self._pass_on(request, target, row, user)
         except PresageError as error:
-            answer = problem(status_of(type(error)) or 500, error.code, str(error))
+            answer = refusal_of(error)
         await answer(scope, receive, send)
 
     # -- who ------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class ProxyGate:
             row, user = await self._allowed(ws, target)
             run = await self._reach(target, row, user)
         except PresageError as error:
-            answer = problem(status_of(type(error)) or 500, error.code, str(error))
+            answer = refusal_of(error)
             await ws.send_denial_response(answer)
             return
         try:
@@ -264,18 +265,9 @@ class ProxyGate:
             async for data in inner:
                 await (ws.send_text(data) if isinstance(data, str) else ws.send_bytes(data))
 
-        tasks = [asyncio.ensure_future(onwards()), asyncio.ensure_future(back())]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-            with (
-                suppress(asyncio.CancelledError, OSError, RuntimeError, WebSocketException),
-                suppress(WebSocketDisconnect),
-            ):
-                await task
+        await until_one_ends(onwards(), back())
         await inner.close()
-        with suppress(OSError, RuntimeError, WebSocketDisconnect):
-            await ws.close(_close_code(inner.close_code))
+        await close_quietly(ws, _close_code(inner.close_code))
 
 
 class _TunnelStream:

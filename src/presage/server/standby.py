@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from presage.control.site.settings import is_loopback
 from presage.model.errors import NotLeading, PresageError
-from presage.server.settings import is_loopback
 from presage.web import HOME
 
 if TYPE_CHECKING:
-    from presage.server.service import Service
+    from presage.control.site.service import Service
 
 __all__ = ["Elsewhere", "Standby"]
 

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.accounts import UserRole, require
-from presage.control.sweeps import members
-from presage.core.engine import Engine
+from presage.control.people.accounts import UserRole, require, scope
+from presage.control.site.service import Service
+from presage.control.views.arrays import array_page, best_jobs, explain_members
+from presage.control.views.jobs import array_view
 from presage.model.answers import ArrayBest, ArrayExplanation, ArraySummary, ArrayTold, Submitted
-from presage.model.errors import Conflict, PresageError
-from presage.server.routes.common import Me, Parts
-from presage.server.routes.jobs import clean
-from presage.server.service import Service
-from presage.server.views import ArrayList, array_view
+from presage.model.page_answers import ArrayList
+from presage.server.routes.common import Me, Parts, clean
 from presage.store.records import ArrayRow, JobRow, User
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["arrays"])
-
-_REASONS = 10
-_LOOKED_AT = 500
-"""Waiting members whose reason of this moment is looked up."""
 
 
 class Resubmission(BaseModel):
@@ -56,26 +49,10 @@ async def list_arrays(
     """Arrays that you may see, newest first."""
     clean(owner or "")
     clean(queue or "")
-    team = None
-    if me.role == UserRole.USER and owner != me.name:
-        if me.team:
-            team = me.team
-        elif owner is None:
-            owner = me.name
-        else:
-            return JSONResponse({"arrays": [], "next": None})
-
-    def read() -> list[dict[str, Any]]:
-        asked = {"owner": owner, "team": team, "queue": queue}
-        rows = service.store.arrays.list(**asked, limit=limit, after=after)
-        counts = service.store.arrays.counts([row.id for row in rows])
-        last.extend(rows[-1:] if len(rows) == limit else ())
-        there = [row for row in rows if counts[row.id].statuses]  # else all were removed
-        return [array_view(row, counts[row.id]) for row in there]
-
-    last: list[ArrayRow] = []
-    shown = await asyncio.to_thread(read)
-    return JSONResponse({"arrays": shown, "next": last[0].seq if last else None})
+    whose = scope(me, owner)
+    if whose is None:
+        return JSONResponse({"arrays": [], "next": None})
+    return JSONResponse(await asyncio.to_thread(array_page, service, whose, queue, limit, after))
 
 
 @router.get("/arrays/{array_id}", response_model=ArraySummary)
@@ -105,33 +82,9 @@ async def best(
     """The best jobs of an array, by the metric of its `objective` as each last reported it."""
 
     def read() -> dict[str, Any]:
-        row = service.array(clean(array_id), me)
-        if not row.metric:
-            raise Conflict(
-                f"array {row.id} has no objective; submit it with objective: {{metric: val_loss}}"
-            )
-        rows = service.store.jobs.best(row.id, row.mode, limit)
-        others = members(service.store, row.id) if not rows else []
-        known = {name for job in others for name in job.progress or () if name != "done"}
-        return {
-            "id": row.id,
-            "metric": row.metric,
-            "mode": row.mode,
-            "best": [_best_view(job) for job in rows],
-            "reported": sorted(known),
-        }
+        return best_jobs(service, service.array(clean(array_id), me), limit)
 
     return JSONResponse(await asyncio.to_thread(read))
-
-
-def _best_view(row: JobRow) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "status": row.status,
-        "value": row.metric,
-        "params": dict(row.params or {}),
-        "progress": dict(row.progress) if row.progress is not None else None,
-    }
 
 
 @router.get("/arrays/{array_id}/explain", response_model=ArrayExplanation)
@@ -139,49 +92,9 @@ async def explain_array(array_id: str, service: Parts, me: Me) -> JSONResponse:
     """Why the jobs of an array are where they are, and when the next of them start."""
 
     def read() -> dict[str, Any]:
-        row = service.array(clean(array_id), me)
-        found: Counter[tuple[str, str]] = Counter()
-        examples: dict[tuple[str, str], str] = {}
-        shown = ("QUEUED", "FAILED", "HALTED", "CANCELLED")
-        rows = members(service.store, row.id, shown)
-        waiting = [job.id for job in rows if job.status == "QUEUED"]
-        now = _reasons(service, waiting[:_LOOKED_AT])
-        for job in rows:
-            reason = now.get(job.id) or (job.reason_code, job.reason_text)
-            found[reason] += 1
-            examples.setdefault(reason, job.id)
-        etas = [eta for eta in map(service.starts.eta, waiting) if eta is not None]
-        etas.sort(key=lambda eta: eta["p50"] if eta["p50"] is not None else float("inf"))
-        return {
-            "id": row.id,
-            "counts": service.store.arrays.counts([row.id])[row.id].statuses,
-            "reasons": [
-                {"reason": {"code": code, "text": text}, "jobs": jobs, "example": examples[key]}
-                for key, jobs in found.most_common(_REASONS)
-                for code, text in (key,)
-            ],
-            "next_eta_s": etas[0] if etas else None,
-            "last_eta_s": etas[-1] if len(etas) == len(waiting) and etas else None,
-        }
+        return explain_members(service, service.array(clean(array_id), me))
 
     return JSONResponse(await asyncio.to_thread(read))
-
-
-def _reasons(service: Service, jobs: list[str]) -> dict[str, tuple[str, str]]:
-    """What waiting jobs wait for at this moment; nothing when nobody decides."""
-
-    def question(engine: Engine) -> dict[str, tuple[str, str]]:
-        found = {}
-        for job in jobs:
-            if (reason := engine.explain(job)) is not None:
-                found[job] = (str(reason.code), reason.text)
-        return found
-
-    try:
-        known: dict[str, tuple[str, str]] = service.live.ask(question)
-        return known
-    except PresageError:
-        return {}
 
 
 @router.post("/arrays/{array_id}/stop", status_code=202, response_model=ArrayTold)

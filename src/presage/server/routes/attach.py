@@ -15,16 +15,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, WebSocket
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
+from presage.control.attaching import attach, check_port, running
+from presage.control.site.service import Service
 from presage.executors.node import frames
-from presage.model.errors import Conflict, PresageError, UserError
-from presage.server.attach import attach, find, refusal, relay_bytes, relay_frames, running
-from presage.server.problems import problem, status_of
+from presage.model.errors import Conflict, PresageError
+from presage.server.attach import refusal, relay_bytes, relay_frames
+from presage.server.problems import refusal_of
 from presage.server.proxy import sign_in_url
-from presage.server.routes.common import Me, Parts
-from presage.server.routes.jobs import clean
-from presage.store.records import AuditEntry
+from presage.server.routes.common import Me, Parts, clean, user_of
+from presage.store.records import AuditEntry, JobRow, User
 
 __all__ = ["router"]
 
@@ -73,9 +75,8 @@ async def console(ws: WebSocket, job_id: str) -> None:
 async def forward(ws: WebSocket, job_id: str, port: int, worker: str = "0") -> None:
     """A connection to a port of a job, as bytes both ways."""
     try:
-        service, user, row = await find(ws, job_id)
-        if port not in ((row.manifest or {}).get("ports") or ()):
-            raise UserError(_undeclared(row.manifest, port))
+        service, user, row = await _find(ws, job_id)
+        check_port(row, port)
         run = await attach(service, row, user.name, "forward", worker, {"port": port})
     except PresageError as error:
         await _deny(ws, error)
@@ -92,8 +93,7 @@ async def open_port(
     """An address under which a browser reaches a port of a job; it works for some minutes, and
     leaves a cookie for that port alone."""
     row = await asyncio.to_thread(running, service, clean(job_id), me)
-    if port not in ((row.manifest or {}).get("ports") or ()):
-        raise UserError(_undeclared(row.manifest, port))
+    check_port(row, port)
     if not service.settings.proxy_port:
         raise Conflict("this server has no --proxy-port; use presage forward")
     entry = AuditEntry(time.time(), me.name, "open port", row.id, {"port": port})
@@ -111,9 +111,17 @@ async def heartbeat(job_id: str, service: Parts, me: Me) -> JSONResponse:
     return JSONResponse({"id": row.id, "status": row.status}, 202)
 
 
+async def _find(connection: HTTPConnection, job_id: str) -> tuple[Service, User, JobRow]:
+    """Who asks, and the job that runs."""
+    service: Service = connection.app.state.service
+    user = await user_of(connection)
+    row = await asyncio.to_thread(running, service, job_id, user)
+    return service, user, row
+
+
 async def _framed(ws: WebSocket, job_id: str, what: str, kind: type[BaseModel]) -> None:
     try:
-        service, user, row = await find(ws, job_id)
+        service, user, row = await _find(ws, job_id)
     except PresageError as error:
         await _deny(ws, error)
         return
@@ -138,11 +146,4 @@ async def _framed(ws: WebSocket, job_id: str, what: str, kind: type[BaseModel]) 
 
 async def _deny(ws: WebSocket, error: PresageError) -> None:
     """Answer as any route does, instead of opening the WebSocket."""
-    answer = problem(status_of(type(error)) or 500, error.code, str(error))
-    await ws.send_denial_response(answer)
-
-
-def _undeclared(manifest: Any, port: int) -> str:
-    ports = (manifest or {}).get("ports") or ()
-    there = f"it has {', '.join(map(str, ports))}" if ports else "it has none"
-    return f"port {port} is not among the ports of the job's manifest: {there}"
+    await ws.send_denial_response(refusal_of(error))

@@ -9,10 +9,11 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 
-from presage.server.service import Service
+from presage.control.site.service import Service
+from presage.model.errors import UserError
 from presage.store.records import User
 
-__all__ = ["Me", "Parts", "user_of"]
+__all__ = ["Me", "Parts", "clean", "user_of"]
 
 # For OpenAPI alone: the header is read by Accounts, which also knows when none is needed.
 _bearer = HTTPBearer(auto_error=False, description="Not needed on loopback without users")
@@ -40,3 +41,11 @@ async def _me(request: Request, _: Annotated[object, Depends(_bearer)]) -> User:
 
 Parts = Annotated[Service, Depends(_parts)]
 Me = Annotated[User, Depends(_me)]
+
+
+def clean(name: str, *more: str | None) -> str:
+    """A name as it may be asked for. PostgreSQL cannot hold NUL characters, and no name has
+    them."""
+    if any(text and "\0" in text for text in (name, *more)):
+        raise UserError("a name has no NUL characters")
+    return name

@@ -8,62 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
-from presage.control.comparing import differences, measured_of, metric_curves
-from presage.model.answers import JobSummary
+from presage.control.comparing import differences, foreseen_and_measured, metric_curves
+from presage.control.views.jobs import summary_view
 from presage.model.errors import BadRequest
-from presage.server.routes.common import Me, Parts
-from presage.server.routes.jobs import clean
-from presage.server.views import ApiView, summary_view
+from presage.model.page_answers import ForeseenList, JobComparison
+from presage.server.routes.common import Me, Parts, clean
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["charts"])
 
 _MOST_JOBS = 12
-
-
-class Parameter(ApiView):
-    """A key of manifests that is not the same in all; null where a manifest lacks it."""
-
-    key: str
-    values: list[str | None]
-
-
-class MetricCurve(ApiView):
-    """A metric of one job; `step` is null where it reported none."""
-
-    job: str
-    seconds: list[float]
-    """Since the job started."""
-    step: list[float | None]
-    values: list[float]
-
-
-class JobComparison(ApiView):
-    """Jobs beside each other."""
-
-    jobs: list[JobSummary]
-    parameters: list[Parameter]
-    """In the order of the jobs."""
-    metrics: dict[str, list[MetricCurve]]
-
-
-class ForeseenQuantity(ApiView):
-    """What was foreseen, and what it turned out to be; null when it is not known (yet)."""
-
-    name: str
-    unit: str
-    p10: float
-    p50: float
-    p90: float
-    origin: str
-    measured: float | None
-
-
-class ForeseenList(ApiView):
-    """Of one job."""
-
-    quantities: list[ForeseenQuantity]
 
 
 @router.get("/compare", response_model=JobComparison)
@@ -91,27 +46,6 @@ async def foreseen(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """What was foreseen of a job when it was submitted, beside what was measured."""
 
     def read() -> list[dict[str, Any]]:
-        row = service.seen(clean(job_id), me)
-        said = row.estimates or {}
-        known = {name: said[name] for name in _NAMES if said.get(name)}
-        measured = measured_of(service.layout, row) if known else {}
-        return [
-            {
-                "name": _NAMES[name],
-                "unit": about["unit"],
-                **{end: about[end] for end in ("p10", "p50", "p90")},
-                "origin": about.get("origin", ""),
-                "measured": measured.get(name),
-            }
-            for name, about in known.items()
-        ]
+        return foreseen_and_measured(service.layout, service.seen(clean(job_id), me))
 
     return JSONResponse({"quantities": await asyncio.to_thread(read)})
-
-
-_NAMES = {
-    "runtime_s": "run time",
-    "memory_mib": "GPU memory",
-    "utilization": "GPU utilization",
-    "step_s": "time of a step",
-}

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from presage.control.accounts import UserRole, may_see
 from presage.control.board import ENDED
+from presage.control.people.accounts import UserRole, may_see
 from presage.model.errors import UserError
-from presage.server.routes.common import Me, Parts
+from presage.server.routes.common import Me, Parts, clean
 
 __all__ = ["router"]
 
@@ -42,9 +42,7 @@ async def events(
     either, a job's events start with its first, and all jobs' with the next.
     """
     if job is not None:
-        if "\0" in job:
-            raise UserError("a name has no NUL characters")
-        job = (await asyncio.to_thread(service.seen, job, me)).id
+        job = (await asyncio.to_thread(service.seen, clean(job), me)).id
     if last_event_id is not None:
         if not last_event_id.isdigit():
             raise UserError("Last-Event-ID is a number that an earlier event had")

@@ -11,8 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
-from presage.control.accounts import UserRole, require
-from presage.control.retention import touch_folder
+from presage.control.people.accounts import UserRole, require
+from presage.control.records.retention import touch_folder
 from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
 from presage.server.routes.common import Me, Parts
 

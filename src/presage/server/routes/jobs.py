@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,22 +13,24 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from presage.control.accounts import UserRole, require
 from presage.control.board import STATUSES
+from presage.control.people.accounts import UserRole, require, scope
+from presage.control.site.service import Service
+from presage.control.views.ahead import why
+from presage.control.views.jobs import status_view, summary_view
 from presage.manifest import SCHEMA, parse_submission
 from presage.model import event as ev
 from presage.model.answers import Accepted, JobStatus, Submitted
-from presage.model.errors import BadRequest, Conflict, PresageError, UserError
-from presage.server.routes.common import Me, Parts, user_of
-from presage.server.service import Service
-from presage.server.views import (
-    JobList,
-    status_view,
-    summary_view,
-)
+from presage.model.errors import BadRequest, Conflict, UserError
+from presage.model.page_answers import JobList
+from presage.server.routes.common import Me, Parts, clean, user_of
 from presage.store.records import JobRow
 
-__all__ = ["MANIFEST_BODY", "clean", "router", "submissions", "why"]
+__all__ = [
+    "MANIFEST_BODY",
+    "router",
+    "submissions",
+]
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -113,16 +114,11 @@ async def list_jobs(
         raise UserError(
             f"status {unknown[0][:40]!r} is not known; there are {', '.join(STATUSES)}"
         )
-    _no_nul(owner, queue, array)
-    team = None
-    if me.role == UserRole.USER and owner != me.name:
-        if me.team:
-            team = me.team
-        elif owner is None:
-            owner = me.name
-        else:
-            return JSONResponse({"jobs": [], "next": None})
-    asked = {"owner": owner, "team": team, "queue": queue}
+    clean(owner or "", queue, array)
+    whose = scope(me, owner)
+    if whose is None:
+        return JSONResponse({"jobs": [], "next": None})
+    asked = {**whose, "queue": queue}
     only = {name: value for name, value in asked.items() if value is not None}
 
     def fits(row: JobRow) -> bool:
@@ -202,25 +198,3 @@ async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSO
     await service.requests.request(fact(row.id), me, what, row.id)
     after = await asyncio.to_thread(service.store.jobs.get, row.id)
     return JSONResponse({"id": row.id, "status": after.status}, 202)
-
-
-def why(service: Service, row: JobRow) -> dict[str, Any]:
-    """The reason from the state of this moment; what is stored when nobody decides."""
-    reason = None
-    with suppress(PresageError):
-        reason = service.live.ask(lambda engine: engine.explain(row.id))
-    if reason is None:
-        return {"code": row.reason_code, "text": row.reason_text}
-    return {"code": reason.code, "text": reason.text}
-
-
-def clean(job_id: str) -> str:
-    """A job's name as it may be asked for."""
-    _no_nul(job_id)
-    return job_id
-
-
-def _no_nul(*texts: str | None) -> None:
-    """PostgreSQL cannot hold them, and no name has them."""
-    if any(text and "\0" in text for text in texts):
-        raise UserError("a name has no NUL characters")

@@ -5,30 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.accounts import UserRole, require
 from presage.control.deciding import Decider
-from presage.core.engine import Engine
+from presage.control.people.accounts import UserRole, require
+from presage.control.site.service import Service
+from presage.control.views.policy import RESET_POLICY, SET_POLICY, policy_view
 from presage.edge import parse_yaml
 from presage.manifest import LIMITS
 from presage.model.errors import ConfigError
 from presage.model.server_answers import PolicyStatus
 from presage.policy.config import ConfigFile
-from presage.policy.own import OwnPolicy
 from presage.server.routes.common import Me, Parts
-from presage.server.service import Service
 from presage.store.records import AuditEntry
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"])
-
-_SET, _RESET = "set policy", "reset policy"
 
 
 class PolicyChoice(BaseModel):
@@ -45,7 +42,7 @@ class PolicyChoice(BaseModel):
 @router.get("/policy", response_model=PolicyStatus)
 async def policy(service: Parts, me: Me) -> JSONResponse:
     """The policy that decides, who chose it, and which others can be chosen."""
-    return JSONResponse(await _status(service))
+    return JSONResponse(await policy_view(service))
 
 
 @router.put("/policy", response_model=PolicyStatus)
@@ -56,9 +53,11 @@ async def set_policy(body: PolicyChoice, service: Parts, me: Me) -> JSONResponse
     decider = await asyncio.to_thread(_wanted, service, body)
     rules = decider.rules()
     detail = {"policy": decider.name, "before": service.deciders.now.name}
-    audit = AuditEntry(time.time(), me.name, _SET if decider.chosen else _RESET, "", detail)
+    audit = AuditEntry(
+        time.time(), me.name, SET_POLICY if decider.chosen else RESET_POLICY, "", detail
+    )
     await service.requests.decide([rules], audit=audit)
-    return JSONResponse(await _status(service))
+    return JSONResponse(await policy_view(service))
 
 
 def _wanted(service: Service, body: PolicyChoice) -> Decider:
@@ -68,28 +67,3 @@ def _wanted(service: Service, body: PolicyChoice) -> Decider:
     if body.config is not None:
         file = parse_yaml(body.config, ConfigFile, ConfigError, "config", LIMITS)
     return service.deciders.choice(body.name, file)
-
-
-async def _status(service: Service) -> dict[str, Any]:
-    def question(engine: Engine) -> Decider:
-        return service.deciders.now  # while nothing is being decided
-
-    now: Decider = await service.ask(question)
-    entry = None
-    if now.chosen:
-        entry = await asyncio.to_thread(service.store.audit.latest, _SET)
-    policy, config, origin = now.policy, None, ""
-    if isinstance(policy, OwnPolicy):
-        origin = policy.loaded.origin
-    else:
-        config = policy.model_dump(mode="json", exclude={"queues"})
-    return {
-        "name": now.name,
-        "chosen": now.chosen,
-        "by": entry.who if entry is not None else "",
-        "at": entry.at if entry is not None else None,
-        "started_with": service.deciders.started.name,
-        "config": config,
-        "origin": origin,
-        "choices": service.deciders.names(),
-    }

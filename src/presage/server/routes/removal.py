@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.accounts import UserRole, may_change, require
-from presage.control.board import ENDED
+from presage.control.people.accounts import UserRole, may_change, require
+from presage.control.views.removal import named, removal_view
 from presage.model.answers import Removal
-from presage.model.errors import Conflict, Denied, UserError
-from presage.server.routes.common import Me, Parts
-from presage.server.routes.jobs import clean
+from presage.model.errors import UserError
+from presage.server.routes.common import Me, Parts, clean
 
 __all__ = ["router"]
 
@@ -40,35 +39,16 @@ async def remove_jobs(body: RemovalRequest, service: Parts, me: Me) -> JSONRespo
     if bool(body.jobs) == (body.older_than_s is not None):
         raise UserError("name jobs, or give older_than_s; one of them")
 
-    def work() -> JSONResponse:
+    def work() -> dict[str, Any]:
         now = time.time()
         if body.older_than_s is not None:
             rows = service.retention.older(body.older_than_s, now, lambda row: may_change(me, row))
         else:
-            found = {}
-            for name in body.jobs:
-                row = service.seen(clean(name), me)
-                if not may_change(me, row):
-                    raise Denied(f"job {row.id} is {row.owner}'s; {me.name} may look at it only")
-                if row.status not in ENDED:
-                    raise Conflict(f"job {row.id} is not over ({row.status}); stop it first")
-                if row.removed_at is None:
-                    found[row.id] = row
-            rows = list(found.values())
+            rows = named(service, [clean(name) for name in body.jobs], me)
         if body.dry_run:
             removed = service.retention.measure(rows)
         else:
             removed = service.retention.remove(rows, me.name, now)
-        return JSONResponse(
-            {
-                "removed": [
-                    {"id": one.id, "status": one.status, "ended_at": one.ended_at,
-                     "bytes": one.bytes}
-                    for one in removed
-                ],
-                "bytes": sum(one.bytes for one in removed),
-                "dry_run": body.dry_run,
-            }
-        )  # fmt: skip
+        return {**removal_view(removed), "dry_run": body.dry_run}
 
-    return await asyncio.to_thread(work)
+    return JSONResponse(await asyncio.to_thread(work))

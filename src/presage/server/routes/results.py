@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,11 +13,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from presage.control.results import OpenResult
+from presage.control.records.results import OpenResult
+from presage.control.site.service import Service
+from presage.control.views.results import results_page
 from presage.model.answers import ResultsPage
-from presage.server.routes.common import Me, Parts
-from presage.server.routes.jobs import clean
-from presage.server.service import Service
+from presage.server.routes.common import Me, Parts, clean
 from presage.store.records import User
 
 __all__ = ["router"]
@@ -41,36 +42,8 @@ async def list_results(
     left out of what it wrote, and why, is said by name."""
     row = await asyncio.to_thread(service.seen, clean(job_id), me)
 
-    def read() -> JSONResponse:
-        note = service.results.note(row.id)
-        files = sorted(service.results.files(row.id, path or ()), key=lambda file: file.path)
-        rest = [file for file in files if after is None or file.path > after]
-        page = rest[:limit]
-        return JSONResponse(
-            {
-                "id": row.id,
-                "count": len(files),
-                "bytes": sum(file.bytes for file in files),
-                "files": [
-                    {
-                        "path": _printable(file.path),
-                        "bytes": file.bytes,
-                        "changed_at": file.changed_at,
-                    }
-                    for file in page
-                ],
-                "left_out": [
-                    {"path": _printable(file.path), "bytes": file.bytes, "why": file.why}
-                    for file in (note.left_out if note else ())
-                ],
-                "more_left_out": note.more_left_out if note else 0,
-                "url": note.url if note else None,
-                "removed_at": note.removed_at if note else None,
-                "next": page[-1].path if len(rest) > limit else None,
-            }
-        )
-
-    return await asyncio.to_thread(read)
+    page = partial(results_page, service.results, row.id, path or (), limit, after)
+    return JSONResponse(await asyncio.to_thread(page))
 
 
 @router.get("/jobs/{job_id}/results.tar", response_class=Response, responses={200: _BYTES})
@@ -166,7 +139,3 @@ def _part(header: str | None, size: int) -> tuple[int, int] | tuple[()] | None:
 
 def _named(name: str) -> str:
     return f"attachment; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
-
-
-def _printable(path: str) -> str:
-    return path.encode("utf-8", "replace").decode()

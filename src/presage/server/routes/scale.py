@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.manifest import Manifest, to_spec
 from presage.model import event as ev
 from presage.model.answers import ScaleAccepted
-from presage.model.errors import BadRequest, Conflict, UserError
+from presage.model.errors import BadRequest, Conflict
 from presage.model.job import Role
-from presage.server.routes.common import Me, Parts
+from presage.server.routes.common import Me, Parts, clean
 from presage.store.records import JobRow
 
 __all__ = ["router"]
@@ -33,9 +33,7 @@ class ScaleBody(BaseModel):
 @router.post("/jobs/{job_id}/scale", status_code=202, response_model=ScaleAccepted)
 async def scale(job_id: str, body: ScaleBody, service: Parts, me: Me) -> JSONResponse:
     """Give an elastic job so many workers of its first role, after a checkpoint."""
-    if "\0" in job_id:
-        raise UserError("a name has no NUL characters")
-    row = await asyncio.to_thread(service.changeable, job_id, me)
+    row = await asyncio.to_thread(service.changeable, clean(job_id), me)
     role = _first_role(row)
     if role.min == role.max:
         raise Conflict(

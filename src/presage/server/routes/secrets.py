@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 
-from presage.control.accounts import UserRole, at_least, require
+from presage.control.people.accounts import UserRole, require
+from presage.control.people.secrets import MOST_SECRET, check_secret, secret_of
 from presage.executors.node.secrets import SecretName
-from presage.model.errors import Denied, NoSpace, NotFound, TooLarge, UserError
+from presage.model.errors import NoSpace, NotFound, TooLarge
+from presage.model.page_answers import SecretList
 from presage.model.server_answers import SecretInfo
 from presage.server.routes.common import Me, Parts
-from presage.server.views import SecretList
 from presage.store.records import AuditEntry, User
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["secrets"])
 
-_MOST_BYTES = 64 << 10
-"""A variable of a process holds twice as much."""
-_TEAM = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _CONTENT = {
     "requestBody": {
         "required": True,
@@ -51,13 +48,13 @@ async def set_secret(
 ) -> JSONResponse:
     """Keep a secret of yours, or of your team; the body is its content. One of the same name is
     replaced."""
-    secret = _whose(name, team, me)
+    secret = secret_of(name, team, me)
     content = b""
     async for chunk in request.stream():
         content += chunk
-        if len(content) > _MOST_BYTES:
-            raise TooLarge(f"a secret has at most {_MOST_BYTES} bytes")
-    _check(content)
+        if len(content) > MOST_SECRET:
+            raise TooLarge(f"a secret has at most {MOST_SECRET} bytes")
+    check_secret(content)
     try:
         await asyncio.to_thread(service.secret_files.put, secret, content)
     except OSError as error:
@@ -69,37 +66,12 @@ async def set_secret(
 @router.delete("/secrets/{name}", response_model=SecretInfo)
 def remove_secret(name: Name, service: Parts, me: Me, team: Team = None) -> JSONResponse:
     """Take a secret away; jobs that name it are not started any more."""
-    secret = _whose(name, team, me)
+    secret = secret_of(name, team, me)
     if not service.secret_files.remove(secret):
         of = f"team {team}" if team else me.name
         raise NotFound(f"there is no secret {name} of {of}")
     service.store.audit.add(_entry(me, "remove secret", secret))
     return JSONResponse(_view(secret))
-
-
-def _whose(name: str, team: str | None, me: User) -> SecretName:
-    """The secret that somebody may change; raises Denied."""
-    require(me, UserRole.USER)
-    if team is None:
-        return SecretName(name, user=me.name)
-    if not _TEAM.fullmatch(team):
-        raise UserError("a team has lower-case letters, digits, '-', '.' and '_'")
-    if team != me.team and not at_least(me, UserRole.OPERATOR):
-        raise Denied(
-            f"secrets of team {team} are for its members and for the role operator; {me.name} "
-            f"has the role {me.role} and is in {me.team or 'no team'}"
-        )
-    return SecretName(name, team=team)
-
-
-def _check(content: bytes) -> None:
-    """A worker gets it as a variable: text without NUL."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise UserError("a secret is text (UTF-8): encode bytes as base64") from None
-    if not text.strip("\n") or "\0" in text:
-        raise UserError("a secret is not empty and has no NUL characters")
 
 
 def _entry(me: User, what: str, secret: SecretName) -> AuditEntry:

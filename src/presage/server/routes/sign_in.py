@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from presage.control.people.oidc import SignIns
+from presage.control.site.service import Service
 from presage.model.errors import UserError
 from presage.model.server_answers import NewUser, SignInOffer, SignInStart
-from presage.server.oidc import SignIns
 from presage.server.routes.common import Me, Parts
-from presage.server.service import Service
 
 __all__ = ["router"]
 

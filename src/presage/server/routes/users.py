@@ -9,16 +9,12 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.accounts import UserRole, require
-from presage.model.errors import NotFound, UserError
+from presage.control.people.accounts import UserRole, require
+from presage.control.views.jobs import audit_view, user_view
+from presage.model.errors import NotFound
+from presage.model.page_answers import AuditList, UserList
 from presage.model.server_answers import NewUser, UserInfo
-from presage.server.routes.common import Me, Parts
-from presage.server.views import (
-    AuditList,
-    UserList,
-    audit_view,
-    user_view,
-)
+from presage.server.routes.common import Me, Parts, clean
 from presage.store.records import User
 
 __all__ = ["router"]
@@ -114,7 +110,6 @@ def audit(
 ) -> JSONResponse:
     """Who did what, newest first; `before` is the number of the last entry of the page before."""
     require(me, UserRole.ADMIN)
-    if "\0" in f"{job}{who}":
-        raise UserError("a name has no NUL characters")
+    clean(job or "", who)
     entries = service.store.audit.list(job=job, who=who, limit=limit, before=before)
     return JSONResponse({"entries": [audit_view(entry) for entry in entries]})

@@ -23,10 +23,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from presage.control.access_config import OidcConfig
-from presage.control.accounts import UserRole
+from presage.control.people.access_config import OidcConfig
+from presage.control.people.accounts import UserRole
+from presage.control.site.settings import is_loopback
 from presage.model.errors import Denied, MissingExtra, StoreUnavailable, Unauthorized, UserError
-from presage.server.settings import is_loopback
 from presage.store.records import User
 
 __all__ = ["SignIns"]

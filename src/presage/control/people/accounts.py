@@ -28,6 +28,7 @@ __all__ = [
     "may_change",
     "may_see",
     "require",
+    "scope",
 ]
 
 
@@ -284,3 +285,13 @@ def may_change(user: User, row: JobRow | ArrayRow) -> bool:
     if at_least(user, UserRole.OPERATOR):
         return True
     return user.role == UserRole.USER and row.owner == user.name
+
+
+def scope(user: User, owner: str | None) -> dict[str, str | None] | None:
+    """Whose rows a list has for a user who asks for those of `owner`, or for all there are; None
+    where nothing of it may be seen."""
+    if user.role != UserRole.USER or owner == user.name:
+        return {"owner": owner, "team": None}
+    if user.team:
+        return {"owner": owner, "team": user.team}
+    return {"owner": user.name, "team": None} if owner is None else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from presage.control.access_config import AccessConfig
+from presage.control.people.access_config import AccessConfig
 from presage.executors.node.secrets import SecretFiles
 from presage.manifest import Manifest
 from presage.model.errors import Denied, UserError

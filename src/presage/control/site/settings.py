@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from presage.control.access_config import AccessConfig, OidcConfig
-from presage.control.retention import KINDS, KeepRule
+from presage.control.people.access_config import AccessConfig, OidcConfig
+from presage.control.records.retention import KINDS, KeepRule
 from presage.executors.kubernetes.settings import KubernetesLink
 from presage.executors.ray.executor import RayLink
 from presage.executors.slurm.executor import SlurmLink
@@ -73,6 +73,12 @@ class Settings:
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""
+    health_every_s: float = 5.0
+    """How often it is looked whether jobs and nodes are well."""
+    health_pace: float = 1.0
+    """How long healthy jobs take to start using their GPUs, against two minutes."""
+    alert_webhooks: tuple[str, ...] = ()
+    """Addresses that are told of every alert."""
     lease_s: float = 5.0
     most_body: int = 1 << 20
     """Bytes of a request, uploads of folders aside."""

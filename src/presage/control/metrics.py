@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 from presage.control.board import STATUSES
 from presage.control.measured import StoredTelemetry
+from presage.control.site.service import Service
 from presage.core.engine import Engine
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import PresageError
-from presage.server.service import Service
+from presage.observe.health.trouble import TroubleKind
 from presage.telemetry.rows import Row
 
 __all__ = ["exposition"]
@@ -47,9 +49,11 @@ async def exposition(service: Service, *, workers: bool) -> str:
         )
     _starts(service, page)
     _learning(service, page)
+    _health(service, page)
     try:
         await _cluster(service, page)
         if workers:
+            _alerts(service, page)
             await _workers(service, page)
     except PresageError:
         page.note("this server does not decide, so it does not know the cluster")
@@ -80,6 +84,40 @@ def _learning(service: Service, page: _Page) -> None:
     if service.sizing is not None:
         count = service.sizing.resizes
         page.add("presage_limits_advised_total", "counter", "Limits that were advised", count)
+
+
+def _health(service: Service, page: _Page) -> None:
+    """Alerts, by kind and by subject, and what watching for them costs."""
+    health = service.health
+    kinds = Counter(one.finding.kind.value for one in health.book.open())
+    page.add(
+        "presage_alerts",
+        "gauge",
+        "Open alerts by kind",
+        [({"kind": kind.value}, kinds.get(kind.value, 0)) for kind in TroubleKind],
+    )
+    raised = [({"kind": kind.value}, count) for kind, count in health.book.total.items()]
+    page.add("presage_alerts_raised_total", "counter", "Alerts since the start", raised)
+    used = [({"remedy": name}, count) for name, count in sorted(health.remedies_used.items())]
+    page.add("presage_remedies_total", "counter", "What was done about alerts", used)
+    page.add("presage_health_looks_total", "counter", "Looks at all runs", health.looks)
+    about = "CPU time of looking whether runs are well"
+    page.add("presage_health_cpu_seconds_total", "counter", about, round(health.cpu_s, 4))
+
+
+def _alerts(service: Service, page: _Page) -> None:
+    """Each open alert with its probability, for those who may see all jobs."""
+    rows = [
+        (
+            {
+                **{"kind": one.finding.kind.value, "subject": str(one.finding.subject)},
+                **{"job_id": one.finding.job, "node": one.finding.node},
+            },
+            one.finding.probability,
+        )
+        for one in service.health.book.open()
+    ]
+    page.add("presage_alert_probability", "gauge", "How likely the trouble is", rows)
 
 
 async def _cluster(service: Service, page: _Page) -> None:

@@ -23,7 +23,7 @@ from presage.model.job import JobSpec
 from presage.store.records import JobRow
 
 if TYPE_CHECKING:
-    from presage.server.service import Service
+    from presage.control.site.service import Service
 
 __all__ = ["make_executor", "write_job_file"]
 
@@ -54,8 +54,15 @@ def make_executor(service: Service) -> LiveExecutor:
             )
             return DropInExecutor(executor, adopted)
     elif settings.slurm is not None:
-        kind = SlurmJobsExecutor if settings.slurm.setup.mode == "jobs" else SlurmPilotExecutor
-        executor = kind(settings.data, settings.slurm, log_cap=settings.most_log)
+        if settings.slurm.setup.mode == "jobs":
+            executor = SlurmJobsExecutor(settings.data, settings.slurm, log_cap=settings.most_log)
+        else:
+            executor = SlurmPilotExecutor(
+                settings.data,
+                settings.slurm,
+                jobs=service.live.jobs,
+                log_cap=settings.most_log,
+            )
     elif settings.ray is not None:
         executor = RayExecutor(
             settings.data, settings.ray, shared=settings.ray_shared, log_cap=settings.most_log

@@ -203,7 +203,7 @@ class _TrackerLink:
         self._layout = layout
         self._orders: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "presage.control.tracker_process"],
+            [sys.executable, "-m", "presage.control.records.tracker_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

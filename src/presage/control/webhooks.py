@@ -12,8 +12,8 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from presage.control.site.service import Service
 from presage.model.errors import PresageError
-from presage.server.service import Service
 from presage.store.records import Delivery
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def deliver(service: Service) -> None:
 def _client() -> httpx.AsyncClient:
     import httpx  # a start is quicker without it and without the certificates it reads
 
-    from presage.client._trust import trusted
+    from presage._trust import trusted
 
     return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, verify=trusted())
 

@@ -8,13 +8,13 @@ Nothing here opens a port or a database. A new concern is a new section class an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from presage.control.access_config import AccessConfig, OidcConfig
+from presage.control.people.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import SlurmSetup
@@ -93,14 +93,18 @@ class SlurmSection(_Section):
     partition: str | None = None
     options: tuple[str, ...] = ()
     time_limit: str | None = None
-    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    nodes: int | str = 1
+    idle: str = "10m"
+    pause: str = "30s"
     gpus: Annotated[int | None, Field(ge=0)] = None
     cpus: Annotated[int | None, Field(ge=1)] = None
     memory: str | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        for name, read in (("time_limit", duration_s), ("memory", memory_mib)):
+        readers: dict[str, Callable[[str], object]] = {"nodes": _span, "memory": memory_mib}
+        readers |= dict.fromkeys(("time_limit", "idle", "pause"), duration_s)
+        for name, read in readers.items():
             given = getattr(self, name)
             try:
                 if given is not None:
@@ -117,11 +121,24 @@ class SlurmSection(_Section):
             partition=self.partition,
             options=self.options,
             time_limit_s=duration_s(self.time_limit) if self.time_limit else None,
-            pilot_nodes=self.nodes,
+            pilot_nodes=_span(self.nodes)[0],
+            pilot_most=_span(self.nodes)[1],
+            pilot_idle_s=duration_s(self.idle),
+            pilot_pause_s=duration_s(self.pause),
             pilot_gpus=self.gpus,
             pilot_cpus=self.cpus,
             pilot_memory_mib=memory_mib(self.memory) if self.memory else None,
         )
+
+
+def _span(nodes: int | str) -> tuple[int, int]:
+    """Least and most nodes that pilots hold: `4`, or `0..16`."""
+    match = re.fullmatch(r"(\d{1,5})(?:\.\.(\d{1,5}))?", str(nodes).strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not (0 <= least <= most and 1 <= most <= 10_000):
+        text = "write a number of nodes such as 4, or a span such as 0..16, the smaller first"
+        raise ValueError(f"{text}, not {str(nodes)[:40]!r}")
+    return least, most
 
 
 class ExecutorSection(_Section):
@@ -204,6 +221,14 @@ class TrackingSection(_Section):
     tensorboard: Path | None = None
 
 
+class HealthSection(_Section):
+    """How jobs and nodes are watched for trouble, and who is told of all of it."""
+
+    every_s: Annotated[float, Field(ge=0.5, le=600)] = 5.0
+    pace: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    webhooks: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+\S*$")], ...] = ()
+
+
 class ServerFile(ConfigFile):
     """A whole file. `policies` and `queues` are those of a file of policies, so that one will
     do."""
@@ -217,6 +242,7 @@ class ServerFile(ConfigFile):
     oidc: OidcConfig = OidcConfig()
     retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
+    health: HealthSection = HealthSection()
     policy: str = "fifo"
 
 

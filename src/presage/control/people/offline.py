@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Self
 
-from presage.control.accounts import Accounts
+from presage.control.people.accounts import Accounts
 from presage.layout import Layout
 from presage.model.errors import UserError
 from presage.model.server_answers import NewUser, UserInfo

@@ -1,112 +1,24 @@
-"""What the HTTP API answers with: rows of the store in the shape of `presage.model.answers`, and
-the lists and problems around them."""
+"""Rows of the store in the shape of `presage.model.answers`: jobs, arrays, users, what they did.
+Reads nothing itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from presage.control.board import ENDED
-from presage.model.answers import ArraySummary, JobSummary
-from presage.model.server_answers import NodeStatus, QueueStatus, SecretInfo, UserInfo
 from presage.model.words import interval, memory, share
 from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
 
 __all__ = [
-    "ApiView",
-    "ArrayList",
-    "AuditList",
-    "JobList",
-    "NodeList",
-    "Problem",
-    "QueueList",
-    "SecretList",
-    "UserList",
     "array_view",
+    "audit_view",
     "estimates_view",
     "status_view",
     "summary_view",
     "user_view",
 ]
-
-
-class ApiView(BaseModel):
-    """What answers have in common: no key that is not in the schema."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ProblemBody(ApiView):
-    """What went wrong, for a machine and for a person."""
-
-    code: str
-    text: str
-
-
-class Problem(ApiView):
-    """Every answer that is not what was asked for."""
-
-    error: ProblemBody
-
-
-class JobList(ApiView):
-    """A page of jobs, newest first."""
-
-    jobs: list[JobSummary]
-    next: int | None
-    """Give it as `after` for the next page; null on the last one."""
-
-
-class ArrayList(ApiView):
-    """A page of arrays, newest first."""
-
-    arrays: list[ArraySummary]
-    next: int | None
-    """Give it as `after` for the next page; null on the last one."""
-
-
-class NodeList(ApiView):
-    """The nodes of the cluster."""
-
-    nodes: list[NodeStatus]
-
-
-class QueueList(ApiView):
-    """The queues."""
-
-    queues: list[QueueStatus]
-
-
-class UserList(ApiView):
-    """The users."""
-
-    users: list[UserInfo]
-
-
-class SecretList(ApiView):
-    """Secrets, without their content."""
-
-    secrets: list[SecretInfo]
-
-
-class AuditView(ApiView):
-    """Who did what."""
-
-    number: int
-    at: float
-    who: str
-    what: str
-    job: str
-    detail: dict[str, Any]
-
-
-class AuditList(ApiView):
-    """Entries of the audit log, newest first."""
-
-    entries: list[AuditView]
 
 
 def summary_view(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from presage.control.access_config import RunAsConfig
+from presage.control.people.access_config import RunAsConfig
 from presage.executors.node.messages import UnixUser
 from presage.layout import Layout
 from presage.model.errors import RunSpecError, UserError

@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from presage.control.access import SubmissionRules
-from presage.control.accounts import Accounts, may_change, may_see
 from presage.control.advisors import Advisor
+from presage.control.advisors.health import HealthAdvisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
@@ -24,22 +23,26 @@ from presage.control.board import ENDED
 from presage.control.deciding import Deciders
 from presage.control.dependencies import found
 from presage.control.ends import StoredEnds
-from presage.control.files import take_over_files
 from presage.control.history import ClusterHistory, HistoryRecorder
 from presage.control.kernel import Live
 from presage.control.measured import StoredTelemetry
 from presage.control.mistakes import PolicyMistakes
 from presage.control.news import News
+from presage.control.people.access import SubmissionRules
+from presage.control.people.accounts import Accounts, may_change, may_see
+from presage.control.people.unix_users import UnixUsers
 from presage.control.recent import Recent, RecentJob
+from presage.control.records.results import JobResults
+from presage.control.records.retention import Retention
+from presage.control.records.tracking import Tracker
+from presage.control.records.usage import Accountant
 from presage.control.requests import Requests
 from presage.control.resolver import resolve, unknown_job
-from presage.control.results import JobResults
-from presage.control.retention import Retention
 from presage.control.seat import Seat
+from presage.control.site.executors import make_executor
+from presage.control.site.files import take_over_files
+from presage.control.site.settings import Settings
 from presage.control.sweeps import Sweeps, members
-from presage.control.tracking import Tracker
-from presage.control.unix_users import UnixUsers
-from presage.control.usage import Accountant
 from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
 from presage.executors.node.limits import delegated_group, how_memory_is_held
@@ -47,15 +50,14 @@ from presage.executors.node.secrets import SecretFiles
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
 from presage.model.job import Reason
-from presage.server.executors import make_executor
-from presage.server.settings import Settings
+from presage.observe.health.trouble import TroubleRules
 from presage.store import open_store
 from presage.store.records import ArrayRow, JobChange, JobRow, User
 from presage.store.sql import SqlStore
 
 if TYPE_CHECKING:
     from presage.control.advisors.sizing import Sizing
-    from presage.server.oidc import SignIns
+    from presage.control.people.oidc import SignIns
 
 __all__ = ["Service"]
 
@@ -90,7 +92,8 @@ class Service:
             lease_s=settings.lease_s,
             answer=self.news.answer,
             committed=self._written,
-            witness=lambda *turn: self.accountant.heard(*turn),
+            witness=self._heard,
+            alert_webhooks=settings.alert_webhooks,
         )
         self.accountant = Accountant(store, lambda: live.lease)
         self.knowledge = knowledge = store.knowledge.under(lambda: live.lease)
@@ -107,6 +110,12 @@ class Service:
         recorder = self.recorder = HistoryRecorder(store, knowledge, self.history)
         pruning = Pruning(store.arrays.get, partial(members, store), knowledge)
         self.attendance = Attendance()
+        self.health = HealthAdvisor(
+            knowledge,
+            settings.queues,
+            rules=TroubleRules(settings.health_pace),
+            every_s=settings.health_every_s,
+        )
         advisors: list[Advisor] = [
             self.starts,
             self.learner,
@@ -114,6 +123,7 @@ class Service:
             pruning,
             self.accountant,
             Unattended(self.attendance, _idle_stops(settings)),
+            self.health,
         ]
         if settings.kubernetes is not None and settings.kubernetes.adopt:
             from presage.control.advisors.notes import WaitNotes
@@ -159,6 +169,11 @@ class Service:
         self.live.stop()
         self.tracker.close()
         self.store.close()
+
+    def _heard(self, *turn: Any) -> None:
+        """A turn is in the journal; called by the loop."""
+        self.accountant.heard(*turn)
+        self.health.hearing.heard(*turn)
 
     def _written(self, lease: int, rows: Sequence[JobRow], changes: Sequence[JobChange]) -> None:
         """Something is on disk: remember it, and wake requests that wait; called by the loop."""
@@ -249,7 +264,7 @@ def _doors(settings: Settings, store: SqlStore) -> tuple[SignIns | None, Account
     """How people come in: with an identity provider, and with tokens."""
     sign_ins: SignIns | None = None
     if settings.oidc.issuer:
-        from presage.server.oidc import SignIns
+        from presage.control.people.oidc import SignIns
 
         sign_ins = SignIns(settings.oidc)
     accounts = Accounts(store.users, closed=sign_ins is not None)
