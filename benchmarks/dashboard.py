@@ -89,10 +89,10 @@ def serve(data: Path, port: int, nodes: int) -> None:
     """A server that pretends to run jobs, in this process."""
     import uvicorn
 
+    from presage.control.site import service
+    from presage.control.site.settings import Settings
     from presage.policy import registry
-    from presage.server import service
     from presage.server.app import create_app
-    from presage.server.settings import Settings
     from presage.sim.clusters import read_cluster
 
     cluster = read_cluster(f"{nodes}x8:64c:512g")

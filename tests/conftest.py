@@ -14,8 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -59,13 +61,34 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     from tests.forking import Forker
 
     os.environ["FORKER_OF_TESTS"] = str(os.getpid())  # the workers': it is known before they are
+    rewriting = os.fork()  # beside the imports of the other
+    if not rewriting:
+        _rewrite_assertions(config)
     forker = Forker()
+    os.waitpid(rewriting, 0)
     folder = Path(tempfile.mkdtemp(prefix="presage-tests-"))
     config.add_cleanup(partial(shutil.rmtree, folder))
     config.add_cleanup(forker.close)
     python = forker.program(folder, "python")
     for spec in specs:
         spec.python = str(python)
+
+
+def _rewrite_assertions(config: pytest.Config) -> NoReturn:
+    """Leave the tests as pytest rewrites them where it looks for that: in a fresh checkout every
+    worker would do the same work at the same time. Without these names, each worker does."""
+    with suppress(ImportError, OSError):
+        from _pytest.assertion import rewrite
+
+        state = config.stash[rewrite.assertstate_key]
+        for file in sorted((ROOT / "tests").rglob("test_*.py")):
+            cache = rewrite.get_cache_dir(file)
+            made = cache / f"{file.stem}{rewrite.PYC_TAIL}"
+            if not sys.dont_write_bytecode and rewrite._read_pyc(file, made) is None:
+                rewrite.try_makedirs(cache)
+                digest, code = rewrite._rewrite_test(file, config)
+                rewrite._write_pyc(state, code, digest, made)
+    os._exit(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -100,7 +123,7 @@ def shared_data() -> Path:
     for place in places:
         if place.is_dir():
             return place
-    return _missing("no shared data: set PRESAGE_DATA, or put it in ../shared/data")
+    return missing("no shared data: set PRESAGE_DATA, or put it in ../shared/data")
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +144,7 @@ def shared_plane() -> Iterator[Plane]:
     try:
         find_programs()
     except PlaneError as error:
-        _missing(str(error))
+        missing(str(error))
     yield from plane_for_tests()
 
 
@@ -140,12 +163,12 @@ def program() -> Callable[..., str]:
         for name in names:
             if path := shutil.which(name):
                 return path
-        return _missing(f"{' or '.join(names)} is not on PATH; see tools/system-packages")
+        return missing(f"{' or '.join(names)} is not on PATH; see tools/system-packages")
 
     return find
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason} (CI=true: nothing is skipped)", pytrace=False)
     pytest.skip(reason)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from presage.server.config import read_server_file
+from presage.control.site.config import read_server_file
 from tests.server.kit import Server, Zygote, eventually
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"

@@ -15,11 +15,12 @@ import pytest
 
 from presage import job
 from presage.manifest import advice, read_manifest
+from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "train"
 SOURCE = str(Path(job.__file__).parent.parent)
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-WAIT_S = 60
+WAIT_S = PATIENCE_S
 
 COUNTER = """\
 import os, sys, time

@@ -27,6 +27,7 @@ DRAWN = os.environ.get("PRESAGE_SCREENSHOTS", "")
 PATHS = {
     "cluster": "/ui/",
     "jobs": "/ui/queue",
+    "alerts": "/ui/alerts",
     "job": "/ui/jobs/trained",
     "job-waiting": "/ui/jobs/waits",
     "array": "/ui/arrays/sweep",

@@ -48,7 +48,10 @@ Gpus = Annotated[
 ]
 Parallel = Annotated[
     str | None,
-    typer.Option(help="ddp, zero1, zero2, zero3, fsdp, and tp=2,pp=2,cp=1,ep=8 in any mixture."),
+    typer.Option(
+        help="ddp, zero1, zero2, zero3, fsdp (fsdp,sync: gradients divided at each micro-batch), "
+        "and tp=2,pp=2,cp=1,ep=8 in any mixture."
+    ),
 ]
 Lora = Annotated[
     str | None, typer.Option(help="Adapters beside frozen weights: r=16:q,k,v,o or r=16:all.")

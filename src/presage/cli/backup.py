@@ -35,11 +35,11 @@ def backup(
     json: Json = False,
 ) -> None:
     """Write everything a server has to one file; the server may run."""
-    from presage.control.backup import make_backup
-    from presage.server.settings import default_data
+    from presage.control.records.backup import make_backup
+    from presage.control.site.settings import default_data
 
     if config is not None:
-        from presage.server.config import read_server_file
+        from presage.control.site.config import read_server_file
 
         storage = read_server_file(config).storage
         data, db = data or storage.data, db or storage.db
@@ -74,7 +74,7 @@ def restore(
     json: Json = False,
 ) -> None:
     """Make a server's data directory of a backup, or check one."""
-    from presage.control.backup import check_backup, restore_backup
+    from presage.control.records.backup import check_backup, restore_backup
 
     if check:
         found = check_backup(file)

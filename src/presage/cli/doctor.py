@@ -70,9 +70,9 @@ def doctor(
 
         findings = examine(connect(context, kubeconfig=kubeconfig, namespace=namespace))
     else:
+        from presage.control.site.settings import default_data
         from presage.executors.slurm.commands import SlurmCommands
         from presage.executors.slurm.doctor import examine as examine_slurm
-        from presage.server.settings import default_data
 
         place = (data or default_data()).expanduser().absolute() if attempt else None
         findings = examine_slurm(SlurmCommands(), partition, place)

@@ -236,6 +236,8 @@ def explain(
         print_json(to_json(about))
         return
     typer.echo(f"{about.id} is {about.status}: {about.reason.text or 'all is well'}")
+    for trouble in about.alerts:
+        typer.echo(f"trouble: {trouble}; see presage diagnose {about.id}")
     if about.estimates:
         typer.echo(f"foreseen: {about.estimates.text}")
     if about.status != "QUEUED":

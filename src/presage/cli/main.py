@@ -32,6 +32,7 @@ _PANELS = {
         "ps": "jobs:ps",
         "status": "jobs:status",
         "explain": "jobs:explain",
+        "diagnose": "diagnose:diagnose",
         "logs": "logs:logs",
         "results": "results:results",
         "rm": "rm:rm",
@@ -59,6 +60,7 @@ _PANELS = {
         "drain": "cluster:drain",
         "undrain": "cluster:undrain",
         "queues": "cluster:queues",
+        "share": "share:share",
         "users": "users:users",
         "usage": "usage:usage",
         "policy": "policy:policy",
@@ -74,6 +76,8 @@ _PANELS = {
         "foresee": "foresee:foresee",
         "gpus": "gpus:gpus",
         "graph": "graph:graph",
+        "runtime": "runtime:runtime",
+        "tune": "tune:tune",
         "profile": "profile:profile",
         "fit": "predict:fit",
     },
@@ -81,6 +85,7 @@ _PANELS = {
         "simulate": "simulate:simulate",
         "trace": "trace:trace",
         "phases": "phases:phases",
+        "health": "health:health",
         "rightsize": "rightsize:rightsize",
         "reproduce": "reproduce:reproduce",
     },
@@ -98,7 +103,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _ASK_A_SERVER = (
     *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
-    *("policy", "sweep", "top", "usage", "users", "whatif"),
+    *("diagnose", "policy", "sweep", "top", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

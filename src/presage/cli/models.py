@@ -128,8 +128,8 @@ def rollback(quantity: _Quantity, data: _Data = None, db: _Db = None, json: _Jso
 @contextmanager
 def _champions(data: Path | None, db: str | None, *, change: bool = False) -> Iterator[Champions]:
     """The models in the store of a server; nothing where there is none yet."""
-    from presage.control.files import take_over_files
-    from presage.server.settings import default_data
+    from presage.control.site.files import take_over_files
+    from presage.control.site.settings import default_data
     from presage.store import open_store
     from presage.store.memory import MemoryKnowledge
 

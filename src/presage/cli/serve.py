@@ -16,28 +16,29 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 import typer
 
 from presage.cli._output import say
-from presage.model.cluster import Device, Node
-from presage.model.errors import MissingExtra, UserError
-from presage.policy import registry
-from presage.policy.config import PolicyConfig
-from presage.policy.own import OwnPolicy, find_own
-from presage.server.config import (
+from presage.control.site.config import (
     ExecutorSection,
     ServerFile,
     effective,
     read_server_file,
     shown,
 )
+from presage.layout import Layout
+from presage.model.cluster import Device, Node
+from presage.model.errors import MissingExtra, UserError
+from presage.policy import registry
+from presage.policy.config import PolicyConfig
+from presage.policy.own import OwnPolicy, find_own
 from presage.sim.clusters import describe, read_cluster
 from presage.telemetry.nvml import open_gpus
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from presage.control.site.settings import Settings
     from presage.executors.kubernetes.settings import KubernetesLink
     from presage.executors.ray.executor import RayLink
     from presage.executors.slurm.executor import SlurmLink
-    from presage.server.settings import Settings
 
     ClusterLink: TypeAlias = KubernetesLink | RayLink | SlurmLink
 
@@ -132,7 +133,10 @@ def serve(
         str | None, typer.Option(help="Slurm: the partition.", show_default="Slurm's default")
     ] = None,
     slurm_nodes: Annotated[
-        int | None, typer.Option(help="Slurm: nodes that pilots hold.", show_default="1")
+        str | None,
+        typer.Option(
+            help="Slurm: nodes that pilots hold; 0..16: as many as jobs need.", show_default="1"
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -252,7 +256,7 @@ def serve(
         _print(wanted)
         return
     _import_server()
-    from presage.server.logs import log_to
+    from presage.control.site.server_log import log_to
 
     wish = wanted.executor
     _check_executor(wish)
@@ -260,7 +264,7 @@ def serve(
         raise UserError("access.run_as and access.containers_only go with --executor local")
     address, logs = wanted.server, wanted.logging
     if address.tls_cert is not None and address.tls_key is not None:
-        from presage.server.tls import check_certificate
+        from presage.control.site.certificates import check_certificate
 
         check_certificate(address.tls_cert, address.tls_key)
     log_to(logs.file, round(logs.max_mib * _MIB), logs.keep)
@@ -287,7 +291,7 @@ def _settings(
     port: int,
     proxy_port: int,
 ) -> Settings:
-    from presage.server.settings import Settings
+    from presage.control.site.settings import Settings
 
     address, limits, kind = wanted.server, wanted.limits, wanted.executor.kind
     return Settings(
@@ -319,6 +323,9 @@ def _settings(
         access=wanted.access,
         oidc=wanted.oidc,
         **wanted.retention.settings(),
+        health_every_s=wanted.health.every_s,
+        health_pace=wanted.health.pace,
+        alert_webhooks=wanted.health.webhooks,
         track_mlflow=wanted.tracking.mlflow or "",
         track_tensorboard=wanted.tracking.tensorboard,
         first_token=os.environ.get("PRESAGE_TOKEN", ""),
@@ -326,7 +333,7 @@ def _settings(
 
 
 def _place(wanted: ServerFile) -> Path:
-    from presage.server.settings import default_data
+    from presage.control.site.settings import default_data
 
     return (wanted.storage.data or default_data()).expanduser().absolute()
 
@@ -433,7 +440,7 @@ def _connect(address: str, data: Path) -> RayLink:
     from presage.executors.ray.executor import RayHead, RayLink
 
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = data / "ray-driver.log"
+    log = Layout(data).ray_driver_log
     if address != "local":
         return RayLink(address, log=log)
     head = RayHead(data)
@@ -446,9 +453,9 @@ def _run(settings: Settings, listeners: list[socket.socket], about: str, *, quie
     """Answer until somebody stops it; `quiet`: the log is somewhere else."""
     import uvicorn
 
+    from presage.control.site.service import Service
+    from presage.control.site.settings import is_loopback
     from presage.server.front import Front
-    from presage.server.service import Service
-    from presage.server.settings import is_loopback
 
     service = Service(settings)
     if not is_loopback(settings.host) and service.accounts.open():
@@ -488,7 +495,7 @@ def _reload_on_hangup(config: uvicorn.Config, settings: Settings) -> None:
         if not os.isatty(0):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         return
-    from presage.server.tls import reloader
+    from presage.control.site.certificates import reloader
 
     reload = reloader(config.ssl, settings.tls_cert, settings.tls_key)
     signal.signal(signal.SIGHUP, lambda *_: reload())

@@ -143,7 +143,7 @@ def _desk(data: Path | None, db: str | None) -> Iterator[_UserDesk]:
             yield client
         return
     try:
-        from presage.control.offline import OfflineUsers
+        from presage.control.people.offline import OfflineUsers
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("presage"):
             raise

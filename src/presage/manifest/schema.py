@@ -194,12 +194,29 @@ class _ManifestPart(BaseModel):
     )
 
 
+class GpuShareManifest(_ManifestPart):
+    """A part of one GPU, enforced: what a worker gets of its time whenever it wants it, what it
+    never passes, and what it may hold of its memory."""
+
+    request: Annotated[float, Field(ge=0.01, le=1.0)]
+    limit: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    memory: Memory | None = None
+
+    @model_validator(mode="after")
+    def _request_within_limit(self) -> Self:
+        if self.request > self.limit:
+            raise misplaced(f"is below the request of {self.request:g}", "limit")
+        return self
+
+
 class WorkerResources(_ManifestPart):
     """What each worker needs; what is not given is not limited."""
 
     cpus: Annotated[float, Field(ge=0.001, le=100_000)] | None = None
     memory: MemoryOrAuto | None = None
     gpus: Gpus | None = None
+    gpu: GpuShareManifest | None = None
+    """An enforced share; its request is `gpus`, its memory `gpu_memory`."""
     gpu_memory: MemoryOrAuto | None = None
     gpu_type: (
         Annotated[
@@ -209,6 +226,21 @@ class WorkerResources(_ManifestPart):
         ]
         | None
     ) = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_is_a_request(cls, data: Any) -> Any:
+        """The scheduler counts the request of a share as it counts `gpus: 0.5`."""
+        share = data.get("gpu") if isinstance(data, dict) else None
+        if not isinstance(share, dict):
+            return data
+        made = dict(data)
+        for key, part in (("gpus", "request"), ("gpu_memory", "memory")):
+            if share.get(part) is not None:
+                if made.get(key) not in (None, share[part]):
+                    raise misplaced(f"is said in gpu: {part} already", key)
+                made[key] = share[part]
+        return made
 
     @model_validator(mode="after")
     def _gpus_go_together(self) -> Self:

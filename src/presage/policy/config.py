@@ -15,6 +15,7 @@ __all__ = [
     "PlacementName",
     "PolicyConfig",
     "QueueConfig",
+    "RemedyName",
 ]
 
 OrderName = Literal[
@@ -31,6 +32,7 @@ PlacementName = Literal[
     "fgd",
     "random",
 ]
+RemedyName = Literal["checkpoint", "restart", "cordon", "memory"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
@@ -69,6 +71,10 @@ class QueueConfig(_Strict):
     user_gpu_hours: Amount | None = None
     team_gpu_hours: Amount | None = None
     period: Period = Period.MONTH
+    remedies: tuple[RemedyName, ...] = ()
+    """What may be done about jobs in trouble without asking anybody."""
+    remedy_precision: Annotated[float, Field(ge=0.9, lt=1)] = 0.95
+    """Nothing is done about trouble that is less likely than this."""
 
 
 class PolicyConfig(_Strict):

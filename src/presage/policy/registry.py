@@ -19,7 +19,7 @@ from presage.policy.request import Score
 from presage.policy.score import Pack, Spread, Topology
 from presage.policy.sharing import SharingRules
 
-__all__ = ["NAMED", "build", "names", "pipelines", "placements", "policy_config"]
+__all__ = ["NAMED", "NOT_DECIDED", "build", "names", "pipelines", "placements", "policy_config"]
 
 NAMED: dict[str, PolicyConfig] = {
     "fifo": PolicyConfig(order="fifo"),
@@ -86,13 +86,17 @@ def policy_config(
     return known[name].model_copy(update={"placement": placement})
 
 
+NOT_DECIDED = {"max_slowdown", "idle_stop", "remedies", "remedy_precision"}
+"""Of a queue, what is not for who decides about room."""
+
+
 def build(config: PolicyConfig | str) -> Pipeline:
     """The policy that a configuration describes."""
     if isinstance(config, str):
         config = policy_config(config)
     queues = Queues(
         {
-            name: QueueRule(**queue.model_dump(exclude={"max_slowdown", "idle_stop"}))
+            name: QueueRule(**queue.model_dump(exclude=NOT_DECIDED))
             for name, queue in config.queues.items()
         }
     )

@@ -267,7 +267,7 @@ class ExecutorSuite(PortSuite):
             f"{script}while not os.path.exists(mark): time.sleep(0.02)", workers=2, gpus=2
         )
         roles = (works, RoleWork(f"{script}open(mark, 'w').close()"))
-        watch.run("env", *roles, env={"GREETING": "hello world"})
+        workers = watch.run("env", *roles, env={"GREETING": "hello world"})
         assert watch.end("env").outcome is Outcome.SUCCEEDED
         names = ("worker-0", "worker-1", "ps-0")
         environments = [json.loads(watch.kit.log("env", 1, name)) for name in names]
@@ -280,7 +280,8 @@ class ExecutorSuite(PortSuite):
             assert {"PRESAGE_CHECKPOINT_DIR", "PRESAGE_DATA_DIR", "PRESAGE_RESULT_DIR"} <= set(env)
         devices = [env["CUDA_VISIBLE_DEVICES"] for env in environments]
         assert devices[2] == ""
-        assert len({d for held in devices[:2] for d in held.split(",")}) == 4
+        held = zip(workers[:2], devices[:2], strict=True)
+        assert len({(worker.node, d) for worker, ds in held for d in ds.split(",")}) == 4
 
     def test_workers_of_torchrun_find_each_other(self, watch: Watcher) -> None:
         script = """
@@ -321,7 +322,8 @@ class ExecutorSuite(PortSuite):
         assert steps == list(range(1, len(steps) + 1))
         assert {size for _, size in counting.steps()} == {1, 2, 3}
         stages = [fact.stage for fact in counting.watch.of("count", ev.StageChanged)]
-        assert stages[:2] == ["resizing", ""]
+        first = stages[stages.index("resizing") :]  # a launch may have had stages of its own
+        assert "resizing" not in first[1 : first.index("")]
         assert len(counting.watch.of("count", ev.JobStarted)) == 1
         counting.end()
 

@@ -37,7 +37,7 @@ from presage.model.speed import SpeedBook, SpeedPoint
 from presage.model.workload import same_work
 from presage.policy.config import PolicyConfig, QueueConfig
 from presage.policy.queues import QueueRule
-from presage.policy.registry import build
+from presage.policy.registry import NOT_DECIDED, build
 from presage.sim.world import Task, World, WorldRules
 from presage.store.memory import MemoryStore
 from presage.testing.strategies import clusters, job_specs, policy_configs
@@ -547,16 +547,14 @@ def _check_promises(state: State, config: PolicyConfig) -> None:
     most = config.max_jobs_per_gpu
     assert most is None or all(count <= most for count in sharers.values()), "too many on a GPU"
     for queue, rule_ in config.queues.items():
-        ceiling = QueueRule(
-            **rule_.model_dump(exclude={"max_slowdown", "idle_stop"})
-        ).ceiling_milli
+        ceiling = QueueRule(**rule_.model_dump(exclude=NOT_DECIDED)).ceiling_milli
         used = state.usage.get(queue, 0)
         _check_cpus(queue, rule_, state)
         assert ceiling is None or used <= ceiling, f"queue {queue} holds {used} of {ceiling}"
 
 
 def _check_cpus(queue: str, config: QueueConfig, state: State) -> None:
-    ceiling = QueueRule(**config.model_dump(exclude={"max_slowdown", "idle_stop"})).cpu_ceiling
+    ceiling = QueueRule(**config.model_dump(exclude=NOT_DECIDED)).cpu_ceiling
     held = sum(
         ask_of(job, worker.role).cpu_milli
         for job in state.active.values()

@@ -45,6 +45,7 @@ THEME = "presage_theme"
 _LINKS = (
     ("/", "Cluster"),
     ("/queue", "Jobs"),
+    ("/alerts", "Alerts"),
     ("/queues", "Queues"),
     ("/utilization", "Utilization"),
     ("/usage", "Usage"),

@@ -12,6 +12,7 @@ from nicegui import app as pages
 from nicegui import ui
 
 from presage.model.errors import ApiError
+from presage.web.alerts import TroublePanel
 from presage.web.backend import HOME, part
 from presage.web.charts import Line, LineChart
 from presage.web.frame import Tag, Visit, begin, confirm, notice, tell
@@ -114,6 +115,8 @@ class _JobPage:
             self._facts = _FactsPanel(asked_text(manifest))
             bounds = worker_bounds(manifest)
             self._buttons = _Buttons(self._visit, self._path, bounds, self.update)
+        diagnosis = f"/diagnosis/{part(self._body['id'])}"
+        self._trouble = TroublePanel(self._visit, diagnosis)
         self._outlook = _AheadPanel(self._visit, self._path)
         with ui.element("section").classes("card"):
             Tag("h2", "What happened")
@@ -133,6 +136,7 @@ class _JobPage:
         self._grid = self._workers.card.parent_slot
         self._history: Any = None
         await self._show(self._body)
+        await self._trouble.update()
         await self._charts()
 
     async def update(self) -> None:
@@ -147,6 +151,7 @@ class _JobPage:
         if not over or self._turn % 10 == 1:
             await self._output.update()
         if self._turn % (60 if over else 5) == 0:
+            await self._trouble.update()
             await self._charts()
 
     async def _show(self, body: dict[str, Any]) -> None:

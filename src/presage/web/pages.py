@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from presage.web import (
+    alerts,
     arrays,
     audit,
     cluster,
@@ -24,7 +25,20 @@ from presage.web.opening import opened, pages
 __all__ = ["opened"]
 
 PAGES = (
-    *(cluster, queue, job, arrays, compare, submit, queues, utilization, usage, policies, foresee),
+    *(
+        alerts,
+        cluster,
+        queue,
+        job,
+        arrays,
+        compare,
+        submit,
+        queues,
+        utilization,
+        usage,
+        policies,
+        foresee,
+    ),
     *(users, audit, sign_in),
 )
 """Modules that register pages when they are imported."""
