@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -110,12 +111,14 @@ def key_of(run: dict[str, Any]) -> Key:
 def planned(
     items: list[dict[str, Any]], settings: list[Setting], repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """All runs: first each workload once, then the repeats, so that the list can be cut."""
-    for repeat in range(repeats):
-        for at, workload in enumerate(items):
-            if repeat == 0 or at % NOISE_EVERY == 0:
-                for setting in settings:
-                    yield {"workload": workload, "setting": str(setting), "repeat": repeat}
+    """All runs of a workload after each other, the workloads shuffled, so that the list can be cut:
+    what is there then is spread over the models, with its repeats."""
+    order = list(enumerate(items))
+    random.Random(0).shuffle(order)
+    for at, workload in order:
+        for repeat in range(repeats if at % NOISE_EVERY == 0 else 1):
+            for setting in settings:
+                yield {"workload": workload, "setting": str(setting), "repeat": repeat}
 
 
 def known_runs(path: Path, again: bool) -> set[Key]:
@@ -152,7 +155,7 @@ def collect(
         return 0
     tasks = max(len(Setting.parse(run["setting"]).roles) for run in left)
     peak = copied_bytes_s()
-    machine = {"cores": os.cpu_count(), "copied_gb_s": round(peak / 1e9, 2)}
+    machine = {"cores": len(os.sched_getaffinity(0)), "copied_gb_s": round(peak / 1e9, 2)}
     began, failed = time.monotonic(), 0
     with Lab(tasks, limits, peak) as lab:
         for number, run in enumerate(left):
@@ -198,7 +201,7 @@ def main() -> None:
         if options.list:
             print(f"{len(items)} workloads, {len(settings)} settings, {len(runs)} runs")
             return
-        print(f"{platform.machine()}, {os.cpu_count()} cores; {len(items)} workloads")
+        print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; {len(items)} workloads")
         budget_s = None if options.minutes is None else 60 * options.minutes
         limits = Limits(most_s=options.most_s)
         failed = collect(options.out, runs, limits, again=options.again, budget_s=budget_s)
