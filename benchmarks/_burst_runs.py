@@ -40,7 +40,7 @@ class Limits:
     start_s: float = 90.0
     """Until every worker has made its first steps."""
     warm_steps: int = 2
-    steps: int = 8
+    steps: int = 6
     """That the slowest worker makes while it is measured."""
     least_s: float = 1.6
     most_s: float = 10.0

@@ -4,7 +4,7 @@
 
 Run it as root on an idle machine. A line is added to DIR/runs.jsonl for each run; what is there
 already is not run again, so the same command goes on after it was stopped, however it was. Every
-fifth workload is measured `--repeats` times, for the noise. `--list` only says what would be run.
+tenth workload is measured `--repeats` times, for the noise. `--list` only says what would be run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from presage.telemetry.bursts.counters import copied_bytes_s
 from presage.telemetry.rows import objects
 
 SETTINGS = "W2/1gbit,W2/100mbit,W4/1gbit,P1W2/1gbit,P2W2/1gbit,P2W2/100mbit,P2W2/1gbit/async"
-NOISE_EVERY = 5
+NOISE_EVERY = 10
 
 _IMAGE = "3x64x64"
 _MODELS: tuple[tuple[str, str | None, tuple[int, ...]], ...] = (
@@ -111,7 +111,7 @@ def key_of(run: dict[str, Any]) -> Key:
 def planned(
     items: list[dict[str, Any]], settings: list[Setting], repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """All runs of a workload after each other, the workloads shuffled, so that the list can be cut:
+    """All runs of a workload after each other, workloads shuffled, so that the list can be cut:
     what is there then is spread over the models, with its repeats."""
     order = list(enumerate(items))
     random.Random(0).shuffle(order)
@@ -201,7 +201,8 @@ def main() -> None:
         if options.list:
             print(f"{len(items)} workloads, {len(settings)} settings, {len(runs)} runs")
             return
-        print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; {len(items)} workloads")
+        cores = len(os.sched_getaffinity(0))
+        print(f"{platform.machine()}, {cores} cores; {len(items)} workloads")
         budget_s = None if options.minutes is None else 60 * options.minutes
         limits = Limits(most_s=options.most_s)
         failed = collect(options.out, runs, limits, again=options.again, budget_s=budget_s)
