@@ -71,6 +71,10 @@ class Lab:
     def __enter__(self) -> Lab:
         Links.check()
         Links.sweep()
+        # What a first optimizer and a first gang import: once, not in every child (1.2 s each).
+        import torch._dynamo
+        import torch.distributed.tensor  # noqa: F401
+
         return self
 
     def __exit__(self, *_: object) -> None:
