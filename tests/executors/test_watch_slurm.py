@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,8 +36,8 @@ PartitionName=other Nodes=n2 MaxTime=INFINITE DefaultTime=60 State=UP
 """
 
 
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
+@contextmanager
+def cluster() -> Iterator[SlurmCluster]:
     for version in ("22.05", "26.05"):  # the database is that of 26.05
         if (why := missing_engine(version)) is not None:
             if os.environ.get("CI") == "true":
@@ -47,7 +48,7 @@ def slurm() -> Iterator[SlurmCluster]:
     # A directory that others may enter, unlike those that pytest makes.
     with TemporaryDirectory(prefix="presage-watched-", ignore_cleanup_errors=True) as place:
         Path(place).chmod(0o755)
-        cluster = SlurmCluster(
+        slurm = SlurmCluster(
             *("22.05", Path(place)),
             nodes=2,
             gpus=4,
@@ -55,13 +56,23 @@ def slurm() -> Iterator[SlurmCluster]:
             partitions=PARTITIONS,
             extra="SlurmctldDebug=debug2",
         )
-        with cluster:
-            yield cluster
+        with slurm:
+            yield slurm
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    with cluster() as slurm:
+        yield slurm
 
 
 @pytest.fixture
 def data(slurm: SlurmCluster, request: pytest.FixtureRequest) -> Path:
-    made: Path = slurm.directory / request.node.name
+    return data_of_nobody(slurm, request.node.name)
+
+
+def data_of_nobody(slurm: SlurmCluster, name: str) -> Path:
+    made: Path = slurm.directory / name
     made.mkdir()
     os.chown(made, NOBODY, NOBODY)
     return made
@@ -157,7 +168,13 @@ def test_the_journal_is_what_happened_whoever_was_killed(
     assert writes == []
 
 
-def test_a_job_that_waits_is_explained(slurm: SlurmCluster, data: Path) -> None:
+def test_a_job_that_waits_is_explained() -> None:
+    # What ran before tells how long jobs run: after many short ones nothing is worth changing.
+    with cluster() as slurm:
+        explained(slurm, data_of_nobody(slurm, "explained"))
+
+
+def explained(slurm: SlurmCluster, data: Path) -> None:
     first = submit(slurm, "-J", "first", "--gres=gpu:4", sleep="600")
     eventually(lambda: slurm.run("squeue", "-h", "-j", first, "-o", "%T") == "RUNNING")
     ahead = submit(slurm, "-J", "ahead", "--gres=gpu:1")
