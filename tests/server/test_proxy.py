@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from presage.control.forwarding import PortPath
 from presage.control.people.tickets import Signer
 from presage.model.errors import BadRequest, NotFound
 from presage.server import proxy
-from presage.server.proxy import _back, _onwards, _target
+from presage.server.proxy import _back, _onwards
 
 
-def target(path: str = "/jobs/a-1/ports/6006/x/y") -> Any:
-    return _target({"path": path, "raw_path": path.encode()})
+def target(path: str = "/jobs/a-1/ports/6006/x/y") -> PortPath:
+    return PortPath.parse(path)
 
 
 def test_a_path_names_a_port_of_a_job_and_nothing_else() -> None:

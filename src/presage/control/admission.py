@@ -206,7 +206,7 @@ def review(body: Mapping[str, Any], mode: AdmissionMode, foresee: Foresee) -> di
     asked = body.get("request")
     if not isinstance(asked, Mapping) or not asked.get("uid"):
         raise ValueError("this is no AdmissionReview with a request and its uid")
-    answer: dict[str, Any] = {"uid": asked["uid"], "allowed": True}
+    answer: dict[str, Any] = {}
     item = asked.get("object")
     if (asked.get("kind") or {}).get("kind") == "Pod" and isinstance(item, Mapping):
         try:
@@ -219,8 +219,13 @@ def review(body: Mapping[str, Any], mode: AdmissionMode, foresee: Foresee) -> di
                 answer |= {"patchType": "JSONPatch", "patch": b64encode(text.encode()).decode()}
             if advice.text:
                 answer["warnings"] = [f"presage {advice.text}"[:250]]
+    return allowed(body, answer)
+
+
+def allowed(body: Mapping[str, Any], advice: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The answer that lets a pod pass as it is, but for advice."""
     return {
-        "apiVersion": body.get("apiVersion", "admission.k8s.io/v1"),
+        "apiVersion": str(body.get("apiVersion") or "admission.k8s.io/v1"),
         "kind": "AdmissionReview",
-        "response": answer,
+        "response": {"uid": body["request"]["uid"], "allowed": True, **(advice or {})},
     }

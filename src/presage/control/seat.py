@@ -14,7 +14,9 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Seat"]
+__all__ = ["Seat", "is_here"]
+
+_HOST = os.uname().nodename
 
 
 class Seat:
@@ -23,7 +25,7 @@ class Seat:
     def __init__(self, lock: Path) -> None:
         self._path = lock
         self._file: int | None = None
-        self.name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = f"{_HOST}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def take(self) -> str:
         """The name to hold the lease as: the directory's if nobody else alive has it."""
@@ -51,4 +53,9 @@ class Seat:
             raise
         self._file = file
         # The host and the path as well: a copy of a directory is another one.
-        self.name = f"{os.uname().nodename}:{self._path.parent}:{mark.decode(errors='replace')}"
+        self.name = f"{_HOST}:{self._path.parent}:{mark.decode(errors='replace')}"
+
+
+def is_here(holder: str) -> bool:
+    """Whether who holds the lease under this name is on this machine."""
+    return holder.startswith((f"{_HOST}:", f"{_HOST}-"))

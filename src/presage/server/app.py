@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from presage import __version__, web
+from presage.control.forwarding import PREFIX
 from presage.control.site.service import Service
 from presage.control.site.settings import Settings
 from presage.control.webhooks import deliver
@@ -126,7 +127,7 @@ def create_app(settings: Settings, started: Service | None = None) -> FastAPI:
         app.router.routes += part.router.routes
 
     def most(path: str) -> int:
-        upload = path.startswith(("/api/v1/folders/", proxy.PREFIX))
+        upload = path.startswith(("/api/v1/folders/", PREFIX))
         return settings.most_folder if upload else settings.most_body
 
     if settings.proxy_port:

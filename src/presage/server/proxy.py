@@ -10,33 +10,27 @@ own guardian, who also tells the token that the job's server expects.
 from __future__ import annotations
 
 import asyncio
-import re
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from presage.control.attaching import Attachment, attach, running
-from presage.control.people.accounts import ANYBODY
-from presage.control.people.tickets import COOKIE_S, TICKET_S, Signer
+from presage.control.attaching import Attachment
+from presage.control.forwarding import KINDS, PREFIX, TICKET, PortDoor, PortPath
+from presage.control.people.tickets import COOKIE_S
 from presage.control.site.service import Service
-from presage.model.errors import BadRequest, NotFound, PresageError, Unauthorized
+from presage.model.errors import BadRequest, PresageError
 from presage.server.attach import close_quietly, until_one_ends
 from presage.server.problems import problem, refusal_of
-from presage.store.records import JobRow, User
 
-__all__ = ["PREFIX", "ProxyGate", "sign_in_url"]
+__all__ = ["ProxyGate"]
 
-PREFIX = "/jobs/"
-_PATH = re.compile(r"/jobs/([a-z0-9][a-z0-9._-]{0,100})/(ports|absolute)/([1-9][0-9]{0,4})(/.*)")
-_TICKET, _COOKIE = "presage_ticket", "presage_port"
+_COOKIE = "presage_port"
 _OURS = "presage_"
 """Cookies whose names begin so are never a job's."""
 _HOP = frozenset(
@@ -58,38 +52,12 @@ _LARGEST_MESSAGE = 32 << 20
 _NO_CACHE = {"Cache-Control": "no-store"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A port of a job, and what is asked of it."""
-
-    job: str
-    port: int
-    prefix: str
-    """The part of the path that is ours."""
-    path: str
-    """What the job's server is asked for, as it was written."""
-
-
-def sign_in_url(
-    service: Service, user: User, row: JobRow, port: int, *, absolute: bool
-) -> tuple[str, float]:
-    """An address for a browser, and until when it works. `absolute`: the job's server is asked
-    for the whole path, since it was told where it is."""
-    settings, until = service.settings, time.time() + TICKET_S
-    own = urlsplit(settings.url)
-    host = f"[{own.hostname}]" if ":" in (own.hostname or "") else own.hostname
-    base = settings.proxy_url or f"{own.scheme}://{host}:{settings.proxy_port}"
-    ticket = _signer(service).sign("ticket", user.name, row.id, port, until)
-    kind = "absolute" if absolute else "ports"
-    query = urlencode({_TICKET: ticket})
-    return f"{base.replace('{job}', row.id)}/jobs/{row.id}/{kind}/{port}/?{query}", until
-
-
 class ProxyGate:
     """Answers what comes in at the proxy's port; everything else passes."""
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app, self._service = app, service
+        self._door = PortDoor(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or pass on."""
@@ -105,35 +73,30 @@ class ProxyGate:
         request = Request(scope, receive)
         try:
             target = _target(scope)
-            if ticket := request.query_params.get(_TICKET):
+            if ticket := request.query_params.get(TICKET):
                 answer: ASGIApp = self._exchange(request, target, ticket)
             else:
-                row, user = await self._allowed(request, target)
-                answer = await self._pass_on(request, target, row, user)
+                run = await self._reach(request, target)
+                answer = await self._pass_on(request, target, run)
         except PresageError as error:
             answer = refusal_of(error)
         await answer(scope, receive, send)
 
     # -- who ------------------------------------------------------------------------------------
 
-    def _exchange(self, request: Request, target: _Target, ticket: str) -> ASGIApp:
+    def _exchange(self, request: Request, target: PortPath, ticket: str) -> ASGIApp:
         """A cookie for a ticket, and the address without it."""
-        signer = _signer(self._service)
-        user = signer.user("ticket", ticket, target.job, target.port)
-        if user is None:
-            text = "this address has expired; get another one: presage forward ID PORT --url"
-            raise Unauthorized(text)
-        cookie = signer.sign("cookie", user, target.job, target.port, time.time() + COOKIE_S)
-        rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != _TICKET]
+        cookie = self._door.cookie(target, ticket)
+        rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != TICKET]
         query = f"?{urlencode(rest)}" if rest else ""
         answer = RedirectResponse(f"{request.url.path}{query}", 303, _NO_CACHE)
         answer.headers["Referrer-Policy"] = "no-referrer"
-        for kind in ("ports", "absolute"):
+        for kind in KINDS:
             answer.set_cookie(
                 _COOKIE,
                 cookie,
                 max_age=int(COOKIE_S),
-                path=f"/jobs/{target.job}/{kind}/{target.port}/",
+                path=f"{PREFIX}{target.job}/{kind}/{target.port}/",
                 httponly=True,
                 samesite="lax",
                 secure=request.url.scheme == "https"
@@ -141,37 +104,17 @@ class ProxyGate:
             )
         return answer
 
-    async def _allowed(self, connection: HTTPConnection, target: _Target) -> tuple[JobRow, User]:
-        """The job, if whoever has the cookie may still reach it."""
+    async def _reach(self, connection: HTTPConnection, target: PortPath) -> Attachment:
+        """The run, for whoever has the cookie."""
         cookie = connection.cookies.get(_COOKIE, "")
-        name = _signer(self._service).user("cookie", cookie, target.job, target.port)
-        if name is None:
-            raise Unauthorized("get an address with: presage forward ID PORT --url")
-        return await asyncio.to_thread(self._job, target, name)
-
-    def _job(self, target: _Target, name: str) -> tuple[JobRow, User]:
-        accounts = self._service.accounts
-        users = [ANYBODY] if accounts.open() else accounts.all()
-        user = next((one for one in users if one.name == name), None)
-        if user is None:
-            raise Unauthorized("there is no such user any more")
-        row = running(self._service, target.job, user)
-        if target.port not in ((row.manifest or {}).get("ports") or ()):
-            raise NotFound(f"job {row.id} has no port {target.port}")
-        return row, user
-
-    async def _reach(self, target: _Target, row: JobRow, user: User) -> Attachment:
-        order = {"port": target.port}
-        return await attach(self._service, row, user.name, "", "0", order)
+        row, user = await asyncio.to_thread(self._door.enter, target, cookie)
+        return await self._door.connect(target, row, user)
 
     # -- HTTP -----------------------------------------------------------------------------------
 
-    async def _pass_on(
-        self, request: Request, target: _Target, row: JobRow, user: User
-    ) -> ASGIApp:
+    async def _pass_on(self, request: Request, target: PortPath, run: Attachment) -> ASGIApp:
         import httpcore
 
-        run = await self._reach(target, row, user)
         headers = _onwards(request, target, run)
         sends = {"content-length", "transfer-encoding"} & set(request.headers.keys())
         if "transfer-encoding" in request.headers:
@@ -218,8 +161,7 @@ class ProxyGate:
             target = _target(ws.scope)
             if ws.headers.get("origin") is None:
                 raise BadRequest("a WebSocket here comes from a page of the job")
-            row, user = await self._allowed(ws, target)
-            run = await self._reach(target, row, user)
+            run = await self._reach(ws, target)
         except PresageError as error:
             answer = refusal_of(error)
             await ws.send_denial_response(answer)
@@ -229,7 +171,7 @@ class ProxyGate:
         finally:
             run.link.close()
 
-    async def _relay(self, ws: WebSocket, target: _Target, run: Attachment) -> None:
+    async def _relay(self, ws: WebSocket, target: PortPath, run: Attachment) -> None:
         from websockets.asyncio.client import unix_connect
         from websockets.exceptions import WebSocketException
 
@@ -307,26 +249,13 @@ class _TunnelStream:
         """Nothing is known of it."""
 
 
-def _signer(service: Service) -> Signer:
-    return Signer(service.layout.proxy_key)
-
-
-def _target(scope: Scope) -> _Target:
-    """What is asked for; raises what is wrong with it."""
-    raw = scope.get("raw_path") or scope["path"].encode()
-    path = raw.decode("latin-1").partition("?")[0]
-    match = _PATH.fullmatch(path)
-    if match is None:
-        raise NotFound("there is nothing here; ports of jobs are at /jobs/ID/ports/PORT/")
-    job, kind, port, rest = match.groups()
-    if ".." in re.split(r"[/\\]", unquote(unquote(rest))):
-        raise BadRequest("a path has no '..'")
-    prefix = f"/jobs/{job}/{kind}/{port}"
-    return _Target(job, int(port), prefix, path if kind == "absolute" else rest)
+def _target(scope: Scope) -> PortPath:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return PortPath.parse(raw.decode("latin-1").partition("?")[0])
 
 
 def _onwards(
-    connection: HTTPConnection, target: _Target, run: Attachment
+    connection: HTTPConnection, target: PortPath, run: Attachment
 ) -> list[tuple[bytes, bytes]]:
     """The headers that the job's server gets."""
     named = _hop_by_hop(connection.headers.getlist("connection"))
@@ -349,7 +278,7 @@ def _onwards(
     return kept
 
 
-def _back(headers: Sequence[tuple[bytes, bytes]], target: _Target) -> list[tuple[bytes, bytes]]:
+def _back(headers: Sequence[tuple[bytes, bytes]], target: PortPath) -> list[tuple[bytes, bytes]]:
     """The headers that the browser gets."""
     given = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
     named = _hop_by_hop(value for name, value in given if name == "connection")
@@ -368,7 +297,7 @@ def _hop_by_hop(connection: Iterable[str]) -> set[str]:
     return {*_HOP, *words} - {"content-length"}
 
 
-def _location(value: str, target: _Target) -> str:
+def _location(value: str, target: PortPath) -> str:
     """Where a job's server sends the browser, below our prefix."""
     own = f"http://127.0.0.1:{target.port}"
     path = value.removeprefix(own) if value.startswith((f"{own}/", f"{own}?")) else value
@@ -378,7 +307,7 @@ def _location(value: str, target: _Target) -> str:
     return path
 
 
-def _cookies(value: str, target: _Target) -> list[str]:
+def _cookies(value: str, target: PortPath) -> list[str]:
     """Cookies of a job's server, for its own path alone."""
     jar: SimpleCookie = SimpleCookie()
     with suppress(CookieError):

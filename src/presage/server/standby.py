@@ -7,15 +7,12 @@ needs it (`NotLeading`); pages and uploads are sent on before anything of them i
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from presage.control.site.settings import is_loopback
 from presage.model.errors import NotLeading, PresageError
 from presage.web import HOME
 
@@ -42,21 +39,11 @@ class Elsewhere:
         at, url = self._known
         if time.monotonic() - at > _FRESH_S:
             try:
-                url = await asyncio.to_thread(self._ask)
+                url = await asyncio.to_thread(self._service.elsewhere)
             except PresageError:
                 url = None
             self._known = time.monotonic(), url
         return url
-
-    def _ask(self) -> str | None:
-        service = self._service
-        leader = service.store.lease.leader()
-        if leader is None or leader.holder == service.live.seat.name or not leader.url:
-            return None
-        here = leader.holder.startswith((f"{_HOST}:", f"{_HOST}-"))
-        if leader.url == service.settings.url or (not here and _is_local(leader.url)):
-            return None
-        return leader.url
 
     async def answer(self, scope: Scope) -> JSONResponse | None:
         """The answer that leads there, if there is such a place."""
@@ -87,9 +74,6 @@ class Standby:
         await self._app(scope, receive, send)
 
 
-_HOST = os.uname().nodename
-
-
 def _needs_leader(scope: Scope) -> bool:
     path: str = scope["path"]
     if path.startswith("/api/v1/folders/"):
@@ -98,7 +82,3 @@ def _needs_leader(scope: Scope) -> bool:
         return False
     headers = {name.lower(): value for name, value in scope["headers"]}
     return b"text/html" in headers.get(b"accept", b"")
-
-
-def _is_local(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")

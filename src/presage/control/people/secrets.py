@@ -9,7 +9,7 @@ from presage.executors.node.secrets import SecretName
 from presage.model.errors import Denied, UserError
 from presage.store.records import User
 
-__all__ = ["MOST_SECRET", "check_secret", "secret_of"]
+__all__ = ["MOST_SECRET", "check_secret", "secret_of", "secret_view"]
 
 
 MOST_SECRET = 64 << 10
@@ -42,3 +42,8 @@ def check_secret(content: bytes) -> None:
         raise UserError("a secret is text (UTF-8): encode bytes as base64") from None
     if not text.strip("\n") or "\0" in text:
         raise UserError("a secret is not empty and has no NUL characters")
+
+
+def secret_view(secret: SecretName) -> dict[str, str]:
+    """Whose it is and how it is called; never what it holds."""
+    return {"name": secret.name, "user": secret.user, "team": secret.team}

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from presage.control.advisors import Advisor
 from presage.control.advisors.health import HealthAdvisor
@@ -38,10 +39,10 @@ from presage.control.records.tracking import Tracker
 from presage.control.records.usage import Accountant
 from presage.control.requests import Requests
 from presage.control.resolver import resolve, unknown_job
-from presage.control.seat import Seat
+from presage.control.seat import Seat, is_here
 from presage.control.site.executors import make_executor
 from presage.control.site.files import take_over_files
-from presage.control.site.settings import Settings
+from presage.control.site.settings import Settings, is_loopback
 from presage.control.sweeps import Sweeps, members
 from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
@@ -181,6 +182,16 @@ class Service:
         self.tracker.note(rows, changes)
         self.recent.wrote(lease, rows, self.store.submitted, changed)
         self.news.committed()
+
+    def elsewhere(self) -> str | None:
+        """The address of another server that decides, if it leads there from other machines."""
+        leader = self.store.lease.leader()
+        if leader is None or leader.holder == self.live.seat.name or not leader.url:
+            return None
+        local = is_loopback(urlsplit(leader.url).hostname or "")
+        if leader.url == self.settings.url or (local and not is_here(leader.holder)):
+            return None
+        return leader.url
 
     # -- jobs that a user asks about --------------------------------------------------------------
 

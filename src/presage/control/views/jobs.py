@@ -12,6 +12,7 @@ from presage.store.arrays import ArrayCounts
 from presage.store.records import ArrayRow, AuditEntry, JobRow, Transition, User
 
 __all__ = [
+    "accepted_view",
     "array_view",
     "audit_view",
     "estimates_view",
@@ -47,6 +48,13 @@ def summary_view(
         **({"array": row.array} if row.array is not None else {}),
         **({"params": dict(row.params)} if row.params is not None else {}),
     }
+
+
+def accepted_view(made: JobRow | ArrayRow) -> dict[str, Any]:
+    """A job or an array that was accepted this moment."""
+    if isinstance(made, ArrayRow):
+        return {"id": made.id, "status": "QUEUED", "eta_s": None, "jobs": made.size}
+    return {"id": made.id, "status": made.status, "eta_s": None}
 
 
 def array_view(row: ArrayRow, counts: ArrayCounts) -> dict[str, Any]:

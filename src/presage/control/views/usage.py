@@ -8,25 +8,43 @@ import csv
 import io
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from presage.control.people.accounts import UserRole
 from presage.foresee.prices import price_source
+from presage.model.errors import BadRequest
 from presage.model.server_answers import UsageReport, UsageSums
 from presage.store.records import User
 from presage.store.sql import SqlStore
 from presage.store.usage import DayUsage, UsageKey
 
-__all__ = ["usage_csv", "usage_report"]
+__all__ = ["usage_csv", "usage_days", "usage_report"]
 
 
 _EPOCH = date(1970, 1, 1)
+_MOST_DAYS = 3660
 
 
 def _concerns(user: User, key: UsageKey) -> bool:
     if user.role != UserRole.USER:
         return True
     return key.owner == user.name or (bool(user.team) and key.team == user.team)
+
+
+def usage_days(since: str | None, until: str | None) -> tuple[date, date]:
+    """The first and the last day that are asked for; without `since`, 30 days."""
+    last = _day(until) if until else datetime.now(UTC).date()
+    first = _day(since) if since else last - timedelta(days=29)
+    if not first <= last <= first + timedelta(days=_MOST_DAYS):
+        raise BadRequest(f"since: at most {_MOST_DAYS} days, and not after until")
+    return first, last
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"{text} is no day; write one such as 2026-11-18") from None
 
 
 def usage_report(store: SqlStore, me: User, by: str, first: date, last: date) -> UsageReport:

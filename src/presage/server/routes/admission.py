@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from presage.control.admission import AdmissionMode, review
+from presage.control.admission import AdmissionMode, allowed, review
 from presage.model.errors import UserError
 from presage.server.routes.common import Parts
 
@@ -62,10 +62,5 @@ async def advise_pods(mode: AdmissionMode, request: Request, service: Parts) -> 
         answer = await asyncio.wait_for(asyncio.to_thread(work), LONGEST_S)
     except Exception as error:  # whatever it is, it is no reason to refuse a pod
         log.warning("no advice for pod %s: %s", uid, error or type(error).__name__)
-        version = str(body.get("apiVersion") or "admission.k8s.io/v1")
-        answer = {
-            "apiVersion": version,
-            "kind": "AdmissionReview",
-            "response": {"uid": uid, "allowed": True},
-        }
+        answer = allowed(body)
     return JSONResponse(answer)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from presage.control.people.accounts import UserRole, require, scope
 from presage.control.site.service import Service
 from presage.control.views.arrays import array_page, best_jobs, explain_members
-from presage.control.views.jobs import array_view
+from presage.control.views.jobs import accepted_view, array_view
 from presage.model.answers import ArrayBest, ArrayExplanation, ArraySummary, ArrayTold, Submitted
 from presage.model.page_answers import ArrayList
 from presage.server.routes.common import Me, Parts, clean
@@ -47,8 +47,7 @@ async def list_arrays(
     after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> JSONResponse:
     """Arrays that you may see, newest first."""
-    clean(owner or "")
-    clean(queue or "")
+    clean(owner or "", queue)
     whose = scope(me, owner)
     if whose is None:
         return JSONResponse({"arrays": [], "next": None})
@@ -144,7 +143,4 @@ async def _again(
     service: Service, me: User, row: JobRow | ArrayRow, body: Resubmission, key: str | None
 ) -> JSONResponse:
     made = await service.sweeps.resubmit(row, body.set, me, failed=body.failed, key=key)
-    answer: dict[str, Any] = {"id": made.id, "status": "QUEUED", "eta_s": None}
-    if isinstance(made, ArrayRow):
-        answer["jobs"] = made.size
-    return JSONResponse(answer, 201)
+    return JSONResponse(accepted_view(made), 201)

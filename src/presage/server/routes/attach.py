@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -19,14 +18,14 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
 from presage.control.attaching import attach, check_port, running
+from presage.control.forwarding import PortDoor
 from presage.control.site.service import Service
 from presage.executors.node import frames
 from presage.model.errors import Conflict, PresageError
 from presage.server.attach import refusal, relay_bytes, relay_frames
 from presage.server.problems import refusal_of
-from presage.server.proxy import sign_in_url
 from presage.server.routes.common import Me, Parts, clean, user_of
-from presage.store.records import AuditEntry, JobRow, User
+from presage.store.records import JobRow, User
 
 __all__ = ["router"]
 
@@ -96,9 +95,11 @@ async def open_port(
     check_port(row, port)
     if not service.settings.proxy_port:
         raise Conflict("this server has no --proxy-port; use presage forward")
-    entry = AuditEntry(time.time(), me.name, "open port", row.id, {"port": port})
-    await asyncio.to_thread(service.store.audit.add, entry)
-    url, expires_at = sign_in_url(service, me, row, port, absolute=absolute)
+
+    def address() -> tuple[str, float]:
+        return PortDoor(service).address(me, row, port, absolute=absolute)
+
+    url, expires_at = await asyncio.to_thread(address)
     answer = {"id": row.id, "port": port, "url": url, "expires_at": expires_at}
     return JSONResponse(answer, 201, {"Cache-Control": "no-store"})
 

@@ -6,10 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from presage.control.board import nodes_of
-from presage.control.people.accounts import UserRole, require
-from presage.control.views.cluster import find_node, node_view, queue_views
-from presage.model import event as ev
-from presage.model.errors import Conflict
+from presage.control.orders import order_node
+from presage.control.people.accounts import UserRole
+from presage.control.views.cluster import node_view, queue_views
 from presage.model.page_answers import NodeList, QueueList
 from presage.model.server_answers import NodeStatus
 from presage.server.routes.common import Me, Parts
@@ -30,25 +29,13 @@ async def nodes(service: Parts, me: Me) -> JSONResponse:
 @router.post("/nodes/{name}/drain", status_code=202, response_model=NodeStatus)
 async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Give a node no new work, and move what runs there."""
-    require(me, UserRole.OPERATOR)
-    node, where, free = await find_node(service, name)
-    if where == "down":
-        raise Conflict(f"node {node.name} is down")
-    await service.requests.request(ev.NodeDraining(node.name), me, "drain", node=node.name)
-    return JSONResponse(
-        node_view(node, "draining", free, hidden=False, held=service.memory_limits), 202
-    )
+    return JSONResponse(await order_node(service, me, name, "drain"), 202)
 
 
 @router.post("/nodes/{name}/undrain", status_code=202, response_model=NodeStatus)
 async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Let a node take work again."""
-    require(me, UserRole.OPERATOR)
-    node, where, free = await find_node(service, name)
-    if where == "down":
-        raise Conflict(f"node {node.name} is down")
-    await service.requests.request(ev.NodeUp(node), me, "undrain", node=node.name)
-    return JSONResponse(node_view(node, "up", free, hidden=False, held=service.memory_limits), 202)
+    return JSONResponse(await order_node(service, me, name, "undrain"), 202)
 
 
 @router.get("/queues", response_model=QueueList)

@@ -1,11 +1,14 @@
-"""What routes share: the service, and who asks."""
+"""What routes share: the service, who asks, and news as they come."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 
@@ -13,7 +16,9 @@ from presage.control.site.service import Service
 from presage.model.errors import UserError
 from presage.store.records import User
 
-__all__ = ["Me", "Parts", "clean", "user_of"]
+__all__ = ["Me", "Parts", "clean", "server_sent", "user_of"]
+
+_BEAT_S = 15.0
 
 # For OpenAPI alone: the header is read by Accounts, which also knows when none is needed.
 _bearer = HTTPBearer(auto_error=False, description="Not needed on loopback without users")
@@ -49,3 +54,19 @@ def clean(name: str, *more: str | None) -> str:
     if any(text and "\0" in text for text in (name, *more)):
         raise UserError("a name has no NUL characters")
     return name
+
+
+def server_sent(events: AsyncIterator[str | None]) -> StreamingResponse:
+    """Server-sent events as they come, and a sign of life while there are none (None)."""
+
+    async def text() -> AsyncIterator[str]:
+        yield "retry: 1000\n\n"
+        said_at = time.monotonic()
+        async for event in events:
+            if event is None and time.monotonic() - said_at < _BEAT_S:
+                continue
+            yield f"{event or ': still here'}\n\n"
+            said_at = time.monotonic()
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(text(), media_type="text/event-stream", headers=headers)

@@ -1,37 +1,25 @@
-"""Alerts: trouble of jobs, workers, nodes and GPUs, open and over, and news of them as they come.
-
-Who may not see all jobs sees the trouble of the jobs that are theirs, and no other job's name.
-"""
+"""Alerts: trouble of jobs, workers, nodes and GPUs, open and over, and news as they come."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from presage.control.health.alerts import Alert
-from presage.control.people.accounts import UserRole, may_see
-from presage.control.site.service import Service
-from presage.core.state import State
-from presage.model.codec import encode
-from presage.model.errors import NotFound, PresageError
+from presage.control.views.changes import alert_changes
+from presage.control.views.diagnosis import AlertSight, alert_view, diagnose
 from presage.model.page_answers import OpenAlerts
 from presage.model.server_answers import Diagnosis
-from presage.observe.health.trouble import Trouble
-from presage.server.routes.common import Me, Parts, clean
-from presage.store.records import User
+from presage.server.routes.common import Me, Parts, clean, server_sent
 
-__all__ = ["alerts_of", "router"]
+__all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["health"])
-
-CLUSTER = "cluster"
-_BEAT_S = 15.0
-_LOOK_S = 1.0
 
 
 @router.get("/health/alerts", response_model=OpenAlerts)
@@ -42,7 +30,7 @@ async def health_alerts(
 
     def read() -> dict[str, Any]:
         book = service.health.book
-        sees = _AlertSight(service, me)
+        sees = AlertSight(service, me)
         return {
             "open": [alert_view(one) for one in sees.those(book.open())],
             "over": [alert_view(one) for one in sees.those(book.over(over))],
@@ -54,35 +42,7 @@ async def health_alerts(
 @router.get("/diagnosis/{subject}", response_model=Diagnosis)
 async def diagnosis(subject: str, service: Parts, me: Me) -> JSONResponse:
     """What is wrong with a job, a node, or with everything: `cluster`."""
-    wanted = clean(subject)
-
-    def read() -> dict[str, Any]:
-        kind, name = _resolved(service, wanted, me)
-        health, sees = service.health, _AlertSight(service, me)
-
-        def about(trouble: Trouble) -> bool:
-            if kind == CLUSTER:
-                return True
-            return name == (trouble.job if kind == "job" else trouble.node)
-
-        opened = [one for one in sees.those(health.book.open()) if about(one.finding)]
-        over = [one for one in sees.those(health.book.over()) if about(one.finding)]
-        told = {one.finding.key for one in opened}
-        suspected = [
-            one
-            for one in health.suspicions()
-            if about(one) and one.key not in told and sees.one(one)
-        ]
-        suspected.sort(key=lambda one: -one.probability)
-        return {
-            "subject": name if kind == CLUSTER else f"{kind} {name}",
-            "runs": health.watched()["runs"],
-            "alerts": [alert_view(one) for one in opened],
-            "suspected": [trouble_view(one) for one in suspected[:20]],
-            "over": [alert_view(one) for one in over[:20]],
-        }
-
-    return JSONResponse(await asyncio.to_thread(read))
+    return JSONResponse(await asyncio.to_thread(diagnose, service, me, clean(subject)))
 
 
 @router.get(
@@ -97,113 +57,13 @@ async def health_events(
     wanted = None
     if job is not None:
         wanted = (await asyncio.to_thread(service.seen, clean(job), me)).id
-    return StreamingResponse(
-        _stream(service, me, wanted),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    return server_sent(_said(alert_changes(service, me, wanted)))
 
 
-async def _stream(service: Service, me: User, job: str | None) -> AsyncIterator[str]:
-    yield "retry: 1000\n\n"
-    book, quiet = service.health.book, 0.0
-    since = book.latest
-
-    def shown(alerts: Iterable[Alert]) -> list[str]:
-        those = _AlertSight(service, me).those(alerts)
-        return [_said(one) for one in those if job in (None, one.finding.job)]
-
-    for text in await asyncio.to_thread(lambda: shown(book.open())):
-        yield text
-    while True:
-        news = await asyncio.to_thread(book.news, since)
-        if news:
-            since, quiet = news[-1].number, 0.0
-            for text in await asyncio.to_thread(shown, [one.alert for one in news]):
-                yield text
-        quiet += _LOOK_S
-        if quiet >= _BEAT_S:
-            quiet = 0.0
-            yield ": still here\n\n"
-        await asyncio.sleep(_LOOK_S)
-
-
-def _said(alert: Alert) -> str:
-    kind = "alert" if alert.cleared_at is None else "alert_over"
-    return f"event: {kind}\ndata: {json.dumps(alert_view(alert))}\n\n"
-
-
-def alert_view(alert: Alert) -> dict[str, Any]:
-    """An alert as the API answers with it."""
-    return {
-        **trouble_view(alert.finding),
-        "id": alert.id,
-        "raised_at": alert.raised_at,
-        "seen_at": alert.seen_at,
-        "cleared_at": alert.cleared_at,
-        "cleared": alert.cleared,
-        "done": list(alert.done),
-    }
-
-
-def trouble_view(trouble: Trouble) -> dict[str, Any]:
-    """Trouble that is not told, or the trouble of an alert."""
-    return {
-        "id": "",
-        "kind": trouble.kind.value,
-        "subject": str(trouble.subject),
-        "probability": round(trouble.probability, 4),
-        "text": trouble.text,
-        "action": trouble.action,
-        "evidence": [{"at": [], "values": [], **encode(one)} for one in trouble.evidence],
-        "job": trouble.job,
-        "attempt": trouble.attempt,
-        "node": trouble.node,
-        **dict.fromkeys(("raised_at", "seen_at", "cleared_at")),
-        "cleared": "",
-        "done": [],
-    }
-
-
-def alerts_of(service: Service, job: str) -> list[dict[str, Any]]:
-    """The open alerts of a job that somebody may see."""
-    return [alert_view(one) for one in service.health.book.of_job(job)]
-
-
-class _AlertSight:
-    """What somebody may see."""
-
-    def __init__(self, service: Service, me: User) -> None:
-        self._service, self._me = service, me
-        self._jobs: dict[str, bool] = {}
-
-    def those(self, alerts: Iterable[Alert]) -> list[Alert]:
-        return [one for one in alerts if self.one(one.finding)]
-
-    def one(self, trouble: Trouble) -> bool:
-        if self._me.role != UserRole.USER:
-            return True
-        job = trouble.job
-        if job and job not in self._jobs:
-            row = self._service.store.jobs.get(job)
-            self._jobs[job] = row is not None and may_see(self._me, row)
-        return bool(job) and self._jobs[job]
-
-
-def _resolved(service: Service, subject: str, me: User) -> tuple[str, str]:
-    if subject == CLUSTER:
-        return CLUSTER, CLUSTER
-
-    def nodes(state: State) -> set[str]:
-        return set(state.capacity.index)
-
-    try:
-        if subject in service.live.read(nodes):
-            return "node", subject
-    except PresageError:
-        pass  # this server does not decide
-    try:
-        return "job", service.seen(subject, me).id
-    except NotFound as error:
-        text = f"{error}; there is no node of that name either ('cluster' is everything)"
-        raise NotFound(text) from None
+async def _said(alerts: AsyncIterator[Alert | None]) -> AsyncIterator[str | None]:
+    async for alert in alerts:
+        if alert is None:
+            yield None
+        else:
+            kind = "alert" if alert.cleared_at is None else "alert_over"
+            yield f"event: {kind}\ndata: {json.dumps(alert_view(alert))}"

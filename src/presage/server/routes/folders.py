@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import os
-import secrets
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
 from presage.control.people.accounts import UserRole, require
-from presage.control.records.retention import touch_folder
-from presage.model.errors import NoSpace, NotFound, TooLarge, UserError
+from presage.control.records import folders
+from presage.model.errors import NotFound
 from presage.server.routes.common import Me, Parts
 
 __all__ = ["router"]
@@ -40,26 +36,8 @@ class Folder(BaseModel):
 async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -> Folder:
     """Upload a gzipped tar of a work folder; the name must be the SHA-256 of what is sent."""
     require(me, UserRole.USER)
-    target = service.layout.folder(sha256)
-    draft = target.with_name(f".{secrets.token_hex(8)}.part")
-    digest, size = hashlib.sha256(), 0
-    try:
-        with draft.open("wb") as file:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > service.settings.most_folder:
-                    raise TooLarge(f"a folder has at most {service.settings.most_folder} bytes")
-                digest.update(chunk)
-                await asyncio.to_thread(file.write, chunk)
-            file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
-        if digest.hexdigest() != sha256:
-            raise UserError("what was sent is not what the SHA-256 in the address names")
-        draft.replace(target)
-    except OSError as error:
-        raise NoSpace(f"the folder could not be kept: {error.strerror or error}") from None
-    finally:
-        draft.unlink(missing_ok=True)
+    most = service.settings.most_folder
+    size = await folders.keep_folder(service.layout, sha256, request.stream(), most)
     return Folder(sha256=sha256, bytes=size)
 
 
@@ -67,7 +45,6 @@ async def put_folder(sha256: Digest, request: Request, service: Parts, me: Me) -
 def has_folder(sha256: Digest, service: Parts, me: Me) -> Response:
     """Whether a folder is there already."""
     require(me, UserRole.USER)
-    if not service.layout.folder(sha256).is_file():
+    if not folders.has_folder(service.layout, sha256):
         raise NotFound("that folder was not uploaded")
-    touch_folder(service.layout.folder(sha256))
     return Response(status_code=204)

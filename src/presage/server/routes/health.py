@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from presage.control.metrics import exposition
 from presage.control.people.accounts import UserRole
+from presage.control.views.diagnosis import alert_texts
 from presage.model.errors import PresageError
 from presage.server.problems import problem
 from presage.server.routes.common import Me, Parts
@@ -62,13 +63,7 @@ async def readyz(service: Parts) -> JSONResponse:
 async def alerts(service: Parts, me: Me) -> JSONResponse:
     """What somebody should look at: estimates that are off by far more than they promised, and
     whether there is trouble."""
-    texts = await asyncio.to_thread(service.learner.alerts)
-    if me.role != UserRole.USER:
-        opened = len(await asyncio.to_thread(service.health.book.open))
-        if opened:
-            about = "1 thing is" if opened == 1 else f"{opened} things are"
-            texts["health"] = f"{about} in trouble: see Alerts, or `presage diagnose cluster`."
-    return JSONResponse({"alerts": [*service.mistakes.alerts(), *texts.values()]})
+    return JSONResponse({"alerts": await asyncio.to_thread(alert_texts, service, me)})
 
 
 @router.get(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -13,18 +11,17 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from presage.control.board import STATUSES
-from presage.control.people.accounts import UserRole, require, scope
+from presage.control.orders import order_job
+from presage.control.people.accounts import UserRole, require
 from presage.control.site.service import Service
-from presage.control.views.ahead import why
-from presage.control.views.jobs import status_view, summary_view
+from presage.control.views.jobs import accepted_view
+from presage.control.views.listing import job_page, one_job
 from presage.manifest import SCHEMA, parse_submission
-from presage.model import event as ev
 from presage.model.answers import Accepted, JobStatus, Submitted
-from presage.model.errors import BadRequest, Conflict, UserError
+from presage.model.errors import BadRequest
 from presage.model.page_answers import JobList
 from presage.server.routes.common import Me, Parts, clean, user_of
-from presage.store.records import JobRow
+from presage.store.records import ArrayRow, JobRow
 
 __all__ = [
     "MANIFEST_BODY",
@@ -71,12 +68,10 @@ class _SubmitRoute(APIRoute):
             await asyncio.sleep(0)
             asked = parse_submission(body, kind)
         if asked.sweep is not None:
-            array = await service.sweeps.submit(asked, me, folder, key)
-            made = {"id": array.id, "status": "QUEUED", "eta_s": None, "jobs": array.size}
+            made: JobRow | ArrayRow = await service.sweeps.submit(asked, me, folder, key)
         else:
-            row = await service.requests.submit(asked.first, me, folder, key)
-            made = {"id": row.id, "status": row.status, "eta_s": None}
-        answer = JSONResponse(made, 201)
+            made = await service.requests.submit(asked.first, me, folder, key)
+        answer = JSONResponse(accepted_view(made), 201)
         await answer(scope, receive, send)
 
 
@@ -109,33 +104,9 @@ async def list_jobs(
 ) -> JSONResponse:
     """Jobs that you may see, newest first. `array` is the id of one, for its members alone; empty,
     it leaves out all members of arrays."""
-    wanted = [item.upper() for item in status or ()]
-    if unknown := [item for item in wanted if item not in STATUSES]:
-        raise UserError(
-            f"status {unknown[0][:40]!r} is not known; there are {', '.join(STATUSES)}"
-        )
     clean(owner or "", queue, array)
-    whose = scope(me, owner)
-    if whose is None:
-        return JSONResponse({"jobs": [], "next": None})
-    asked = {**whose, "queue": queue}
-    only = {name: value for name, value in asked.items() if value is not None}
-
-    def fits(row: JobRow) -> bool:
-        return all(getattr(row, name) == value for name, value in only.items()) and (
-            (not wanted or row.status in wanted) and (array is None or (row.array or "") == array)
-        )
-
-    def read() -> Sequence[JobRow]:
-        jobs = service.store.jobs
-        return jobs.list(**asked, statuses=wanted, array=array, limit=limit, after=after)
-
-    rows = service.recent.page(service.live.lease, fits, limit, after)
-    rows = await asyncio.to_thread(read) if rows is None else rows
-    last = rows[-1].seq if len(rows) == limit else None
-    eta = service.starts.eta
-    jobs = [summary_view(row, eta_s=eta(row.id)) for row in rows]
-    return JSONResponse({"jobs": jobs, "next": last})
+    page = {"owner": owner, "queue": queue, "array": array, "limit": limit, "after": after}
+    return JSONResponse(await job_page(service, me, status or (), **page))
 
 
 @router.get("/jobs/{job_id}", response_model=JobStatus)
@@ -150,20 +121,7 @@ async def get_job(
     With `wait_eta_s`, a job that was submitted this moment is answered for once it is part of a
     forecast, or after so many seconds.
     """
-
-    known = await service.look(clean(job_id), me)
-    until = time.monotonic() + wait_eta_s
-    while known.row.status == "QUEUED" and time.monotonic() < until:
-        if service.starts.expects(known.row.id):
-            break
-        await asyncio.sleep(0.05)
-        known = await service.look(known.row.id, me)
-    row = known.row
-    reason = await asyncio.to_thread(why, service, row) if row.status == "QUEUED" else None
-    risk = await asyncio.to_thread(service.risks.of, row) if row.started_at is not None else None
-    left = await asyncio.to_thread(service.results.summary, row.id) if row.started_at else None
-    eta = service.starts.eta(row.id)
-    return JSONResponse(status_view(row, known.history, reason, eta, risk, left))
+    return JSONResponse(await one_job(service, me, clean(job_id), wait_eta_s))
 
 
 @router.get("/jobs/{job_id}/manifest", response_model=dict[str, Any])
@@ -175,26 +133,16 @@ def get_manifest(job_id: str, service: Parts, me: Me) -> JSONResponse:
 @router.post("/jobs/{job_id}/stop", status_code=202, response_model=Accepted)
 async def stop(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """End a job, after a checkpoint where it can take one."""
-    return await _tell(service, me, job_id, "stop", ev.CancelRequested)
+    return JSONResponse(await order_job(service, me, clean(job_id), "stop"), 202)
 
 
 @router.post("/jobs/{job_id}/halt", status_code=202, response_model=Accepted)
 async def halt(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Stop a job with a checkpoint, to go on later."""
-    return await _tell(service, me, job_id, "halt", ev.HaltRequested)
+    return JSONResponse(await order_job(service, me, clean(job_id), "halt"), 202)
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202, response_model=Accepted)
 async def resume(job_id: str, service: Parts, me: Me) -> JSONResponse:
     """Have a halted job go on from its checkpoint."""
-    row = await asyncio.to_thread(service.changeable, clean(job_id), me)
-    if row.status != "HALTED":
-        raise Conflict(f"job {row.id} is not halted: {row.status}")
-    return await _tell(service, me, row.id, "resume", ev.ResumeRequested)
-
-
-async def _tell(service: Any, me: Any, job_id: str, what: str, fact: Any) -> JSONResponse:
-    row = await asyncio.to_thread(service.changeable, clean(job_id), me)
-    await service.requests.request(fact(row.id), me, what, row.id)
-    after = await asyncio.to_thread(service.store.jobs.get, row.id)
-    return JSONResponse({"id": row.id, "status": after.status}, 202)
+    return JSONResponse(await order_job(service, me, clean(job_id), "resume"), 202)

@@ -3,25 +3,16 @@ come in here, never code."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.deciding import Decider
-from presage.control.people.accounts import UserRole, require
-from presage.control.site.service import Service
-from presage.control.views.policy import RESET_POLICY, SET_POLICY, policy_view
-from presage.edge import parse_yaml
-from presage.manifest import LIMITS
-from presage.model.errors import ConfigError
+from presage.control.orders import choose_policy
+from presage.control.views.policy import policy_view
 from presage.model.server_answers import PolicyStatus
-from presage.policy.config import ConfigFile
 from presage.server.routes.common import Me, Parts
-from presage.store.records import AuditEntry
 
 __all__ = ["router"]
 
@@ -49,21 +40,5 @@ async def policy(service: Parts, me: Me) -> JSONResponse:
 async def set_policy(body: PolicyChoice, service: Parts, me: Me) -> JSONResponse:
     """Have another policy decide from now on, also after a restart; for admins. Nothing that runs
     is stopped by it."""
-    require(me, UserRole.ADMIN)
-    decider = await asyncio.to_thread(_wanted, service, body)
-    rules = decider.rules()
-    detail = {"policy": decider.name, "before": service.deciders.now.name}
-    audit = AuditEntry(
-        time.time(), me.name, SET_POLICY if decider.chosen else RESET_POLICY, "", detail
-    )
-    await service.requests.decide([rules], audit=audit)
+    await choose_policy(service, me, body.name, body.config)
     return JSONResponse(await policy_view(service))
-
-
-def _wanted(service: Service, body: PolicyChoice) -> Decider:
-    if body.name is None:
-        return service.deciders.started
-    file = None
-    if body.config is not None:
-        file = parse_yaml(body.config, ConfigFile, ConfigError, "config", LIMITS)
-    return service.deciders.choice(body.name, file)

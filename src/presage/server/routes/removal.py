@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from presage.control.people.accounts import UserRole, may_change, require
-from presage.control.views.removal import named, removal_view
+from presage.control import orders
 from presage.model.answers import Removal
-from presage.model.errors import UserError
 from presage.server.routes.common import Me, Parts, clean
 
 __all__ = ["router"]
@@ -35,20 +33,6 @@ class RemovalRequest(BaseModel):
 async def remove_jobs(body: RemovalRequest, service: Parts, me: Me) -> JSONResponse:
     """Remove logs, results, checkpoints, telemetry and the work folder (unless another job has
     it) of jobs that are over. They are no longer listed; the journal keeps what happened."""
-    require(me, UserRole.USER)
-    if bool(body.jobs) == (body.older_than_s is not None):
-        raise UserError("name jobs, or give older_than_s; one of them")
-
-    def work() -> dict[str, Any]:
-        now = time.time()
-        if body.older_than_s is not None:
-            rows = service.retention.older(body.older_than_s, now, lambda row: may_change(me, row))
-        else:
-            rows = named(service, [clean(name) for name in body.jobs], me)
-        if body.dry_run:
-            removed = service.retention.measure(rows)
-        else:
-            removed = service.retention.remove(rows, me.name, now)
-        return {**removal_view(removed), "dry_run": body.dry_run}
-
+    names = [clean(name) for name in body.jobs]
+    work = partial(orders.remove_jobs, service, me, names, body.older_than_s, dry_run=body.dry_run)
     return JSONResponse(await asyncio.to_thread(work))

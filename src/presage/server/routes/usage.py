@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import asdict
-from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from presage.control.views.usage import usage_csv, usage_report
-from presage.model.errors import BadRequest
+from presage.control.views.usage import usage_csv, usage_days, usage_report
 from presage.model.server_answers import UsageReport
 from presage.server.routes.common import Me, Parts
 
@@ -20,7 +17,6 @@ __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["usage"])
 
-_MOST_DAYS = 3660
 Day = Annotated[
     str | None, Query(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC, as 2026-11-18")
 ]
@@ -41,18 +37,8 @@ async def usage(
 ) -> Response:
     """What users, teams or queues asked for, held, used and lost; without `since`, of the latest
     30 days. A user sees the own use and that of the team, everybody else all of it."""
-    last = _day(until) if until else datetime.fromtimestamp(time.time(), UTC).date()
-    first = _day(since) if since else last - timedelta(days=29)
-    if not first <= last <= first + timedelta(days=_MOST_DAYS):
-        raise BadRequest(f"since: at most {_MOST_DAYS} days, and not after until")
+    first, last = usage_days(since, until)
     report = await asyncio.to_thread(usage_report, service.store, me, by, first, last)
     if format == "csv":
         return PlainTextResponse(usage_csv(report.days), media_type="text/csv; charset=utf-8")
     return JSONResponse(asdict(report))
-
-
-def _day(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise BadRequest(f"{text} is no day; write one such as 2026-11-18") from None
