@@ -45,6 +45,7 @@ from presage.model.server_answers import (
     PolicyStatus,
     QueueStatus,
     SecretInfo,
+    ShareStatus,
     SignInOffer,
     SignInStart,
     UsageReport,
@@ -369,6 +370,10 @@ class Client(ArrayCalls):
         asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
+
+    def shares(self) -> list[ShareStatus]:
+        """The enforced shares of GPUs."""
+        return values_of(ShareStatus, self.call("GET", "/shares")["shares"])
 
     def queues(self) -> list[QueueStatus]:
         """The queues."""

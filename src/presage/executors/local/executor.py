@@ -35,7 +35,7 @@ from presage.executors.node.plan import (
 from presage.executors.node.runs import Run, make_run, spawn_guardian
 from presage.executors.node.runspec import RunSpec
 from presage.executors.node.shares.environment import ShareService
-from presage.executors.node.shares.terms import remove_terms, write_terms
+from presage.executors.node.shares.terms import remove_terms, shares_of, write_terms
 from presage.model.cluster import Node, Worker
 from presage.model.errors import RunSpecError
 from presage.model.event import Fact, Launch, Limit, Resize
@@ -268,8 +268,8 @@ class LocalExecutor(RunsExecutor):
 
     def _forget(self, run: Run) -> None:
         super()._forget(run)
-        for path in self._layout.shares.glob(f"{run.job}.{run.attempt}.*.json"):
-            remove_terms(self._layout.shares, path.name.removesuffix(".json"))
+        for name in shares_of(self._layout.shares, f"{run.job}.{run.attempt}."):
+            remove_terms(self._layout.shares, name)
         self._core_load.subtract(run.cores)
 
     def _wake_soon(self) -> None:

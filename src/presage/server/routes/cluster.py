@@ -8,9 +8,10 @@ from fastapi.responses import JSONResponse
 from presage.control.board import nodes_of
 from presage.control.people.accounts import UserRole, require
 from presage.control.views.cluster import find_node, node_view, queue_views
+from presage.control.views.shares import share_views
 from presage.model import event as ev
 from presage.model.errors import Conflict
-from presage.model.page_answers import NodeList, QueueList
+from presage.model.page_answers import NodeList, QueueList, ShareList
 from presage.model.server_answers import NodeStatus
 from presage.server.routes.common import Me, Parts
 
@@ -49,6 +50,12 @@ async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
         raise Conflict(f"node {node.name} is down")
     await service.requests.request(ev.NodeUp(node), me, "undrain", node=node.name)
     return JSONResponse(node_view(node, "up", free, hidden=False, held=service.memory_limits), 202)
+
+
+@router.get("/shares", response_model=ShareList)
+async def shares(service: Parts, me: Me) -> JSONResponse:
+    """Enforced shares of GPUs: what each worker asked for, got and waited for."""
+    return JSONResponse({"shares": await share_views(service, me)})
 
 
 @router.get("/queues", response_model=QueueList)
