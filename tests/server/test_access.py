@@ -80,6 +80,7 @@ TABLE: list[tuple[str, str, set[str]]] = [
     ("GET", "/api/v1/jobs/ADAS/progress", EVERYBODY - {"eve"}),
     ("GET", "/api/v1/waiting?job=none", EVERYBODY),
     ("GET", "/api/v1/cluster-map", EVERYBODY),
+    ("GET", "/api/v1/shares", EVERYBODY),
     ("GET", "/api/v1/utilization", EVERYBODY),
     ("GET", "/api/v1/policies", EVERYBODY),
     ("POST", "/api/v1/jobs/dry-run", EVERYBODY - {"victor"}),

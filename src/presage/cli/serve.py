@@ -315,6 +315,7 @@ def _settings(
         ray_shared=wanted.executor.ray_shared,
         queues={**wanted.queues, **pipeline.queues},
         rightsize=wanted.executor.rightsize,
+        shares=wanted.executor.shares.setup(),
         lease_s=address.lease_s,
         most_body=round(limits.request_mib * _MIB),
         most_folder=round(limits.folder_mib * _MIB),

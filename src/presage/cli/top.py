@@ -22,7 +22,7 @@ from presage.cli.cluster import NODE_COLUMNS, node_row
 from presage.client import Client, to_json
 from presage.model.answers import JobSummary
 from presage.model.errors import UserError
-from presage.model.server_answers import NodeStatus
+from presage.model.server_answers import NodeStatus, ShareStatus
 
 __all__ = ["top"]
 
@@ -68,6 +68,8 @@ class _Seen:
     jobs_waiting: int
     running: list[JobSummary]
     waiting: list[JobSummary]
+    shares: list[ShareStatus]
+    """Enforced shares of GPUs, the one that waits most first."""
 
 
 def _look(client: Client) -> _Seen:
@@ -75,6 +77,7 @@ def _look(client: Client) -> _Seen:
     running = [job.summary for job in client.jobs(status=_RUNS, limit=100)]
     waiting = [job.summary for job in client.jobs(status=["QUEUED"], limit=1000)][::-1]
     queues = client.queues()
+    shares = client.shares()
     return _Seen(
         time.time(),
         nodes,
@@ -82,20 +85,24 @@ def _look(client: Client) -> _Seen:
         sum(queue.pending for queue in queues),
         running,
         with_reasons(client, waiting[:100]) + waiting[100:],
+        sorted(shares, key=lambda one: (-(one.waited or 0.0), one.job, one.worker)),
     )
 
 
 def _picture(seen: _Seen, width: int) -> Group:
     """One picture for a terminal of this width."""
     parts = [Text(""), *_section(_running(seen), width), Text("")]
+    if seen.shares:
+        parts += [*_section(_shares(seen), width), Text("")]
     return Group(_head(seen), *_bars(seen.nodes), *parts, *_section(_waiting(seen), width))
 
 
 def _print_plain(seen: _Seen) -> None:
-    """The same for a pipe: three tables, an empty line between."""
+    """The same for a pipe: tables, an empty line between."""
     typer.echo(_head(seen).plain)
     typer.echo("\n".join(plain_lines(NODE_COLUMNS, [node_row(node) for node in seen.nodes])))
-    for columns, rows in (_running(seen), _waiting(seen)):
+    shares = [_shares(seen)] if seen.shares else []
+    for columns, rows in (_running(seen), *shares, _waiting(seen)):
         typer.echo()
         typer.echo("\n".join(plain_lines(columns, rows)))
 
@@ -165,6 +172,25 @@ def _running(seen: _Seen) -> _Rows:
         share_done = "" if done is None else f"{done:.0%}"
         rows.append([job.id, styled_status(job), str(job.workers or ""), share_done, where])
     return columns, rows
+
+
+def _shares(seen: _Seen) -> _Rows:
+    heads = ("ASKED", "LIMIT", "GOT", "WAITED", "MEMORY", "OF")
+    columns = [Column("GPU SHARE OF"), *(Column(head, right=True) for head in heads)]
+    return columns, [
+        [
+            f"{one.job}/{one.worker}",
+            *(
+                "" if part is None else f"{part:.0%}"
+                for part in (one.request, one.limit, one.got, one.waited)
+            ),
+            *(
+                "" if mib is None else f"{mib:.0f}Mi"
+                for mib in (one.memory_mib, one.memory_limit_mib)
+            ),
+        ]
+        for one in seen.shares
+    ]
 
 
 def _waiting(seen: _Seen) -> _Rows:

@@ -45,6 +45,7 @@ from presage.model.server_answers import (
     PolicyStatus,
     QueueStatus,
     SecretInfo,
+    ShareStatus,
     SignInOffer,
     SignInStart,
     UsageReport,
@@ -277,6 +278,16 @@ class Client(ArrayCalls):
         body = self.call("POST", f"/jobs/{path_of(job_id)}/scale", json={"workers": workers})
         return value_of(ScaleAccepted, body)
 
+    def limit_shares(
+        self, job_id: str, *, limit: float | None = None, memory: str | None = None
+    ) -> ScaleAccepted:
+        """Hold the enforced shares of GPUs of a running job to other limits."""
+        asked = {"gpu_limit": limit, "gpu_memory": memory}
+        said = {key: value for key, value in asked.items() if value is not None}
+        return value_of(
+            ScaleAccepted, self.call("POST", f"/jobs/{path_of(job_id)}/scale", json=said)
+        )
+
     def logs(
         self, job_id: str, worker: str = "0", *, follow: bool = False, attempt: int | None = None
     ) -> Iterator[bytes]:
@@ -369,6 +380,10 @@ class Client(ArrayCalls):
         asked |= {"whole": True} if whole else {}
         body = self.call("POST", "/what-if/trace", json=asked, timeout=_REPLAY_S)
         return value_of(ExportedTrace, body)
+
+    def shares(self) -> list[ShareStatus]:
+        """The enforced shares of GPUs."""
+        return values_of(ShareStatus, self.call("GET", "/shares")["shares"])
 
     def queues(self) -> list[QueueStatus]:
         """The queues."""

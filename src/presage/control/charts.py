@@ -27,6 +27,10 @@ _MEASURED = (
     "write_bytes",
     "gpu_util_pct",
     "gpu_memory_mib",
+    "gpu_request",
+    "gpu_limit",
+    "gpu_got",
+    "gpu_waited",
 )
 
 

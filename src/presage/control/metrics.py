@@ -10,6 +10,7 @@ from typing import Any
 from presage.control.board import STATUSES
 from presage.control.measured import StoredTelemetry
 from presage.control.site.service import Service
+from presage.control.views.shares import STALE_S
 from presage.core.engine import Engine
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import PresageError
@@ -19,7 +20,6 @@ from presage.telemetry.rows import Row
 __all__ = ["exposition"]
 
 _MIB = 1 << 20
-_STALE_S = 30.0
 
 
 async def exposition(service: Service, *, workers: bool) -> str:
@@ -155,7 +155,7 @@ async def _workers(service: Service, page: _Page) -> None:
         jobs = engine.state.active.values()
         return [(job.id, job.attempt, len(job.allocation)) for job in jobs]
 
-    runs, since = await service.ask(question), time.time() - _STALE_S
+    runs, since = await service.ask(question), time.time() - STALE_S
     measured = StoredTelemetry(service.layout)
 
     def read() -> list[tuple[dict[str, str], Row]]:
@@ -171,6 +171,11 @@ async def _workers(service: Service, page: _Page) -> None:
         ("memory_bytes", "Memory that the processes of a worker hold", "rss_mib", _MIB),
         ("gpu_util_pct", "How busy the GPUs of a worker are", "gpu_util_pct", 1),
         ("gpu_memory_bytes", "Memory that a worker holds on GPUs", "gpu_total_mib", _MIB),
+        ("gpu_request", "The part of a GPU that a worker is to get", "gpu_request", 1),
+        ("gpu_limit", "The part of a GPU that a worker never passes", "gpu_limit", 1),
+        ("gpu_got", "The part of a GPU that a worker had of late", "gpu_got", 1),
+        ("gpu_waited", "Seconds in each second waited for turns on a GPU", "gpu_waited", 1),
+        ("gpu_memory_limit_bytes", "Memory it may hold", "gpu_memory_limit_mib", _MIB),
     ):
         rows = [
             (labels, value * unit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 from presage.control.deciding import Decider
@@ -16,11 +17,15 @@ from presage.control.site.service import Service
 from presage.control.views.cluster import find_node, node_view
 from presage.control.views.policy import RESET_POLICY, SET_POLICY
 from presage.control.views.removal import named, removal_view
+from presage.core.engine import Engine
 from presage.edge import parse_yaml
 from presage.executors.node.secrets import SecretName
+from presage.executors.node.shares.methods import Guarantee
 from presage.manifest import LIMITS, Manifest, to_spec
 from presage.model import event as ev
+from presage.model.cluster import WHOLE_GPU, Resources
 from presage.model.errors import BadRequest, ConfigError, Conflict, NoSpace, NotFound, UserError
+from presage.model.job import JobState, Reason, ReasonCode, Role
 from presage.policy.config import ConfigFile
 from presage.store.records import AuditEntry, JobRow, User
 
@@ -28,6 +33,7 @@ __all__ = [
     "choose_policy",
     "drop_secret",
     "keep_secret",
+    "limit_shares",
     "order_job",
     "order_node",
     "remove_jobs",
@@ -53,7 +59,7 @@ async def order_job(service: Service, me: User, job_id: str, what: str) -> dict[
 async def scale_job(service: Service, me: User, job_id: str, workers: int) -> dict[str, Any]:
     """Give an elastic job so many workers of its first role, after a checkpoint."""
     row = await asyncio.to_thread(service.changeable, job_id, me)
-    role = to_spec(Manifest.from_json(row.manifest), row.id, row.owner).roles[0]
+    role = _first_role(row)
     if role.min == role.max:
         raise Conflict(
             f"job {row.id} has a fixed number of workers, {role.min}; submit it with a range such "
@@ -64,6 +70,50 @@ async def scale_job(service: Service, me: User, job_id: str, workers: int) -> di
     fact = ev.ScaleRequested(row.id, workers)
     await service.requests.request(fact, me, "scale", row.id, workers=workers)
     return {**await _now(service, row), "workers": workers}
+
+
+async def limit_shares(
+    service: Service, me: User, job_id: str, gpu_limit: float | None, memory_mib: int
+) -> dict[str, Any]:
+    """Hold the shares of GPUs of a running job to other limits; 0 MiB leaves its memory alone."""
+    row = await asyncio.to_thread(service.changeable, job_id, me)
+    role = _first_role(row)
+    share = next(iter(Manifest.from_json(row.manifest).all_roles.values())).resources.gpu
+    if share is None:
+        raise Conflict(
+            f"job {row.id} has no enforced share of a GPU; submit it with gpu: {{request: 0.3}}"
+        )
+    if Guarantee.LIVE not in service.settings.shares.gives:
+        by = service.settings.shares.method
+        raise Conflict(f"shares by {by} cannot change while a job runs; submit it again")
+    milli = round((gpu_limit or 0.0) * WHOLE_GPU)
+    if milli and milli < role.resources.gpu_milli:
+        least = role.resources.gpu_milli / WHOLE_GPU
+        raise BadRequest(f"job {row.id} requests {least:g} of a GPU; its limit cannot be below")
+    if memory_mib > role.resources.gpu_memory_mib > 0:
+        most = role.resources.gpu_memory_mib
+        raise BadRequest(f"job {row.id} asked for {most} MiB of a GPU; it cannot have more")
+
+    def question(engine: Engine) -> tuple[int, int, Resources] | None:
+        job = engine.state.active.get(row.id)
+        if job is None or job.state is not JobState.RUNNING:
+            return None
+        return job.attempt, len(job.allocation), job.limits or job.spec.roles[0].resources
+
+    running: tuple[int, int, Resources] | None = await service.ask(question)
+    if running is None:
+        raise Conflict(f"job {row.id} does not run; its shares can change while it does")
+    attempt, workers, now = running
+    limits = replace(now, gpu_milli=milli, gpu_memory_mib=memory_mib)
+    reason = Reason(ReasonCode.REQUESTED, f"its shares of GPUs changed by {me.name}")
+    fact = ev.LimitsAdvised(row.id, attempt, limits, reason)
+    detail = {"gpu_limit": gpu_limit, "gpu_memory_mib": memory_mib or None}
+    await service.requests.request(fact, me, "scale", row.id, **detail)
+    return {**await _now(service, row), "workers": workers}
+
+
+def _first_role(row: JobRow) -> Role:
+    return to_spec(Manifest.from_json(row.manifest), row.id, row.owner).roles[0]
 
 
 async def _now(service: Service, row: JobRow) -> dict[str, Any]:

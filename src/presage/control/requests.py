@@ -45,8 +45,12 @@ class Requests:
         queues: Collection[str],
         check: Callable[[Manifest, User], None] = lambda manifest, user: None,
         may_see: Callable[[User, JobRow | ArrayRow], bool] = lambda user, row: True,
+        shares: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> None:
         self._may_see = may_see
+        self.with_shares = shares
+        """A manifest with what its queue says of shares of GPUs; refuses what nobody here can
+        enforce or guarantee."""
         self._live, self._store, self._estimator = live, store, estimator
         self._layout, self._queues, self._check = layout, queues, check
         self.turnstile = asyncio.Semaphore(1)
@@ -129,7 +133,7 @@ class Requests:
         if manifest.after is not None:
             after = await self.resolved(manifest.after, user)
             manifest = manifest.model_copy(update={"after": after})
-        asked = manifest
+        asked = manifest = self.with_shares(manifest)
         spec = to_spec(asked, job_id, user.name)
         manifest, estimates = await self.foresee(asked, spec, folder)
         if manifest is not asked:

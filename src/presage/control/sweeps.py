@@ -173,6 +173,7 @@ class Sweeps:
             job_id = f"{array.id}-{number}"
             if after:
                 manifest = manifest.model_copy(update={"after": after})
+            manifest = self._requests.with_shares(manifest)
             spec = to_spec(manifest, job_id, user.name)
             estimates = None
             if manifest.model is not None or says_auto(manifest):

@@ -16,7 +16,7 @@ from presage.core.remedies import stops
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.model import event as ev
-from presage.model.cluster import Resources
+from presage.model.cluster import WHOLE_GPU, Resources
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
 
 __all__ = ["Engine"]
@@ -161,9 +161,22 @@ def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
     limits = Resources(
         cpu_milli=min(fact.limits.cpu_milli, ask.cpu_milli or fact.limits.cpu_milli),
         memory_mib=min(fact.limits.memory_mib, ask.memory_mib or fact.limits.memory_mib),
+        **_share_limits(job, fact.limits),
     )
     if limits != job.limits:
         plan.limit(job, limits, fact.reason)
+
+
+def _share_limits(job: Job, wanted: Resources) -> dict[str, int]:
+    """What a job's shares of GPUs are held to: never below its request, and never more memory than
+    it asked for, which others have been promised. Nothing said: as before."""
+    ask, had = ask_of(job, 0), job.limits or Resources()
+    milli = min(max(wanted.gpu_milli, ask.gpu_milli), WHOLE_GPU) if wanted.gpu_milli else 0
+    memory = min(wanted.gpu_memory_mib, ask.gpu_memory_mib or wanted.gpu_memory_mib)
+    return {
+        "gpu_milli": milli or had.gpu_milli,
+        "gpu_memory_mib": memory or had.gpu_memory_mib,
+    }
 
 
 def _on_remedy_advised(plan: Plan, fact: ev.RemedyAdvised) -> None:

@@ -194,17 +194,27 @@ class _ManifestPart(BaseModel):
     )
 
 
+ShareGuarantee = Literal["request", "limit", "memory", "isolation", "live"]
+
+
 class GpuShareManifest(_ManifestPart):
     """A part of one GPU, enforced: what a worker gets of its time whenever it wants it, what it
-    never passes, and what it may hold of its memory."""
+    never passes, and what it may hold of its memory. A queue may say what is left out."""
 
-    request: Annotated[float, Field(ge=0.01, le=1.0)]
-    limit: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    request: Annotated[float, Field(ge=0.01, le=1.0)] | None = None
+    limit: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """1 if the queue does not say it either."""
     memory: Memory | None = None
+    guarantee: Annotated[
+        list[ShareGuarantee],
+        BeforeValidator(_types),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]}),
+    ] = []
+    """What a server that runs it must be able to guarantee."""
 
     @model_validator(mode="after")
     def _request_within_limit(self) -> Self:
-        if self.request > self.limit:
+        if self.request is not None and self.limit is not None and self.request > self.limit:
             raise misplaced(f"is below the request of {self.request:g}", "limit")
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from presage.manifest.quantities import memory_mib, worker_span
 from presage.manifest.schema import After, Manifest, RoleManifest, WorkerResources
 from presage.model.cluster import WHOLE_GPU, Resources
+from presage.model.errors import ManifestError
 from presage.model.job import Dependency, DependsOn, JobSpec, OomRetry, Placement, Role
 
 __all__ = ["argv", "to_spec"]
@@ -65,6 +66,8 @@ def _role(name: str, role: RoleManifest) -> Role:
 
 
 def _resources(asked: WorkerResources) -> Resources:
+    if asked.gpu is not None and asked.gpus is None:
+        raise ManifestError("gpu: request is missing, such as gpu: {request: 0.3}")
     if isinstance(asked.gpus, str):
         gpu_milli = WHOLE_GPU  # auto, and nobody has foreseen it
     elif asked.gpus is not None:

@@ -239,7 +239,8 @@ class RulesChanged:
 
 @value
 class LimitsAdvised:
-    """A run needs no more than these limits on CPU and memory for each worker, as things are."""
+    """A run needs no more than these limits on CPU and memory for each worker, as things are; of
+    GPUs, what enforced shares of them are to be held to, 0 as before."""
 
     job: str
     attempt: int
@@ -350,7 +351,8 @@ class Resize:
 @value
 class Limit:
     """Hold each worker of a run's first role to this CPU and memory, never more than it asked
-    for."""
+    for; and its enforced share of a GPU to `gpu_milli` of its time and `gpu_memory_mib`, 0 for
+    what it asked for."""
 
     job: str
     attempt: int

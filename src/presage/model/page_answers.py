@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from presage.model.answers import ArraySummary, AtRisk, JobSummary, WaitingJob
-from presage.model.server_answers import AlertStatus, NodeStatus, QueueStatus, SecretInfo, UserInfo
+from presage.model.server_answers import (
+    AlertStatus,
+    NodeStatus,
+    QueueStatus,
+    SecretInfo,
+    ShareStatus,
+    UserInfo,
+)
 
 __all__ = [
     "ArrayList",
@@ -38,6 +45,7 @@ __all__ = [
     "ProgressSeries",
     "QueueList",
     "SecretList",
+    "ShareList",
     "UserList",
     "Utilization",
     "WaitingList",
@@ -76,6 +84,13 @@ class NodeList:
     """The nodes of the cluster."""
 
     nodes: tuple[NodeStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareList:
+    """Enforced shares of GPUs."""
+
+    shares: tuple[ShareStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +199,11 @@ class WorkerSeries:
     gpu_util_pct: tuple[float, ...]
     gpu_memory_mib: tuple[float, ...]
     """On the fullest of its GPUs; 0 where the driver could not be asked."""
+    gpu_request: tuple[float, ...]
+    """Of an enforced share, like the next three; 0 without one."""
+    gpu_limit: tuple[float, ...]
+    gpu_got: tuple[float, ...]
+    gpu_waited: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

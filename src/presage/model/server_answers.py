@@ -21,6 +21,7 @@ __all__ = [
     "PolicyStatus",
     "QueueStatus",
     "SecretInfo",
+    "ShareStatus",
     "SignInOffer",
     "SignInStart",
     "UsageReport",
@@ -48,6 +49,24 @@ class NodeStatus:
     memory_limits: str = ""
     """What holds workers to their memory: `cgroup`, `systemd`, or `watched`, which is looked at
     some times a second and so can be passed for a moment; empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """The enforced share of a GPU that a worker has; null is not known."""
+
+    job: str
+    worker: str
+    at: float
+    """When it was measured."""
+    request: float
+    limit: float
+    got: float | None = None
+    """The part of the GPU it had of late."""
+    waited: float | None = None
+    """Seconds that its threads waited for their turns, in each second."""
+    memory_mib: float | None = None
+    memory_limit_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

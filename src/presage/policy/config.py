@@ -55,6 +55,22 @@ _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+class GpuShareConfig(_Strict):
+    """What the workers of a queue get that ask for a share of a GPU and leave it out."""
+
+    request: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    limit: Annotated[float, Field(gt=0, le=1)] | None = None
+    memory: Annotated[str, Field(pattern=r"^\d{1,6}(\.\d{1,3})?[KMGT]i?$")] | None = None
+    hard: bool = True
+    """Whether limits hold when nobody else wants the GPU, too."""
+
+    @model_validator(mode="after")
+    def _request_within_limit(self) -> GpuShareConfig:
+        if self.request is not None and self.limit is not None and self.request > self.limit:
+            raise ValueError(f"limit is below the request of {self.request:g}")
+        return self
+
+
 class QueueConfig(_Strict):
     """What one queue may hold."""
 
@@ -75,6 +91,8 @@ class QueueConfig(_Strict):
     """What may be done about jobs in trouble without asking anybody."""
     remedy_precision: Annotated[float, Field(ge=0.9, lt=1)] = 0.95
     """Nothing is done about trouble that is less likely than this."""
+    gpu: GpuShareConfig = GpuShareConfig()
+    """Of shares of GPUs that are enforced."""
 
 
 class PolicyConfig(_Strict):

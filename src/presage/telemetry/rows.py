@@ -72,13 +72,23 @@ class Row(NamedTuple):
     """Memory errors of its devices that could not be corrected; a counter."""
     memory_util_pct: float | None = None
     """How busy the memory of its devices is; without a GPU, see `presage.telemetry.bursts`."""
+    gpu_request: float | None = None
+    """The part of a GPU that it is to get whenever it wants it, where shares are enforced."""
+    gpu_limit: float | None = None
+    """The part that it never passes."""
+    gpu_got: float | None = None
+    """The part that it had since the row before."""
+    gpu_waited: float | None = None
+    """Seconds that its threads waited for their turns, in each second since the row before."""
+    gpu_memory_limit_mib: float | None = None
+    """What it may hold of a GPU's memory, where that is enforced."""
     gpu_shared: bool = False
     """Whether a process of somebody else is on one of them."""
 
 
 _AMOUNTS = ("at", *Row._fields[2:-1])
 _APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_LONGEST = 800
+_LONGEST = 1000
 """Bytes that the line of a row has at most."""
 _NUMBERS = frozenset((float, int))  # and not bool
 _decode = json.JSONDecoder().raw_decode

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from nicegui import ui
 
 from presage.model.errors import ApiError
-from presage.model.words import count_text, share, short_duration
+from presage.model.words import count_text, memory, share, short_duration
 from presage.web.backend import HOME, part
 from presage.web.elements import ClusterMapElement, CopyBox, DataTable
 from presage.web.frame import Tag, Tiles, Visit, begin, confirm, notice, tell
@@ -33,6 +33,16 @@ _WAITING = {
     "eta": ("In", "number"),
     "why": ("Why", "why"),
 }
+_SHARES = {
+    "job": ("Job", "name"),
+    "worker": ("Worker", ""),
+    "request": ("Asked", "number"),
+    "limit": ("Limit", "number"),
+    "got": ("Got", "number"),
+    "waited": ("Waited", "number"),
+    "memory": ("Memory", "number"),
+}
+_MOST_SHARES = 40
 
 
 @ui.page("/")
@@ -60,15 +70,46 @@ async def cluster(request: Request) -> Response | None:
             chart = ClusterMapElement(
                 data, visit.may_operate(), lambda *node: _drain(visit, *node)
             )
+        shares = _Shares()
+        shares.show((await visit.get("/shares", max_age_s=1.5))["shares"])
         await warn()
 
     async def update() -> None:
         chart.show(await visit.get("/cluster-map", max_age_s=1.5))
         glance.show(await visit.get("/overview", max_age_s=1.5, top=_TOP))
+        shares.show((await visit.get("/shares", max_age_s=1.5))["shares"])
 
     visit.every(2.0, update)
     visit.every(30.0, warn)
     return None
+
+
+class _Shares:
+    """Enforced shares of GPUs, where there are any."""
+
+    def __init__(self) -> None:
+        with ui.element("section").classes("card") as self._card:
+            Tag("h2", "Shares of GPUs")
+            self._table = DataTable("Enforced shares, the one that waits most first", _SHARES)
+
+    def show(self, shares: list[dict[str, Any]]) -> None:
+        """Put in what is so now."""
+        self._card.set_visibility(bool(shares))
+        ordered = sorted(shares, key=lambda one: (-(one["waited"] or 0.0), one["job"]))
+        self._table.show([self._row(one) for one in ordered[:_MOST_SHARES]])
+
+    def _row(self, one: dict[str, Any]) -> dict[str, Any]:
+        parts = {
+            key: "–" if one[key] is None else share(one[key])
+            for key in ("request", "limit", "got", "waited")
+        }
+        held, most = (
+            "–" if one[key] is None else memory(one[key])
+            for key in ("memory_mib", "memory_limit_mib")
+        )
+        name = {"job": _link(one["job"]), "worker": one["worker"]}
+        row = {"id": f"{one['job']}/{one['worker']}", **name, **parts}
+        return {**row, "memory": held if most == "–" else f"{held} of {most}"}
 
 
 class _Glance:

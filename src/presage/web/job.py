@@ -48,6 +48,10 @@ _GPU_CHARTS = (
     ("GPUs busy", "%", "gpu_util_pct"),
     ("GPU memory in use (the fullest GPU)", "MiB", "gpu_memory_mib"),
 )
+_SHARE_CHARTS = (
+    ("Share of the GPU it got", "gpu_got", ("asked", "gpu_request"), ("limit", "gpu_limit")),
+    ("Waited for turns on the GPU (seconds in a second)", "gpu_waited"),
+)
 _MOST_LINES = 16
 _COUNTERS = ("done", "step", "steps", "epoch", "epochs")
 
@@ -200,6 +204,10 @@ class _JobPage:
         for title, unit, key in _GPU_CHARTS:
             if any(any(item[key]) for item in usage["series"]):
                 self._more(title, unit).show(lines(key))
+        if any(any(item["gpu_request"]) for item in usage["series"]):
+            for title, key, *bounds in _SHARE_CHARTS:
+                asked = [(name, *lines(of)[-1][1:]) for name, of in bounds]
+                self._more(title, "").show(lines(key) + asked)
         reports = await self._visit.get(f"{self._path}/progress", max_age_s=4.0)
         at, workers = reports["at"], reports["workers"]
         if at and self._body["status"] not in ENDED:  # as many as at the last change

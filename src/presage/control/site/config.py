@@ -18,6 +18,7 @@ from presage.control.people.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import SlurmSetup
+from presage.executors.node.shares.methods import EnforcementMethod, MigSlice, ShareSetup
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile
@@ -141,6 +142,45 @@ def _span(nodes: int | str) -> tuple[int, int]:
     return least, most
 
 
+class SliceSection(_Section):
+    """A MIG slice; `MigSlice` says what each is."""
+
+    uuid: Annotated[str, Field(pattern=r"^MIG-[\w./-]{1,120}$")]
+    gpu: Annotated[int, Field(ge=0, le=1023)] = 0
+    part: Annotated[float, Field(gt=0, le=1)]
+    memory: str
+
+    def known(self) -> MigSlice:
+        """The same for the executor."""
+        return MigSlice(self.gpu, self.part, memory_mib(memory(self.memory)), self.uuid)
+
+
+class SharesSection(_Section):
+    """By what shares of GPUs are enforced; `ShareSetup` says what each is."""
+
+    method: EnforcementMethod = EnforcementMethod.PRESAGE
+    mps_pipe: Path = ShareSetup().mps_pipe
+    hami_library: Path = ShareSetup().hami_library
+    slices: tuple[SliceSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _slices_are_known(self) -> Self:
+        if (self.method is EnforcementMethod.MIG) != bool(self.slices):
+            raise misplaced("goes with method: mig, which needs it", "slices")
+        try:
+            found = [one.known() for one in self.slices]
+        except ValueError as error:
+            raise misplaced(str(error), "slices") from None
+        if len({one.uuid for one in found}) < len(found):
+            raise misplaced("names a slice twice", "slices")
+        return self
+
+    def setup(self) -> ShareSetup:
+        """The same for the executor."""
+        slices = tuple(one.known() for one in self.slices)
+        return ShareSetup(self.method, self.mps_pipe, self.hami_library, slices)
+
+
 class ExecutorSection(_Section):
     """What runs the jobs."""
 
@@ -153,6 +193,7 @@ class ExecutorSection(_Section):
     adopt: bool = False
     kubernetes: KubernetesSection = KubernetesSection()
     slurm: SlurmSection = SlurmSection()
+    shares: SharesSection = SharesSection()
     rightsize: bool = False
 
 

@@ -36,7 +36,8 @@ def make_executor(service: Service) -> LiveExecutor:
     def prepare(job: str) -> None:
         if (row := store.jobs.get(job)) is not None:
             spec = service.live.spec(job)
-            write_job_file(service.layout, row, spec, settings.most_results)
+            soft = service.shares.soft(row.queue)
+            write_job_file(service.layout, row, spec, settings.most_results, soft_shares=soft)
 
     executor: LocalExecutor | RayExecutor | KubernetesExecutor | SlurmExecutor
     if settings.kubernetes is not None:
@@ -76,13 +77,21 @@ def make_executor(service: Service) -> LiveExecutor:
             run_as=service.unix_users.of if service.unix_users else lambda owner: None,
             isolated=access.isolated,
             mounts=access.data_roots,
+            shares=settings.shares,
         )
     executor.prepare = prepare
     executor.follow_up = ElasticPlans(store.jobs.get).requests
     return executor
 
 
-def write_job_file(layout: Layout, row: JobRow, spec: JobSpec, most_results: int = 0) -> None:
+def write_job_file(
+    layout: Layout,
+    row: JobRow,
+    spec: JobSpec,
+    most_results: int = 0,
+    *,
+    soft_shares: bool = False,
+) -> None:
     """What an executor must know of a job. Not as it was submitted: one that ran out of memory
     may use more, and no longer shares its devices."""
     home = layout.job(row.id)
@@ -94,5 +103,6 @@ def write_job_file(layout: Layout, row: JobRow, spec: JobSpec, most_results: int
         team=row.team or None,
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
         most_results=most_results,
+        soft_shares=soft_shares,
     )
     write(home, job)

@@ -43,6 +43,7 @@ from presage.control.seat import Seat, is_here
 from presage.control.site.executors import make_executor
 from presage.control.site.files import take_over_files
 from presage.control.site.settings import Settings, is_loopback
+from presage.control.site.shares import SiteShares
 from presage.control.sweeps import Sweeps, members
 from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
@@ -145,8 +146,16 @@ class Service:
             self.secret_files,
             self.unix_users.check if self.unix_users else lambda owner: None,
         )
+        self.shares = SiteShares(settings)
         self.requests = Requests(
-            live, store, self.estimator, layout, settings.queues, rules.check, may_see
+            live,
+            store,
+            self.estimator,
+            layout,
+            settings.queues,
+            rules.check,
+            may_see,
+            self.shares,
         )
         self.sweeps = Sweeps(self.requests, store)
         elsewhere = settings.ray or settings.kubernetes or settings.slurm

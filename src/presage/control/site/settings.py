@@ -12,6 +12,7 @@ from pathlib import Path
 from presage.control.people.access_config import AccessConfig, OidcConfig
 from presage.control.records.retention import KINDS, KeepRule
 from presage.executors.kubernetes.settings import KubernetesLink
+from presage.executors.node.shares.methods import ShareSetup
 from presage.executors.ray.executor import RayLink
 from presage.executors.slurm.executor import SlurmLink
 from presage.layout import Layout
@@ -71,6 +72,8 @@ class Settings:
     slurm: SlurmLink | None = None
     """The Slurm that the executor `slurm` runs jobs under."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
+    shares: ShareSetup = field(default_factory=ShareSetup)
+    """By what shares of GPUs are enforced on this machine."""
     rightsize: bool = False
     """Whether running jobs are held to the CPU and memory that they need."""
     health_every_s: float = 5.0

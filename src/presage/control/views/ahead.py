@@ -173,6 +173,7 @@ async def try_out(service: Service, manifest: Manifest, me: User) -> dict[str, A
     """What would become of a manifest if it was submitted now; a job that no state of the cluster
     could hold is refused with the reason."""
     service.requests.check(manifest, me)
+    manifest = service.requests.with_shares(manifest)
     name = f"{manifest.name}-{secrets.token_hex(5)}"
     manifest, _ = await service.requests.foresee(manifest, to_spec(manifest, name, me.name), None)
     if manifest.after is not None:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from socket import socket
 from threading import Timer
@@ -35,8 +34,9 @@ from presage.executors.node.plan import (
 from presage.executors.node.runs import Run, make_run, spawn_guardian
 from presage.executors.node.runspec import RunSpec
 from presage.executors.node.shares.environment import ShareService
-from presage.executors.node.shares.terms import remove_terms, write_terms
-from presage.model.cluster import Node, Worker
+from presage.executors.node.shares.methods import ShareSetup
+from presage.executors.node.shares.terms import shares_of
+from presage.model.cluster import WHOLE_GPU, Node, Resources, Worker
 from presage.model.errors import RunSpecError
 from presage.model.event import Fact, Launch, Limit, Resize
 from presage.telemetry.nvml import visible_here
@@ -61,6 +61,7 @@ class LocalExecutor(RunsExecutor):
         run_as: Callable[[str], UnixUser | None] = lambda owner: None,
         isolated: bool = False,
         mounts: Sequence[str] = (),
+        shares: ShareSetup | None = None,
     ) -> None:
         super().__init__(data)
         self._run_as, self._isolated, self._mounts = run_as, isolated, mounts
@@ -68,7 +69,7 @@ class LocalExecutor(RunsExecutor):
         self._python = str(python)
         self._log_cap = log_cap
         self._cgroup = delegated_group()
-        self._shares = ShareService(self._layout.shares, sys.executable)
+        self._shares = ShareService(self._layout.shares, sys.executable, shares)
         self._suspects: set[Key] = set()
         """Runs whose guardian may be dead."""
         self._core_load: Counter[int] = Counter()
@@ -123,6 +124,9 @@ class LocalExecutor(RunsExecutor):
                 del self._waiting[key]
                 room -= 1
 
+    def _has_room(self, spec: RunSpec, launch: Launch) -> bool:
+        return self._shares.has_room(spec, launch.workers)
+
     def _spawn(self, spec: RunSpec, launch: Launch) -> None:
         key = (launch.job, launch.attempt)
         cores: dict[Worker, list[int]] = {}
@@ -144,8 +148,8 @@ class LocalExecutor(RunsExecutor):
             isolated=self._isolated,
             mounts=self._mounts,
             shares=self._layout.shares,
+            share_env=self._share_out(spec, *key, launch.workers, user),
         )
-        self._share_out(plan, spec, launch.workers)
         lock = make_run(self._layout.runs, plan.run, plan)
         if lock is None:
             self._adopt(key)
@@ -165,17 +169,23 @@ class LocalExecutor(RunsExecutor):
         self._runs[key] = run
         self._watch_guardian(pid, key)
 
-    def _share_out(self, plan: RunPlan, spec: RunSpec, workers: Sequence[Worker]) -> None:
-        """Say what the shares of GPUs are worth before anybody uses them."""
-        shared = [worker for worker in workers if spec.roles[worker.role].share is not None]
-        for worker in shared:
-            role = spec.roles[worker.role]
-            assert role.share is not None
-            terms = replace(role.share, uid=plan.user.uid if plan.user else None)
-            name = share_name(plan, f"{role.name}-{worker.index}")
-            write_terms(self._layout.shares, name, terms)
-        if shared:
-            self._shares.ensure()
+    def _share_out(
+        self,
+        spec: RunSpec,
+        job: str,
+        attempt: int,
+        workers: Sequence[Worker],
+        user: UnixUser | None,
+    ) -> dict[str, dict[str, str]]:
+        """Open the shares of GPUs that workers ask for; what each needs in its environment."""
+        found = {}
+        for worker in workers:
+            role = spec.roles[worker.role] if worker.role < len(spec.roles) else None
+            if role is not None and role.share is not None:
+                name = f"{role.name}-{worker.index}"
+                share, uid = share_name(job, attempt, name), user.uid if user else None
+                found[name] = self._shares.open(share, role, spec, worker.devices, uid)
+        return found
 
     def limit(self, decision: Limit) -> None:
         """Hold the workers of a run to less CPU and memory; its guardian does so within a
@@ -184,7 +194,17 @@ class LocalExecutor(RunsExecutor):
         if run is not None and not run.over:
             with suppress(OSError):
                 limits = decision.limits
+                self._limit_shares(run, limits)
                 run.leave(LimitOrder(cpu_milli=limits.cpu_milli, memory_mib=limits.memory_mib))
+
+    def _limit_shares(self, run: Run, limits: Resources) -> None:
+        if not (limits.gpu_milli or limits.gpu_memory_mib):
+            return
+        limit = limits.gpu_milli / WHOLE_GPU if limits.gpu_milli else None
+        memory = limits.gpu_memory_mib << 20 if limits.gpu_memory_mib else None
+        first = self._spec(run.job).roles[0].name
+        for name in shares_of(self._layout.shares, share_name(run.job, run.attempt, f"{first}-")):
+            self._shares.change(name, limit, memory)
 
     def attach(self, job: str, attempt: int, worker: str) -> socket:
         """A connection to the guardian of a run; any thread may ask."""
@@ -204,8 +224,8 @@ class LocalExecutor(RunsExecutor):
             cpus = spec.roles[worker.role].cpus
             cores[worker] = pick_cores(cpus, load) if kept is None else kept
             load.update(cores[worker])
-        workers = plan_workers(plan, spec, decision.workers, cores)
-        self._share_out(plan, spec, decision.workers)
+        share_env = self._share_out(spec, run.job, run.attempt, decision.workers, plan.user)
+        workers = plan_workers(plan.but(share_env=share_env), spec, decision.workers, cores)
         run.ask_to_resize([identity(worker) for worker in decision.workers], workers)
         self._core_load.subtract(run.cores)
         run.cores = [core for chosen in cores.values() for core in chosen]
@@ -216,6 +236,8 @@ class LocalExecutor(RunsExecutor):
         plan = run.find(RunPlan)
         run.cores = [core for worker in plan.workers for core in worker.cpus] if plan else []
         self._core_load.update(run.cores)
+        for worker, env in ((plan and plan.share_env) or {}).items():
+            self._shares.known(share_name(*key, worker), env)
         pid = run.guardian()
         if pid is not None:
             self._watch_guardian(pid, key)
@@ -268,8 +290,7 @@ class LocalExecutor(RunsExecutor):
 
     def _forget(self, run: Run) -> None:
         super()._forget(run)
-        for path in self._layout.shares.glob(f"{run.job}.{run.attempt}.*.json"):
-            remove_terms(self._layout.shares, path.name.removesuffix(".json"))
+        self._shares.end(share_name(run.job, run.attempt, ""))
         self._core_load.subtract(run.cores)
 
     def _wake_soon(self) -> None:

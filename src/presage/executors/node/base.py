@@ -207,7 +207,7 @@ class RunsExecutor:
                 self._end(key, JobExited(*key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text)))
                 return True
             spec = self._spec(launch.job)
-            if not _complete(spec, launch.workers):
+            if not _complete(spec, launch.workers) or not self._has_room(spec, launch):
                 return False
             self._spawn(spec, launch)
         except RunSpecError as error:
@@ -215,6 +215,10 @@ class RunsExecutor:
         except OSError as error:
             text = f"the run could not be started: {error.strerror or error}"
             self._end(key, LaunchFailed(*key, Reason(ReasonCode.LAUNCH_FAILED, text)))
+        return True
+
+    def _has_room(self, spec: RunSpec, launch: Launch) -> bool:
+        """Whether it can start now; else it is tried again."""
         return True
 
     def _spec(self, job: str) -> RunSpec:

@@ -471,7 +471,8 @@ class Guardian:
                 worker.tree.find()
                 step = self.report.step_of(worker.plan.progress) if self.workers[1:] else None
                 gpus = worker.gpus(self.plan.nvml)
-                self.report.sample(worker.name, worker.tree, gpus, step)
+                share = worker.plan.env.get("PRESAGE_SHARE")
+                self.report.sample(worker.name, worker.tree, gpus, step, share)
         if sample:
             self._record()
 

@@ -78,6 +78,8 @@ class JobFile(Message):
     """By role, if it was raised since."""
     most_results: int = 0
     """Bytes of results that a job may keep; 0 for any number."""
+    soft_shares: bool = False
+    """Whether its shares of GPUs may pass their limits while nobody else wants the GPU."""
 
 
 class UnixUser(Message):
@@ -173,6 +175,8 @@ class RunPlan(Message):
     """Whether containers must show nothing of the machine but the run's own files."""
     shares: Path | None = None
     """The directory of the daemon that enforces shares of GPUs."""
+    share_env: dict[str, dict[str, str]] | None = None
+    """What enforces the share of a worker, in its environment; by name."""
     ports: tuple[int, ...] = ()
     """Those that clients may reach."""
 

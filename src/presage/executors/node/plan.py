@@ -16,7 +16,6 @@ from presage.executors.node.containers import find_engine, in_container
 from presage.executors.node.messages import Identity, RunPlan, UnixUser, WorkerPlan
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.secrets import SecretFiles
-from presage.executors.node.shares.environment import share_environment
 from presage.layout import Layout
 from presage.model.cluster import Worker
 from presage.model.errors import RunSpecError
@@ -93,11 +92,13 @@ def make_plan(
     isolated: bool = False,
     mounts: Sequence[str] = (),
     shares: Path | None = None,
+    share_env: Mapping[str, dict[str, str]] | None = None,
 ) -> RunPlan:
     """All that a guardian needs; raises RunSpecError for what cannot be run here. `gpus` has what
     CUDA calls the devices, where that is not their number; `checkpoints` is where they are kept if
     not beside the job; `user` is as whom it runs; where `isolated`, a container sees local data
-    below `mounts` alone; `shares` is the directory of the daemon that enforces shares of GPUs."""
+    below `mounts` alone; `shares` is the directory of the daemon that enforces shares of GPUs, and
+    `share_env` what the workers that have one need in their environment."""
     _check_environment(spec)
     wanted = spec.checkpoint_dir or ""
     outside = wanted.startswith(("/", "~"))
@@ -118,6 +119,7 @@ def make_plan(
         mounts=tuple(mounts),
         isolated=isolated,
         shares=shares,
+        share_env=dict(share_env or {}),
     )
     return plan.but(workers=plan_workers(plan, spec, launch.workers, cores))
 
@@ -208,7 +210,7 @@ def _worker(
     env = worker_environment(plan, spec, role.name, rank, count)
     env |= {"PRESAGE_PROGRESS": str(progress), "CUDA_VISIBLE_DEVICES": devices}
     if role.share is not None:
-        env |= share_environment(plan.shares, share_name(plan, name), role.share, spec.image, env)
+        env |= _share(plan, name)
     container = f"presage-{plan.job}-{plan.attempt}-{name}" if plan.engine else None
 
     def started(argv: Sequence[str]) -> tuple[str, ...]:
@@ -236,9 +238,18 @@ def _worker(
     )
 
 
-def share_name(plan: RunPlan, worker: str) -> str:
+def share_name(job: str, attempt: int, worker: str) -> str:
     """What the share of a worker is called."""
-    return f"{plan.job}.{plan.attempt}.{worker}"
+    return f"{job}.{attempt}.{worker}"
+
+
+def _share(plan: RunPlan, worker: str) -> dict[str, str]:
+    if plan.share_env is None or worker not in plan.share_env:
+        raise RunSpecError(
+            "the manifest asks for gpu: with a limit, which only `--executor local` enforces; "
+            "ask for gpus: instead"
+        )
+    return plan.share_env[worker]
 
 
 def worker_environment(

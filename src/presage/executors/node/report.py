@@ -20,6 +20,7 @@ from presage.telemetry.processes import ProcessTree, tcp_segments
 from presage.telemetry.rows import Row, append
 
 if TYPE_CHECKING:
+    from presage.executors.node.shares.figures import ShareProbe
     from presage.telemetry.nvml import GpuProbe
 
 __all__ = ["Reporter", "RunLog", "read_progress"]
@@ -117,6 +118,8 @@ class Reporter(RunLog):
     def __init__(self, plan: msg.RunPlan) -> None:
         super().__init__(plan.run, plan.wake, plan.job, plan.attempt)
         self._telemetry, self._user, self._work = plan.telemetry, plan.user, plan.work
+        self._shares = plan.shares
+        self._probe: ShareProbe | None = None
         self._began = time.time()
         self._sampled: dict[str, Row] = {}
         """The last row of each worker."""
@@ -164,13 +167,29 @@ class Reporter(RunLog):
             file.unlink(missing_ok=True)
 
     def sample(
-        self, worker: str, tree: ProcessTree, gpus: GpuProbe | None, step: float | None = None
+        self,
+        worker: str,
+        tree: ProcessTree,
+        gpus: GpuProbe | None,
+        step: float | None = None,
+        share: str | None = None,
     ) -> None:
-        """Add what a worker uses to the telemetry of the job, and the step it is at."""
+        """Add what a worker uses to the telemetry of the job, and the step it is at; `share` is
+        the name of what it has of a GPU."""
         before = self._sampled.get(worker) or Row(self._began, worker, cpu_s=0.0)
         row = tree.row(time.time(), worker, gpus, before)
-        self._sampled[worker] = row._replace(step=step, **self._surroundings(tree.pid))
-        append(self._telemetry, self._sampled[worker])
+        row = row._replace(step=step, **self._surroundings(tree.pid))
+        self._sampled[worker] = row = self._with_share(row, share)
+        append(self._telemetry, row)
+
+    def _with_share(self, row: Row, share: str | None) -> Row:
+        if share is None or self._shares is None:
+            return row
+        if self._probe is None:
+            from presage.executors.node.shares.figures import ShareProbe
+
+            self._probe = ShareProbe(self._shares, f"{self._job}.{self._attempt}.")
+        return self._probe.add_to(row, share)
 
     def _surroundings(self, pid: int) -> dict[str, Any]:
         """The room on the disk that the run works on, and how the network of a process does."""

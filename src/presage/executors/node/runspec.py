@@ -54,6 +54,8 @@ class RoleSpec:
     """Less than 1 for a share of one; whole ones if the job does not share."""
     share: ShareTerms | None = None
     """What of each GPU it uses is enforced."""
+    guarantees: tuple[str, ...] = ()
+    """What enforcing it must guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def _spec(job: JobFile) -> RunSpec:
     if isinstance(results, str):
         results = {"url": results}
     return RunSpec(
-        roles=_roles(manifest, job.memory_mib or {}),
+        roles=_roles(manifest, job.memory_mib or {}, soft=job.soft_shares),
         owner=job.owner or "",
         team=job.team or "",
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
@@ -168,13 +170,23 @@ def _spec(job: JobFile) -> RunSpec:
     )
 
 
-def _roles(manifest: Mapping[str, Any], memory_mib: Mapping[str, int]) -> tuple[RoleSpec, ...]:
+def _roles(
+    manifest: Mapping[str, Any], memory_mib: Mapping[str, int], *, soft: bool
+) -> tuple[RoleSpec, ...]:
     roles = manifest.get("roles") or {"worker": {}}
-    return tuple(_role(name, role, manifest, memory_mib.get(name)) for name, role in roles.items())
+    return tuple(
+        _role(name, role, manifest, memory_mib.get(name), soft=soft)
+        for name, role in roles.items()
+    )
 
 
 def _role(
-    name: str, role: Mapping[str, Any], manifest: Mapping[str, Any], memory_mib: int | None
+    name: str,
+    role: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    memory_mib: int | None,
+    *,
+    soft: bool,
 ) -> RoleSpec:
     """A role; what it does not say is said at the top. Memory may have been raised since."""
     resources = role.get("resources") or manifest.get("resources") or {}
@@ -189,15 +201,16 @@ def _role(
         cpus=float(resources.get("cpus") or 0.0),
         gpus=gpus if manifest.get("share", True) else float(math.ceil(gpus)),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
-        share=_share(resources.get("gpu")),
+        share=_share(resources.get("gpu"), soft=soft),
+        guarantees=tuple((resources.get("gpu") or {}).get("guarantee") or ()),
     )
 
 
-def _share(asked: Mapping[str, Any] | None) -> ShareTerms | None:
+def _share(asked: Mapping[str, Any] | None, *, soft: bool) -> ShareTerms | None:
     if not asked:
         return None
-    memory = _mib(asked.get("memory") or 0) << 20
-    return ShareTerms(float(asked["request"]), float(asked.get("limit") or 1.0), memory)
+    memory, limit = _mib(asked.get("memory") or 0) << 20, float(asked.get("limit") or 1.0)
+    return ShareTerms(float(asked["request"]), limit, memory, hard=not soft)
 
 
 def _least(*bounds: int) -> int:

@@ -9,7 +9,8 @@ from presage.control.board import nodes_of
 from presage.control.orders import order_node
 from presage.control.people.accounts import UserRole
 from presage.control.views.cluster import node_view, queue_views
-from presage.model.page_answers import NodeList, QueueList
+from presage.control.views.shares import share_views
+from presage.model.page_answers import NodeList, QueueList, ShareList
 from presage.model.server_answers import NodeStatus
 from presage.server.routes.common import Me, Parts
 
@@ -36,6 +37,12 @@ async def drain(name: str, service: Parts, me: Me) -> JSONResponse:
 async def undrain(name: str, service: Parts, me: Me) -> JSONResponse:
     """Let a node take work again."""
     return JSONResponse(await order_node(service, me, name, "undrain"), 202)
+
+
+@router.get("/shares", response_model=ShareList)
+async def shares(service: Parts, me: Me) -> JSONResponse:
+    """Enforced shares of GPUs: what each worker asked for, got and waited for."""
+    return JSONResponse({"shares": await share_views(service, me)})
 
 
 @router.get("/queues", response_model=QueueList)

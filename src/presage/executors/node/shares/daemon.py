@@ -278,8 +278,11 @@ class ShareDaemon:
             return
         self._sampled = now
         self._stopping |= not self._pages.is_dir()  # its directory was removed
-        for account in self._accounts.values():
+        for key, account in list(self._accounts.items()):
             account.samples.append((now, account.used_ns, account.waited_ns))
+            if not account.clients and read_terms(self._home, key[1]) is None:
+                del self._accounts[key]  # the share is over
+                account.page.remove()
 
     # -- what people ask ------------------------------------------------------------------------
 
@@ -290,7 +293,7 @@ class ShareDaemon:
             question = {}
         if question.get("ask") == "reload" and client.uid in (0, os.getuid()):
             self._reload()
-        answer = {"pid": os.getpid(), "shares": self._status()}
+        answer = {"pid": os.getpid(), "shares": self._status(str(question.get("of", "")))}
         with suppress(OSError):
             client.socket.send(json.dumps(answer).encode())
 
@@ -302,10 +305,12 @@ class ShareDaemon:
                 account.page.set_quota(terms.memory)
                 self._turns[device].change(share, terms)
 
-    def _status(self) -> list[dict[str, Any]]:
+    def _status(self, prefix: str) -> list[dict[str, Any]]:
         rows = []
         now = self._clock()
         for (device, share), account in sorted(self._accounts.items()):
+            if not share.startswith(prefix):
+                continue
             then, used, waited = account.samples[0] if account.samples else (now, 0, 0)
             passed = max(1, now - then)
             terms = account.terms

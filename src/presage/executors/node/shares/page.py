@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
@@ -86,6 +87,7 @@ class SharedPage:
     """The page of a share on a device: a file, so that it outlives the daemon."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self.fd).st_size != ctypes.sizeof(_PageLayout):
             os.ftruncate(self.fd, ctypes.sizeof(_PageLayout))
@@ -95,6 +97,12 @@ class SharedPage:
             ctypes.memset(ctypes.addressof(self._page), 0, ctypes.sizeof(_PageLayout))
             self._page.magic, self._page.version = _MAGIC, _VERSION
         self.slots: ctypes.Array[Slot] = self._page.slots
+
+    def remove(self) -> None:
+        """Nobody uses it any more."""
+        os.close(self.fd)
+        with suppress(OSError):
+            self._path.unlink()
 
     def set_quota(self, memory: int) -> None:
         """Bytes that all its processes may hold together; 0 for no quota."""

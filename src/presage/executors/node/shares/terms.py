@@ -21,7 +21,15 @@ from typing import Any
 from presage.executors.node.shares.turns import ShareTerms
 from presage.model.errors import UserError
 
-__all__ = ["call", "check_terms", "read_terms", "remove_terms", "socket_path", "write_terms"]
+__all__ = [
+    "call",
+    "check_terms",
+    "read_terms",
+    "remove_terms",
+    "shares_of",
+    "socket_path",
+    "write_terms",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,94}")
 _LONGEST_SOCKET = 100
@@ -67,6 +75,11 @@ def read_terms(home: Path, name: str) -> ShareTerms | None:
         return _terms(json.loads(_path(home, name).read_text()))
     except (OSError, ValueError, TypeError, UserError):
         return None
+
+
+def shares_of(home: Path, prefix: str = "") -> list[str]:
+    """The names of the shares there are, or of those that begin so."""
+    return sorted(path.name.removesuffix(".json") for path in home.glob(f"{prefix}*.json"))
 
 
 def remove_terms(home: Path, name: str) -> None:
