@@ -101,6 +101,8 @@ def _show(answer: Diagnosis) -> None:
         typer.echo(f"perhaps ({sure(one.probability)}): {one.subject}: {one.text}")
     for alert in answer.over[:5]:
         typer.echo(f"over ({alert.cleared}): {alert.kind} of {alert.subject}: {alert.text}")
+    if answer.failure is not None:
+        typer.echo(f"may fail: {answer.failure.text}")
     if answer.alerts:
         say("the numbers are probabilities; --json has all of the evidence")
 

@@ -91,10 +91,11 @@ class FailureModel:
             max_leaf_nodes=15,
             l2_regularization=1.0,
             random_state=self.seed,
-        ).fit(rows, failed)
-        self.trees_ = TreeEnsemble.from_sklearn(boosted)
+        )
         known = np.isfinite(rows)
         some = known.any(axis=0)
+        boosted.fit(np.where(some, rows, 0.0), failed)  # it cannot bin a column of nothing
+        self.trees_ = TreeEnsemble.from_sklearn(boosted)
         self.typical_ = np.zeros(rows.shape[1])
         self.typical_[some] = np.nanmedian(np.where(known, rows, np.nan)[:, some], axis=0)
         filled = self._filled(rows)

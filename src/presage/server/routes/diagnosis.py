@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from presage.control.health.alerts import Alert
 from presage.control.people.accounts import UserRole, may_see
 from presage.control.site.service import Service
+from presage.control.views.ahead import failure_view
 from presage.core.state import State
 from presage.model.codec import encode
 from presage.model.errors import NotFound, PresageError
@@ -58,6 +59,7 @@ async def diagnosis(subject: str, service: Parts, me: Me) -> JSONResponse:
 
     def read() -> dict[str, Any]:
         kind, name = _resolved(service, wanted, me)
+        row = service.seen(name, me) if kind == "job" else None
         health, sees = service.health, _AlertSight(service, me)
 
         def about(trouble: Trouble) -> bool:
@@ -80,6 +82,7 @@ async def diagnosis(subject: str, service: Parts, me: Me) -> JSONResponse:
             "alerts": [alert_view(one) for one in opened],
             "suspected": [trouble_view(one) for one in suspected[:20]],
             "over": [alert_view(one) for one in over[:20]],
+            "failure": failure_view(service, row) if row is not None else None,
         }
 
     return JSONResponse(await asyncio.to_thread(read))
