@@ -365,9 +365,9 @@ def _by_rate(row: Floats, names: Sequence[str]) -> FailureForecast:
     spread = _USUAL_WIDTH * sqrt(chance * (1 - chance) / (ends + 2.0))
     reasons = tuple(
         in_words(name, float(row[names.index(name)]))
-        for name in ("owner_same_rate", "same_rate")
+        for name in ("owner_same_rate", "owner_rate", "same_rate")
         if row[names.index(name.replace("rate", "ends"))] > 0
-    )
+    )[:2]
     low, high = max(0.0, chance - spread), min(1.0, chance + spread)
     return FailureForecast(chance, low, high, MOMENTS[0], 0, reasons)
 
