@@ -142,6 +142,26 @@ def test_nothing_is_done_where_nothing_is_switched_on(watched: Server, tmp_path:
     watched.wait(job)
 
 
+def test_how_likely_a_job_fails_is_told(watched: Server, tmp_path: Path) -> None:
+    fails = [watched.submit("exit 3", name="short") for _ in range(10)]
+    for job in fails:
+        watched.wait(job)
+    job = begin(watched, "steady", tmp_path / "mark")
+    with Client(watched.url) as client:
+        said = eventually(lambda: client.explain(job).failure)
+        found = client.diagnose(job).failure
+        assert client.diagnose(fails[0]).failure is None  # it is over
+        assert client.diagnose("cluster").failure is None
+    assert found is not None
+    assert 0 <= found.low < found.chance < found.high <= 1
+    assert (found.moment, found.version) == ("submission", 0)
+    assert "of its owner's runs failed" in said
+    assert "may fail: " in watched.presage("explain", job).out
+    assert "may fail: " in watched.presage("diagnose", job).out
+    watched.tell(job, "stop")
+    watched.wait(job)
+
+
 def test_whoever_is_not_there_is_said_so(watched: Server) -> None:
     done = watched.presage("diagnose", "nobody")
     assert done.code != 0

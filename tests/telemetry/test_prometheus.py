@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -35,7 +34,7 @@ from presage.telemetry.prometheus import (
 )
 from presage.telemetry.series import Series
 from tests.cli.telemetry import refused, run
-from tests.waiting import PATIENCE_S, eventually
+from tests.real_prometheus import prometheus_with
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, str]]
 
@@ -136,41 +135,8 @@ def server(
 ) -> Iterator[Prometheus]:
     """A Prometheus that was fed the samples of hours."""
     folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "samples").write_text("".join(recorded(time.time())))
-    (folder / "prometheus.yml").write_text("{}")
-    words = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "samples")]
-    subprocess.run([program("promtool"), *words, str(folder / "data")], check=True, stdout=-3)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program("prometheus"),
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        found = Prometheus(f"http://127.0.0.1:{port}/", timeout_s=PATIENCE_S)
-        _wait_for_samples(found, process, folder / "log")
+    with prometheus_with(recorded(time.time()), "DCGM_FI_DEV_FB_USED", folder, program) as found:
         yield found
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_for_samples(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    def there() -> bool:
-        assert process.poll() is None, log.read_text()[-2000:]
-        with suppress(TelemetryError):
-            return bool(server.range("DCGM_FI_DEV_FB_USED", time.time() - 300, time.time(), 60))
-        return False
-
-    eventually(there)
 
 
 def read(server: Prometheus, select: str, **options: Any) -> dict[str, Series]:

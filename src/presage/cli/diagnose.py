@@ -101,6 +101,8 @@ def _show(answer: Diagnosis) -> None:
         typer.echo(f"perhaps ({sure(one.probability)}): {one.subject}: {one.text}")
     for alert in answer.over[:5]:
         typer.echo(f"over ({alert.cleared}): {alert.kind} of {alert.subject}: {alert.text}")
+    if answer.failure is not None:
+        typer.echo(f"may fail: {answer.failure.text}")
     if answer.alerts:
         say("the numbers are probabilities; --json has all of the evidence")
 
@@ -153,19 +155,14 @@ def _past(
     shown = []
     for one in found:
         trouble = one.trouble
-        about = {"kind": trouble.kind.value, "subject": _pod(str(trouble.subject))}
+        subject = str(trouble.subject) if listed is not None else f"pod {trouble.job}"
+        about = {"kind": trouble.kind.value, "subject": subject}
         about |= {"text": trouble.text, "action": trouble.action}
         times = {"first": one.first, "last": one.last, "to_the_end": one.to_the_end}
         evidence = [encode(item) for item in trouble.evidence]
         chance = round(trouble.probability, 4)
         shown.append({**about, "probability": chance, **times, "evidence": evidence})
     return shown, count
-
-
-def _pod(subject: str) -> str:
-    """A series that is no worker of a run is its own run."""
-    run, _, worker = subject.removeprefix("worker ").partition("/")
-    return f"pod {run}" if run == worker else subject
 
 
 def _show_past(found: list[dict[str, Any]], series: int) -> None:

@@ -13,37 +13,34 @@ import numpy as np
 import polars as pl
 import typer
 
-from presage.cli._input import listed, seconds
+from presage.cli._health_input import (
+    AsJson,
+    Id,
+    Ignore,
+    Telemetry,
+    Time,
+    check_table,
+    read,
+    write_table,
+)
+from presage.cli._input import seconds
 from presage.cli._output import check_file, print_json, progress, say
 from presage.cli._tables import Column, show_table
-from presage.model.errors import UserError
+from presage.cli.health_failures import failures
+from presage.cli.health_kinds import kinds
 from presage.observe.health.anomalies import AnomalyModel, Judged, usual_time
 from presage.observe.health.causes import Causes, find_causes, service_graph
 from presage.page import counted, duration_text
-from presage.telemetry.readers import InputRows, read_moment, read_rows, read_table
+from presage.telemetry.readers import InputRows, read_moment, read_table
 
 __all__ = ["health"]
 
 health = typer.Typer(
-    help="See what is unusual in telemetry, and who is to blame.", no_args_is_help=True
+    help="See what is unusual in telemetry, who is to blame, and which runs will fail.",
+    no_args_is_help=True,
 )
-
-LABELS = ("label", "labels", "anomaly", "is_anomaly", "attack", "ground_truth", "truth")
-"""Columns that say what is to be found are never metrics."""
-
-Telemetry = Annotated[Path, typer.Argument(help="A .csv or .parquet file, long or wide.")]
-Id = Annotated[
-    str | None,
-    typer.Option("--id", help="The column that names the series.", show_default="by its name"),
-]
-Time = Annotated[
-    str | None, typer.Option("--time", help="The column of times.", show_default="by its name")
-]
-Ignore = Annotated[
-    str | None,
-    typer.Option(help="Columns that are no metrics, with commas between.", show_default="labels"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+health.add_typer(failures, name="failures")
+health.add_typer(kinds, name="kinds")
 
 
 @health.command()
@@ -65,7 +62,7 @@ def fit(
     """Learn from TELEMETRY, without labels, what series of its kind usually do."""
     every_s = None if every is None else seconds(every, "--every")
     check_file(out, "--out")
-    rows = _read(telemetry, id, time, ignore)
+    rows = read(telemetry, id, time, ignore)
     with progress(f"learning from {len(rows.series):,} series") as report:
         model = AnomalyModel.fit(rows.series, every_s or usual_time(rows.series), report)
     samples = sum(map(len, rows.series))
@@ -103,16 +100,14 @@ def score(
     json: AsJson = False,
 ) -> None:
     """Write, for each row of TELEMETRY, how unusual it is and which metrics speak for it."""
-    check_file(out, "--out")
-    if out.suffix.lower() not in (".csv", ".parquet"):
-        raise UserError(f"--out {out}: the name must end in .csv or .parquet")
+    check_table(out)
     model = AnomalyModel.load(bundle)
-    rows = _read(telemetry, id, time, ignore)
+    rows = read(telemetry, id, time, ignore)
     _compare_metrics(model, rows)
     with progress(f"scoring {len(rows.series):,} series") as report:
         judged = model.judge(rows.series, report)
     table = _scores(model, rows, judged, false_alarms_per_day)
-    _write(table, out)
+    write_table(table, out)
     alarms = _alarms_by_series(rows, judged, false_alarms_per_day)
     if json:
         print_json(
@@ -144,7 +139,7 @@ def causes(
     json: AsJson = False,
 ) -> None:
     """Say which series, and which of its metrics, is the likely cause of trouble in TELEMETRY."""
-    rows = _read(telemetry, id, time, ignore)
+    rows = read(telemetry, id, time, ignore)
     begin = read_moment(since, rows.time_column, "--from")
     end = read_moment(until, rows.time_column, "--to")
     edges = None if graph is None else service_graph(read_table(graph), rows.series)
@@ -155,14 +150,6 @@ def causes(
         print_json(found.to_json())
     else:
         _show_causes(found)
-
-
-def _read(telemetry: Path, id: str | None, time: str | None, ignore: str | None) -> InputRows:
-    out = [] if ignore is None else listed(ignore, "--ignore")
-    rows = read_rows(telemetry, id, time, out, LABELS)
-    if named := [name for name in rows.left_out if name not in out]:
-        say(f"left out, for it says what is to be found: {', '.join(named)}")
-    return rows
 
 
 def _compare_metrics(model: AnomalyModel, rows: InputRows) -> None:
@@ -199,16 +186,6 @@ def _scores(
             **metrics,
         }
     )
-
-
-def _write(table: pl.DataFrame, out: Path) -> None:
-    try:
-        if out.suffix.lower() == ".parquet":
-            table.write_parquet(out)
-        else:
-            table.write_csv(out)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
 def _alarms_by_series(

@@ -240,6 +240,8 @@ def explain(
         typer.echo(f"trouble: {trouble}; see presage diagnose {about.id}")
     if about.estimates:
         typer.echo(f"foreseen: {about.estimates.text}")
+    if about.failure:
+        typer.echo(f"may fail: {about.failure}")
     if about.status != "QUEUED":
         return
     if about.ahead:

@@ -47,4 +47,7 @@ class StoredEnds:
             folder=row.folder,
             estimates=decode(Estimates, row.estimates) if row.estimates else None,
             step_s=step_s if isinstance(step_s, int | float) and step_s > 0 else None,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            status=row.status if gone else "",
         )

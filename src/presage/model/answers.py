@@ -330,6 +330,8 @@ class Explanation:
     """Jobs and arrays that it still waits for."""
     alerts: tuple[str, ...] = ()
     """Trouble that it is in, a sentence each."""
+    failure: str = ""
+    """How likely it fails, and what speaks for it; empty while too few jobs have ended here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,22 @@ class AlertStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureChanceTold:
+    """How likely a job that is not over fails, learned from jobs that ended."""
+
+    chance: float
+    low: float
+    high: float
+    moment: str
+    """`submission`, or `first_minute` once it has run so long."""
+    version: int
+    """Of the model; 0 is how often like jobs failed."""
+    reasons: tuple[str, ...]
+    """What speaks for it, each with what it adds to the chance of a usual job."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What is wrong with a job, a node or the cluster."""
 
@@ -115,6 +131,8 @@ class Diagnosis:
     suspected: tuple[AlertStatus, ...] = ()
     """Seen, and not likely enough to be told."""
     over: tuple[AlertStatus, ...] = ()
+    failure: FailureChanceTold | None = None
+    """Of a job; null while too few have ended here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,17 @@ def _row(alert: dict[str, Any]) -> dict[str, Any]:
 
 
 class TroublePanel:
-    """The open alerts of a job, on its page; nothing where there are none."""
+    """The open alerts of a job and how likely it fails, on its page; nothing where there are none
+    and nobody can say."""
 
     def __init__(self, visit: Visit, path: str) -> None:
         self._visit, self._path = visit, path
         self._cards = AlertCards()
+        self._failure = Tag("p", "", "soft")
 
     async def update(self) -> None:
         """Ask again and show it."""
         body = await self._visit.get(self._path, max_age_s=3.0)
         self._cards.show(body["alerts"])
+        failure = body["failure"]
+        self._failure.say(f"May fail: {failure['text']}." if failure else "")

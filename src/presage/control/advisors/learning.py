@@ -64,6 +64,10 @@ class Ended:
     """What was foreseen of it when it was submitted."""
     step_s: float | None = None
     """Seconds a step took, by its own reports."""
+    submitted_at: float | None = None
+    started_at: float | None = None
+    status: str = ""
+    """How its job ended, as users see it; empty while it has not."""
 
 
 class EndedRuns(Protocol):

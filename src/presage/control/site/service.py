@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from presage.control.advisors import Advisor
+from presage.control.advisors.failing import Failing
 from presage.control.advisors.health import HealthAdvisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator
@@ -118,6 +119,7 @@ class Service:
             rules=TroubleRules(settings.health_pace),
             every_s=settings.health_every_s,
         )
+        self.failing = Failing(StoredEnds(store), knowledge, StoredTelemetry(layout))
         advisors: list[Advisor] = [
             self.starts,
             self.learner,
@@ -126,6 +128,7 @@ class Service:
             self.accountant,
             Unattended(self.attendance, _idle_stops(settings)),
             self.health,
+            self.failing,
         ]
         if settings.kubernetes is not None and settings.kubernetes.adopt:
             from presage.control.advisors.notes import WaitNotes

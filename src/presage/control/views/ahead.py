@@ -13,20 +13,21 @@ from contextlib import suppress
 from typing import Any
 
 from presage.control.advisors.starts import eta_view
-from presage.control.board import status_of
+from presage.control.board import ENDED, status_of
 from presage.control.dependencies import settle_dependencies
 from presage.control.people.accounts import UserRole, may_see
 from presage.control.site.service import Service
 from presage.control.views.jobs import estimates_view
 from presage.core.engine import Engine
 from presage.manifest import Manifest, to_spec
+from presage.model.codec import encode
 from presage.model.errors import NeverFits, NotLeading, PresageError
 from presage.model.event import JobSubmitted
 from presage.model.job import JobSpec
 from presage.sim.ahead import Start
 from presage.store.records import JobRow, User
 
-__all__ = ["explain_job", "try_out", "what_jobs_wait_for", "why"]
+__all__ = ["explain_job", "failure_view", "try_out", "what_jobs_wait_for", "why"]
 
 
 _HELP_S = 10.0
@@ -142,6 +143,16 @@ def why(service: Service, row: JobRow) -> dict[str, Any]:
     return {"code": reason.code, "text": reason.text}
 
 
+def failure_view(service: Service, row: JobRow) -> dict[str, Any] | None:
+    """How likely a job that is not over fails; None where nobody can say."""
+    stored = row if row.manifest is not None else service.store.jobs.get(row.id)
+    if row.status in ENDED or stored is None or stored.manifest is None:
+        return None
+    spec = to_spec(Manifest.from_json(stored.manifest), row.id, row.owner)
+    found = service.failing.forecast(spec, row.submitted_at, row.started_at, time.time())
+    return None if found is None else {**encode(found), "text": found.text}
+
+
 async def explain_job(service: Service, row: JobRow, me: User) -> dict[str, Any]:
     """Why a job is where it is; of one that waits, who is ahead, when it starts, and what would
     help."""
@@ -155,6 +166,7 @@ async def explain_job(service: Service, row: JobRow, me: User) -> dict[str, Any]
     after = await _awaited(service, row) if waits else []
     opened = await asyncio.to_thread(service.health.book.of_job, row.id)
     alerts = [f"{one.finding.kind}: {one.finding.text}" for one in opened]
+    fails = await asyncio.to_thread(failure_view, service, row)
     return {
         "id": row.id,
         "status": row.status,
@@ -166,6 +178,7 @@ async def explain_job(service: Service, row: JobRow, me: User) -> dict[str, Any]
         "estimates": estimates_view(row),
         **({"after": after} if after else {}),
         **({"alerts": alerts} if alerts else {}),
+        **({"failure": fails["text"]} if fails else {}),
     }
 
 

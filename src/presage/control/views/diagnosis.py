@@ -12,11 +12,12 @@ from typing import Any
 from presage.control.health.alerts import Alert
 from presage.control.people.accounts import UserRole, may_see
 from presage.control.site.service import Service
+from presage.control.views.ahead import failure_view
 from presage.core.state import State
 from presage.model.codec import encode
 from presage.model.errors import NotFound, PresageError
 from presage.observe.health.trouble import Trouble
-from presage.store.records import User
+from presage.store.records import JobRow, User
 
 __all__ = ["AlertSight", "alert_texts", "alert_view", "diagnose"]
 
@@ -26,7 +27,7 @@ _MOST = 20
 
 def diagnose(service: Service, me: User, subject: str) -> dict[str, Any]:
     """What is wrong with a job, a node, or with everything: `cluster`."""
-    name, concerns = _resolved(service, subject, me)
+    name, row, concerns = _resolved(service, subject, me)
     health, sees = service.health, AlertSight(service, me)
     opened = [one for one in sees.those(health.book.open()) if concerns(one.finding)]
     over = [one for one in sees.those(health.book.over()) if concerns(one.finding)]
@@ -43,6 +44,7 @@ def diagnose(service: Service, me: User, subject: str) -> dict[str, Any]:
         "alerts": [alert_view(one) for one in opened],
         "suspected": [_trouble_view(one) for one in suspected[:_MOST]],
         "over": [alert_view(one) for one in over[:_MOST]],
+        "failure": failure_view(service, row) if row is not None else None,
     }
 
 
@@ -110,22 +112,24 @@ class AlertSight:
         return bool(job) and self._jobs[job]
 
 
-def _resolved(service: Service, subject: str, me: User) -> tuple[str, Callable[[Trouble], bool]]:
-    """What is asked about, in words, and whether some trouble is part of it."""
+def _resolved(
+    service: Service, subject: str, me: User
+) -> tuple[str, JobRow | None, Callable[[Trouble], bool]]:
+    """What is asked about, in words; the job, if it is one; whether some trouble is part of it."""
     if subject == _CLUSTER:
-        return _CLUSTER, lambda trouble: True
+        return _CLUSTER, None, lambda trouble: True
 
     def nodes(state: State) -> set[str]:
         return set(state.capacity.index)
 
     try:
         if subject in service.live.read(nodes):
-            return f"node {subject}", lambda trouble: trouble.node == subject
+            return f"node {subject}", None, lambda trouble: trouble.node == subject
     except PresageError:
         pass  # this server does not decide
     try:
-        job = service.seen(subject, me).id
+        row = service.seen(subject, me)
     except NotFound as error:
         text = f"{error}; there is no node of that name either ('cluster' is everything)"
         raise NotFound(text) from None
-    return f"job {job}", lambda trouble: trouble.job == job
+    return f"job {row.id}", row, lambda trouble: trouble.job == row.id

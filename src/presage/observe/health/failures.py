@@ -57,6 +57,8 @@ class FailureModel:
     """Chance of failure of runs, each a row of numbers; NaN where something is unknown."""
 
     names_: tuple[str, ...]
+    card_: Mapping[str, Any]
+    """What its bundle says of it, once it is on disk."""
 
     def __init__(self, iterations: int = 150, seed: int = 0) -> None:
         self.iterations = iterations
@@ -89,10 +91,11 @@ class FailureModel:
             max_leaf_nodes=15,
             l2_regularization=1.0,
             random_state=self.seed,
-        ).fit(rows, failed)
-        self.trees_ = TreeEnsemble.from_sklearn(boosted)
+        )
         known = np.isfinite(rows)
         some = known.any(axis=0)
+        boosted.fit(np.where(some, rows, 0.0), failed)  # it cannot bin a column of nothing
+        self.trees_ = TreeEnsemble.from_sklearn(boosted)
         self.typical_ = np.zeros(rows.shape[1])
         self.typical_[some] = np.nanmedian(np.where(known, rows, np.nan)[:, some], axis=0)
         filled = self._filled(rows)
@@ -175,8 +178,16 @@ class FailureModel:
         )
         return FailureChance(estimate, reasons)
 
-    def save(self, path: Path, *, date: str, data: str, licence: str) -> None:
-        """Write a bundle."""
+    def save(
+        self,
+        path: Path,
+        *,
+        date: str,
+        data: str,
+        licence: str = "that of the data",
+        more: Mapping[str, Any] = {},
+    ) -> None:
+        """Write a bundle; `more` is for whoever makes the rows."""
         arrays = {
             name: getattr(self, f"{name}_")
             for name in ("typical", "scale", "vectors", "weights", "mixture", "alone")
@@ -191,6 +202,7 @@ class FailureModel:
             "features": list(self.names_),
             "splits": f"mixture on the last {_LATER:.0%} by time",
             "errors": {},
+            **more,
         }
         arrays |= prefixed("trees", self.trees_.to_arrays())
         arrays |= prefixed("forest", self.forest_.to_arrays())
@@ -202,14 +214,17 @@ class FailureModel:
         arrays, card = load_bundle(path)
         if card["name"] != _NAME or card["version"] != _VERSION:
             raise BundleError(f"{path} holds no chances of failure; fit them first")
-        return cls._from(arrays, card)
+        try:
+            return cls._from(arrays, card)
+        except (KeyError, TypeError, ValueError):
+            raise BundleError(f"{path} is damaged: fit it again") from None
 
     @classmethod
     def _from(
         cls, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]
     ) -> FailureModel:
         model = cls()
-        model.names_ = tuple(map(str, card["features"]))
+        model.names_, model.card_ = tuple(map(str, card["features"])), card
         model.trees_ = TreeEnsemble.from_arrays(under("trees", arrays))
         model.forest_ = TreeEnsemble.from_arrays(under("forest", arrays))
         model.typical_, model.scale_ = arrays["typical"], arrays["scale"]

@@ -9,14 +9,14 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log1p
+from math import exp, expm1, log1p
 from typing import NamedTuple
 
 import numpy as np
 
 from presage.learn import Floats
 
-__all__ = ["PastRun", "RunRequest", "at_submission", "history_names"]
+__all__ = ["PastRun", "RunRequest", "at_submission", "history_names", "in_words"]
 
 _KEPT = 50
 """Of an owner, or of runs alike, the last so many ends count."""
@@ -133,6 +133,44 @@ def at_submission(
             begun += 1
         rows[at] = _row(requests[at], seen, numbers)
     return rows
+
+
+_WHOSE = {
+    "owner_same": "its owner's runs like it",
+    "owner": "its owner's runs",
+    "same": "all runs like it",
+}
+_WHEN = {"rate": "", "recent_rate": " lately", "rate_of_the_day": " within a day"}
+_ENDED = {0.0: "went well", 1.0: "failed", 2.0: "was cancelled"}
+
+
+def in_words(feature: str, value: float) -> str:
+    """A number of a row, as people say it."""
+    group = next((name for name in _WHOSE if feature.startswith(f"{name}_")), "")
+    about = feature.removeprefix(f"{group}_")
+    if not group or about not in _ABOUT:
+        unknown = not np.isfinite(value)
+        return f"{feature.replace('_', ' ')}: {'unknown' if unknown else f'{value:.4g}'}"
+    whose = _WHOSE[group]
+    if about in _WHEN:
+        return f"{value:.0%} of {whose} failed{_WHEN[about]}"
+    if about == "streak" and value:
+        how = "failed" if value > 0 else "went well"
+        return f"the last {abs(value):.0f} of {whose} {how}"
+    if about in ("last_end", "end_before_last") and value in _ENDED:
+        which = "last" if about == "last_end" else "one before the last"
+        return f"the {which} of {whose} {_ENDED[value]}"
+    if value < 0:
+        return f"nothing is known of {whose}"
+    if about.startswith("hours_since"):
+        what = "failure" if about.endswith("failure") else "end"
+        return f"the last {what} of {whose} was {expm1(value):.1f} h ago"
+    if about in ("last_length", "usual_length"):
+        how = "usually take" if about == "usual_length" else "last took"
+        return f"{whose} {how} {expm1(value):.0f} s"
+    if about == "cancelled":
+        return f"{value:.0%} of {whose} were cancelled"
+    return f"{value:.0f} of {whose} are over"
 
 
 def _keys(request: RunRequest) -> tuple[tuple[str, ...], ...]:

@@ -12,17 +12,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from presage.learn import Floats
-from presage.model.errors import MissingExtra, NotFitted, UserError
+from presage.learn.bundle import load_bundle, save_bundle
+from presage.learn.evaluate import family_out
+from presage.model.errors import BundleError, MissingExtra, NotFitted, UserError
 from presage.observe.health.causes import Moved
 
-__all__ = ["FaultKinds", "Likely"]
+__all__ = ["FaultKinds", "Likely", "Method"]
 
 Method = Literal["tree", "network"]
+
+_NAME, _VERSION = "health-kinds", "1"
 
 _SORTS = {
     "node": r"^(node|host)",
@@ -66,25 +71,83 @@ class FaultKinds:
         """Learn from what each fault's guilty series did, by metric."""
         if len(faults) != len(kinds) or len(set(kinds)) < 2:
             raise UserError("kinds of fault need a kind for each fault, and two kinds or more")
-        self.kinds_ = tuple(sorted(set(kinds)))
         changes = np.array([_by_sort(moved) for moved in faults])
+        levels = np.array([_levels(moved) for moved in faults])
+        return self._learn(changes, levels, kinds)
+
+    def _learn(self, changes: Floats, levels: Floats, kinds: Sequence[str]) -> Self:
+        self.changes_, self.levels_, self.truth_ = changes, levels, tuple(kinds)
+        self.kinds_ = tuple(sorted(set(kinds)))
         if self.method == "tree":
-            levels = np.array([_levels(moved) for moved in faults])
             self.model_ = _tree(np.hstack([changes, levels]), kinds)
         else:
             self.model_ = _network(_states(changes), kinds)
         return self
 
+    def right_on_others(self, groups: Sequence[str], folds: int = 10) -> float:
+        """The share of its own faults whose kind is named by what was learned from other groups
+        (services, say)."""
+        right = 0
+        for train, test in family_out(np.array(groups), min(folds, len(set(groups))), seed=0):
+            truth = [self.truth_[at] for at in train]
+            if len(set(truth)) < 2:
+                continue
+            part = FaultKinds(self.method)
+            part._learn(self.changes_[train], self.levels_[train], truth)
+            for at in test:
+                first = part._ranked(self.changes_[at], self.levels_[at])[0]
+                right += first.kind == self.truth_[at]
+        return right / len(self.truth_)
+
+    def save(self, path: Path, *, date: str, data: str) -> None:
+        """Write a bundle: the faults it learned from, for they are few."""
+        place = {kind: at for at, kind in enumerate(self.kinds_)}
+        truth = np.array([place[kind] for kind in self.truth_])
+        card = {
+            "name": _NAME,
+            "version": _VERSION,
+            "date": date,
+            "data": data,
+            "licence": "that of the data",
+            "features": [*_SORTS, *_LEVELS],
+            "splits": "",
+            "errors": {},
+            "kinds": list(self.kinds_),
+        }
+        arrays = {"changes": self.changes_, "levels": self.levels_, "truth": truth}
+        save_bundle(path, arrays, card)
+
+    @classmethod
+    def load(cls, path: Path, method: Method = "tree") -> FaultKinds:
+        """Learn again from the faults of a bundle."""
+        arrays, card = load_bundle(path)
+        if card["name"] != _NAME or card["version"] != _VERSION:
+            raise BundleError(f"{path} holds no kinds of fault; fit them first")
+        if card["features"] != [*_SORTS, *_LEVELS]:
+            raise BundleError(f"{path} sorts metrics in another way: fit it again")
+        try:
+            truth = [str(card["kinds"][at]) for at in arrays["truth"].tolist()]
+            model = cls(method)
+            return model._learn(
+                arrays["changes"].reshape(len(truth), len(_SORTS)),
+                arrays["levels"].reshape(len(truth), len(_LEVELS)),
+                truth,
+            )
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise BundleError(f"{path} is damaged: fit it again") from None
+
     def rank(self, moved: Mapping[str, Moved]) -> list[Likely]:
         """All kinds, the likeliest first."""
         if not hasattr(self, "model_"):
             raise NotFitted("this FaultKinds is not fitted; call fit")
-        row = _by_sort(moved)
+        return self._ranked(np.array(_by_sort(moved)), np.array(_levels(moved)))
+
+    def _ranked(self, changes: Floats, levels: Floats) -> list[Likely]:
         if self.method == "tree":
-            shares = self.model_.predict_proba(np.array([row + _levels(moved)]))[0]
+            shares = self.model_.predict_proba(np.append(changes, levels)[None])[0]
             chances = dict(zip(self.model_.classes_, shares, strict=True))
         else:
-            chances = _ask(self.model_, _states(np.array([row]))[0], self.kinds_)
+            chances = _ask(self.model_, _states(changes[None])[0], self.kinds_)
         found = [Likely(kind, float(chances.get(kind, 0.0))) for kind in self.kinds_]
         return sorted(found, key=lambda each: -each.probability)
 
