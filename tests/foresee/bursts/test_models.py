@@ -13,6 +13,7 @@ import pytest
 from presage.foresee.bursts import BurstNet, GnnKind
 from presage.foresee.bursts._passes import forward
 from presage.foresee.bursts.bundles import BurstBundle, errors_of, fit_bundle
+from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.bursts.graphs import SUMMARY, GraphInput, group_count, grouped
 from presage.foresee.bursts.models import ModelKind, NetModel, TreeModel
 from presage.foresee.bursts.rows import MeasuredSetting, noise_of, read_runs
@@ -191,3 +192,21 @@ def test_a_setting_reads_as_it_is_written(text: str) -> None:
 def test_what_is_no_setting_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Setting.parse(text)
+
+
+def test_communities_are_those_of_networkx() -> None:
+    """The same groups in the same order, for the same neighbours and seed."""
+    import networkx as nx
+    from networkx.algorithms.community import asyn_fluidc
+
+    for seed in range(12):
+        drawn = nx.connected_watts_strogatz_graph(30 + 9 * seed, 4, 0.2, seed=seed)
+        theirs = [sorted(each) for each in asyn_fluidc(drawn, 4 + seed, seed=seed)]
+        ours = fluid_communities([list(drawn[node]) for node in drawn], 4 + seed, seed)
+        assert ours == theirs
+
+
+def test_the_largest_component_is_found() -> None:
+    parts = [[1], [0], [3], [2, 4], [3], []]
+    assert largest_component(parts) == [2, 3, 4]
+    assert largest_component([[1], [0], [3], [2]]) == [0, 1]

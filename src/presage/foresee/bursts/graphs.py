@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.graph.opgraph import KINDS, PHASES, OpGraph
 from presage.learn import Floats
-from presage.model.errors import GraphError, MissingExtra
+from presage.model.errors import GraphError
 
 __all__ = ["SUMMARY", "GraphInput", "graph_input", "group_count", "grouped", "summary"]
 
@@ -68,25 +69,23 @@ def grouped(
     sizes: Floats, often: Floats, edges: npt.NDArray[Any], groups: int | None = None
 ) -> tuple[Floats, Floats]:
     """Features (N, 3) and adjacency (N, N) of the groups of a graph's largest component."""
-    try:
-        import networkx as nx  # type: ignore[import-untyped]  # ships none
-        from networkx.algorithms.community import asyn_fluidc  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra("learn", "grouping a graph") from None
-    whole = nx.Graph()
-    whole.add_nodes_from(range(len(sizes)))
-    whole.add_edges_from((int(a), int(b)) for a, b in edges if a != b)
-    kept = max(nx.connected_components(whole), key=lambda part: (len(part), -min(part)))
-    component = nx.Graph()
-    component.add_nodes_from(sorted(kept))
-    component.add_edges_from(whole.subgraph(kept).edges)
+    neighbours: list[dict[int, None]] = [{} for _ in sizes]  # in the order of the edges
+    for a, b in edges.tolist():
+        if a != b:
+            neighbours[a][b] = neighbours[b][a] = None
+    kept = largest_component([list(each) for each in neighbours])
+    place = {node: at for at, node in enumerate(kept)}
+    inside = [[place[other] for other in neighbours[node]] for node in kept]
     count = min(len(kept), groups or group_count(len(kept)))
-    found = [sorted(each) for each in asyn_fluidc(component, count, seed=_SEED)]
-    group_of = {node: at for at, each in enumerate(found) for node in each}
-    x = np.array([[sizes[each].sum(), len(each), often[each].sum()] for each in found])
+    found = fluid_communities(inside, count, _SEED)
+    group_of = np.empty(len(kept), np.intp)
+    for at, each in enumerate(found):
+        group_of[each] = at
+    of_kept = np.array([sizes[kept], np.ones(len(kept)), often[kept]])
+    x = np.stack([np.bincount(group_of, row, len(found)) for row in of_kept], axis=1)
     adj = np.zeros((len(found), len(found)))
-    for a, b in component.edges:
-        adj[group_of[a], group_of[b]] = adj[group_of[b], group_of[a]] = 1.0
+    for at, others in enumerate(inside):
+        adj[group_of[at], group_of[others]] = 1.0
     np.fill_diagonal(adj, 0.0)
     return x, adj
 
