@@ -2,9 +2,9 @@
 
     python -m benchmarks.bursts_data DIR        # DIR/runs.jsonl, from benchmarks.bursts_collect
 
-`benchmarks/data/bursts` then has all runs (`runs.jsonl.gz`), as they were measured, and `card.json`
-with counts, machine, dates and the noise of repeats; `README.md` there says what the columns are.
-Runs that failed are counted and left out. Nothing here fits or measures.
+`benchmarks/data/bursts` then has all runs as they were measured (`runs.jsonl.gz`), and
+`card.json` with counts, machine, dates and the noise of repeats; `README.md` there says what the
+columns are. Runs that failed are counted and left out. Nothing here fits or measures.
 """
 
 from __future__ import annotations

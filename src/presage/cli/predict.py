@@ -192,6 +192,19 @@ def _show(prediction: Prediction) -> None:
 
 def _show_bursts(console: Console, prediction: Prediction) -> None:
     """How the training pulses where it is distributed."""
+    if (there := prediction.distributed) is not None:
+        q = there.step_ms
+        console.print(
+            f"in {prediction.setting}: step {_number(q.p50)} ms ({_number(q.p10)}–"
+            f"{_number(q.p90)}), {_number(there.compute_ms)} computing, "
+            f"{_number(there.exposed_ms)} talking"
+        )
+        brings = f"  adding a worker brings {there.adding_a_worker_pct:+.0f} % samples a second"
+        if there.adding_a_server_pct is not None:
+            brings += f", a server {there.adding_a_server_pct:+.0f} %"
+        console.print(brings)
+        for other, step in there.other.items():
+            console.print(f"  as {other} a step would take {_number(step)} ms")
     if prediction.bursts is None:
         return
     console.print(f"bursts in {prediction.setting}, 10–90 %:")
@@ -366,18 +379,20 @@ def _fit_bursts(
 ) -> None:
     from presage.foresee.bursts.bundles import BurstBundle, fit_bundle
     from presage.foresee.bursts.models import ModelKind
-    from presage.foresee.bursts.rows import read_runs, settings_of
+    from presage.foresee.bursts.rows import read_runs, settings_of, step_rows
     from presage.foresee.bursts.settings import Setting
-    from presage.foresee.bursts.use import own_bundle
+    from presage.foresee.bursts.steps import fit_steps
+    from presage.foresee.bursts.use import STEPS, own_bundle
+    from presage.foresee.estimators import own_models
 
     try:
         tried = [ModelKind(name.strip()) for name in kinds.split(",")]
     except ValueError:
         known = ", ".join(kind for kind in ModelKind if kind is not ModelKind.CONSTANT)
         raise UserError(f"--kinds {kinds}: there are {known}") from None
-    start = None if base is None else BurstBundle.load(base)
     if setting is None and base is not None:
         raise UserError("a transfer is to one setting: --setting P2W2/1gbit")
+    start = None if base is None else BurstBundle.load(base)
     wanted = settings_of(profiles) if setting is None else [Setting.parse(setting)]
     today = datetime.now(UTC).date().isoformat()
     cards = []
@@ -388,10 +403,18 @@ def _fit_bursts(
         path = own_bundle(each) if out is None else out / f"{each.file}.npz"
         bundle.save(path)
         cards.append({"written": str(path), **bundle.card})
+    if setting is None:
+        steps = fit_steps(step_rows(profiles, profiles / "graphs", say), today)
+        path = (own_models() / "bursts" if out is None else out) / STEPS
+        steps.save(path)
+        cards.append({"written": str(path), **dict(steps.card or {})})
     if as_json:
         print_json({"fitted": cards} if setting is None else cards[0])
         return
     for card in cards:
+        if "setting" not in card:
+            say(f"steps: {card['data']}; errors left out: {card['errors']}")
+            continue
         scores = {kind: each["score"] for kind, each in card["errors"].items()}
         say(f"bursts in {card['setting']}: {card['data']}; {card['model']} answers")
         listed = ", ".join(f"{kind} {score:.2f}" for kind, score in scores.items())

@@ -52,19 +52,19 @@ def test_grouping_by_hand() -> None:
     """A path of four, a pair and a loner: the path is kept, and two groups of it are joined."""
     edges = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])
     sizes, often = np.array([1.0, 2, 4, 8, 99, 99, 99]), np.full(7, 0.25)
-    x, adj = grouped(sizes, often, edges, groups=2)
+    x, adj = grouped(sizes, often, edges, groups=lambda nodes: 2)
     np.testing.assert_array_equal(adj, [[0, 1], [1, 0]])
     np.testing.assert_allclose(x.sum(0), [15, 4, 1])
     assert sorted(x[:, 1]) in ([1, 3], [2, 2])  # communities of a path are stretches of it
     assert x[np.argmax(x[:, 0]), 0] in (12, 14, 8)
-    one, alone = grouped(sizes, often, edges, groups=1)
+    one, alone = grouped(sizes, often, edges, groups=lambda nodes: 1)
     np.testing.assert_allclose(one, [[15, 4, 1]])
     np.testing.assert_array_equal(alone, [[0]])
 
 
 def test_as_many_groups_as_nodes_leave_the_graph_as_it_is() -> None:
     edges = np.array([[0, 1], [1, 2], [2, 0], [2, 3]])
-    x, adj = grouped(np.array([1.0, 2, 3, 4]), np.ones(4), edges, groups=4)
+    x, adj = grouped(np.array([1.0, 2, 3, 4]), np.ones(4), edges, groups=lambda nodes: 4)
     assert sorted(x[:, 0]) == [1, 2, 3, 4]
     assert sorted(adj.sum(0)) == [1, 2, 2, 3]
 

@@ -41,7 +41,7 @@ def largest_component(neighbours: Neighbours) -> list[int]:
 
 def fluid_communities(neighbours: Neighbours, groups: int, seed: int) -> list[list[int]]:
     """So many groups of a connected graph's nodes, in the order in which they were met."""
-    chance = Random(seed)  # noqa: S311  # not a secret
+    chance = Random(seed)
     count = len(neighbours)
     order = list(range(count))
     chance.shuffle(order)

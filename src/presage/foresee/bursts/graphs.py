@@ -10,6 +10,7 @@ that graphs of like size can be trained in one batch (as published it is that of
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -29,7 +30,7 @@ SCALE = 3.0
 _SEED = 42
 
 SUMMARY = (
-    *("params", "batch", "operators", "written", "read", "weights_read"),
+    *("params", "trained", "batch", "operators", "written", "read", "weights_read"),
     *(f"macs_{phase}" for phase in PHASES),
     *(f"written_{phase}" for phase in PHASES),
     *(f"macs_{kind}" for kind in KINDS),
@@ -49,14 +50,16 @@ class GraphInput:
     summary: Floats
 
 
-def graph_input(graph: OpGraph, batch: int) -> GraphInput:
-    """What there is to tell of a graph at a batch."""
+def graph_input(
+    graph: OpGraph, batch: int, groups: Callable[[int], int] | None = None
+) -> GraphInput:
+    """What there is to tell of a graph at a batch; `groups` says how many for so many nodes."""
     if not len(graph):
         raise GraphError("the model computes nothing")
     sizes = graph.at(graph.written, batch)
     counts = Counter(graph.kind.tolist())
     often = np.array([counts[kind] / len(graph) for kind in graph.kind.tolist()])
-    x, adj = grouped(sizes, often, graph.edges)
+    x, adj = grouped(sizes, often, graph.edges, groups or group_count)
     return GraphInput(x, adj, summary(graph, batch))
 
 
@@ -66,7 +69,10 @@ def group_count(nodes: int, scale: float = SCALE) -> int:
 
 
 def grouped(
-    sizes: Floats, often: Floats, edges: npt.NDArray[Any], groups: int | None = None
+    sizes: Floats,
+    often: Floats,
+    edges: npt.NDArray[Any],
+    groups: Callable[[int], int] = group_count,
 ) -> tuple[Floats, Floats]:
     """Features (N, 3) and adjacency (N, N) of the groups of a graph's largest component."""
     neighbours: list[dict[int, None]] = [{} for _ in sizes]  # in the order of the edges
@@ -76,7 +82,7 @@ def grouped(
     kept = largest_component([list(each) for each in neighbours])
     place = {node: at for at, node in enumerate(kept)}
     inside = [[place[other] for other in neighbours[node]] for node in kept]
-    count = min(len(kept), groups or group_count(len(kept)))
+    count = min(len(kept), groups(len(kept)))
     found = fluid_communities(inside, count, _SEED)
     group_of = np.empty(len(kept), np.intp)
     for at, each in enumerate(found):
@@ -98,8 +104,8 @@ def summary(graph: OpGraph, batch: int) -> Floats:
     of_phase = graph.phase[:, None] == np.arange(len(PHASES))
     values = np.concatenate(
         [
-            [graph.params, batch, len(graph), written.sum(), graph.at(graph.read, batch).sum()],
-            [graph.weights.sum()],
+            [graph.params, graph.trainable, batch, len(graph), written.sum()],
+            [graph.at(graph.read, batch).sum(), graph.weights.sum()],
             macs @ of_phase,
             written @ of_phase,
             macs @ of_kind,

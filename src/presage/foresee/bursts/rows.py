@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from presage.foresee.bursts.graphs import GraphInput, graph_input
 from presage.foresee.bursts.settings import Setting
+from presage.foresee.bursts.steps import MeasuredStep, measured_steps
 from presage.foresee.graph import zoo
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.opgraph import OpGraph
@@ -27,7 +28,7 @@ from presage.model.errors import UserError
 from presage.telemetry.bursts import TARGETS
 from presage.telemetry.rows import objects
 
-__all__ = ["MeasuredSetting", "measured_runs", "noise_of", "read_runs", "settings_of"]
+__all__ = ["MeasuredSetting", "measured_runs", "noise_of", "read_runs", "settings_of", "step_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,14 +49,37 @@ class MeasuredSetting:
         self, cache: Path, say: Callable[[str], object] = lambda text: None
     ) -> list[GraphInput]:
         """The graph of each workload; traced where `cache` does not have it yet."""
-        traced: dict[str, OpGraph] = {}
-        out = []
-        for work in self.workloads:
-            name = json.dumps([work["model"], work.get("input"), work.get("optimizer", "sgd")])
-            if name not in traced:
-                traced[name] = _graph(work, cache, name, say)
-            out.append(graph_input(traced[name], int(work["batch"])))
-        return out
+        graphs = graphs_of(self.workloads, cache, say)
+        sizes = [int(work["batch"]) for work in self.workloads]
+        return [graph_input(graph, batch) for graph, batch in zip(graphs, sizes, strict=True)]
+
+
+def graphs_of(
+    workloads: Sequence[dict[str, Any]],
+    cache: Path,
+    say: Callable[[str], object] = lambda text: None,
+) -> list[OpGraph]:
+    """The graph of each workload; traced where `cache` does not have it yet."""
+    traced: dict[str, OpGraph] = {}
+    out = []
+    for work in workloads:
+        name = json.dumps([work["model"], work.get("input"), work.get("optimizer", "sgd")])
+        if name not in traced:
+            traced[name] = _graph(work, cache, name, say)
+        out.append(traced[name])
+    return out
+
+
+def step_rows(
+    directory: Path, cache: Path, say: Callable[[str], object] = lambda text: None
+) -> list[MeasuredStep]:
+    """What all runs of a directory tell of steps."""
+    runs = list(measured_runs(directory))
+    works = {json.dumps(run["workload"], sort_keys=True): run["workload"] for run in runs}
+    graphs = graphs_of(list(works.values()), cache, say)
+    slopes = {name: 4.0 * graph.trainable for name, graph in zip(works, graphs, strict=True)}
+    families = {work["model"]: zoo.find(work["model"]).family for work in works.values()}
+    return measured_steps(runs, slopes, families)
 
 
 def settings_of(directory: Path) -> list[Setting]:
