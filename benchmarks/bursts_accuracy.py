@@ -244,10 +244,8 @@ def steps(bench: Bench) -> None:
         off = np.abs(guess / truth - 1)
         print(f"  {name:<24} {100 * np.median(off):3.0f} ({100 * off.mean():.0f})")
         for setting in dict.fromkeys(settings.tolist()):
-            here = settings == setting
-            print(
-                f"    {setting:<18} {100 * np.median(off[here]):3.0f} ({100 * off[here].mean():.0f})"
-            )
+            each = off[settings == setting]
+            print(f"    {setting:<18} {100 * np.median(each):3.0f} ({100 * each.mean():.0f})")
     weights = StepModel.fit(rows)
     print(f"  weights: {weights.weights.round(2).tolist()}")
     _gains(rows, guesses)
@@ -267,9 +265,8 @@ def _gains(rows: list[MeasuredStep], guesses: dict[str, Floats]) -> None:
     for name, guess in guesses.items():
         said = np.array([2 * guess[two] / guess[four] for two, four in pairs])
         off = np.abs(said / true - 1)
-        print(
-            f"  throughput W4 ÷ W2, {name}: {np.median(said):.2f}, error {100 * np.median(off):.0f} %"
-        )
+        error = 100 * np.median(off)
+        print(f"  throughput W4 ÷ W2, {name}: {np.median(said):.2f}, error {error:.0f} %")
     print(f"  measured: {np.median(true):.2f} on one core that all share, {len(pairs)} workloads")
 
 
