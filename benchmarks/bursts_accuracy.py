@@ -35,7 +35,7 @@ from presage.foresee.bursts.rows import (
 from presage.foresee.bursts.steps import MeasuredStep, SetupTimes, StepModel, left_out
 from presage.foresee.bursts.training import TrainOptions
 from presage.learn import Floats, sklearn_ensemble
-from presage.learn.evaluate import grouped_folds
+from presage.learn.evaluate import Indices, grouped_folds
 from presage.learn.groups import GroupConformal
 from presage.telemetry.bursts import METRICS, RESOURCES, TARGETS
 
@@ -147,7 +147,7 @@ def transfer(bench: Bench, targets: Sequence[str]) -> None:
             moved: bool,
             *,
             bases: dict[int, NetModel] = bases,
-            folds: Floats = folds,
+            folds: Indices = folds,
             inputs: list[GraphInput] = inputs,
             labels: Floats = rows.labels,
         ) -> str:

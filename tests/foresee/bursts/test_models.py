@@ -196,8 +196,8 @@ def test_what_is_no_setting_is_refused(text: str, why: str) -> None:
 
 def test_communities_are_those_of_networkx() -> None:
     """The same groups in the same order, for the same neighbours and seed."""
-    import networkx as nx
-    from networkx.algorithms.community import asyn_fluidc
+    import networkx as nx  # type: ignore[import-untyped]  # ships none
+    from networkx.algorithms.community import asyn_fluidc  # type: ignore[import-untyped]
 
     for seed in range(12):
         drawn = nx.connected_watts_strogatz_graph(30 + 9 * seed, 4, 0.2, seed=seed)

@@ -88,7 +88,8 @@ def grouped(
     for at, each in enumerate(found):
         group_of[each] = at
     of_kept = np.array([sizes[kept], np.ones(len(kept)), often[kept]])
-    x = np.stack([np.bincount(group_of, row, len(found)) for row in of_kept], axis=1)
+    x = np.zeros((len(found), len(of_kept)))
+    np.add.at(x, group_of, of_kept.T)
     adj = np.zeros((len(found), len(found)))
     for at, others in enumerate(inside):
         adj[group_of[at], group_of[others]] = 1.0
