@@ -67,7 +67,8 @@ def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
     ("words", "why"),
     [
         (("--setting", "W2/1gbit"), "has no runs.jsonl"),
-        ((), "--setting W2/1gbit"),
+        (("--from", "x.npz"), "--setting P2W2/1gbit"),
+        ((), "has no runs.jsonl"),
         (("--setting", "nonsense"), "'nonsense' is no setting"),
         (("--setting", "W2/1gbit", "--kinds", "mlp"), "there are trees, gcn, gin, gat, mpnn"),
         (("--setting", "W2/1gbit", "--from", "x.npz"), "there is no bundle x.npz"),

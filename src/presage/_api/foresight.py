@@ -118,19 +118,33 @@ def _with_bursts(
     foreseen: Prediction, named: NamedModel, setup: Setup, asked: Setting
 ) -> Prediction:
     """With how the training pulses in a setting, if a bundle knows it."""
-    from presage.foresee.bursts.use import bundle_for
+    from presage.foresee.bursts import use
 
     if setup.inference:
         raise UserError("bursts are those of a training: leave --inference or --setting out")
-    bundle = bundle_for(asked)
+    graph, evidence = named.graph(setup), list(foreseen.evidence)
+    bundle, steps = use.bundle_for(asked), use.step_model()
+    bursts = distributed = None
     if bundle is None:
+        known = ", ".join(map(str, use.known_settings()))
         why = f"no bundle knows the bursts of {asked}: `presage fit bursts` makes one from runs"
-        return replace(foreseen, setting=str(asked), evidence=[*foreseen.evidence, why])
-    bursts = bundle.foresee(named.graph(setup), foreseen.batch)
-    card = bundle.card
-    story = f"bursts by {card['model']} from {card['data']} in {asked} ({card['date']})"
-    evidence = [*foreseen.evidence, story]
-    return replace(foreseen, setting=str(asked), bursts=bursts, evidence=evidence)
+        evidence.append(f"{why}; there are {known}" if known else why)
+    else:
+        bursts = bundle.foresee(graph, foreseen.batch)
+        card = bundle.card
+        evidence.append(
+            f"bursts by {card['model']} from {card['data']} in {asked} ({card['date']})"
+        )
+    if steps is not None:
+        slopes = 4.0 * graph.trainable
+        distributed = use.distributed(steps, foreseen.step_ms, slopes, foreseen.batch, asked)
+        told = (steps.card or {}).get("data")
+        evidence.append(
+            f"distributed steps by {told}; each worker on a {next(iter(foreseen.gpus))}"
+        )
+    return replace(
+        foreseen, setting=str(asked), bursts=bursts, distributed=distributed, evidence=evidence
+    )
 
 
 def get_ready() -> None:

@@ -192,6 +192,19 @@ def _show(prediction: Prediction) -> None:
 
 def _show_bursts(console: Console, prediction: Prediction) -> None:
     """How the training pulses where it is distributed."""
+    if (there := prediction.distributed) is not None:
+        q = there.step_ms
+        console.print(
+            f"in {prediction.setting}: step {_number(q.p50)} ms ({_number(q.p10)}–"
+            f"{_number(q.p90)}), {_number(there.compute_ms)} computing, "
+            f"{_number(there.exposed_ms)} talking"
+        )
+        brings = f"  adding a worker brings {there.adding_a_worker_pct:+.0f} % samples a second"
+        if there.adding_a_server_pct is not None:
+            brings += f", a server {there.adding_a_server_pct:+.0f} %"
+        console.print(brings)
+        for other, step in there.other.items():
+            console.print(f"  as {other} a step would take {_number(step)} ms")
     if prediction.bursts is None:
         return
     console.print(f"bursts in {prediction.setting}, 10–90 %:")
@@ -306,7 +319,12 @@ FitTarget = Annotated[
 Profiles = Annotated[
     Path, typer.Option(help="A directory of Parquet or CSV files; of bursts, that of runs.jsonl.")
 ]
-FitSetting = Annotated[str | None, typer.Option(help="Of bursts: the setting, such as W2/1gbit.")]
+FitSetting = Annotated[
+    str | None, typer.Option(help="Of bursts: the setting, such as W2/1gbit; else all there are.")
+]
+FitOut = Annotated[
+    Path | None, typer.Option(help="Of bursts: a directory for bundles instead of your own.")
+]
 FitFrom = Annotated[
     Path | None,
     typer.Option("--from", help="Of bursts: a bundle of another setting, to start from."),
@@ -323,6 +341,7 @@ def fit(
     setting: FitSetting = None,
     base: FitFrom = None,
     kinds: FitKinds = "trees,gcn",
+    out: FitOut = None,
     json: AsJson = False,
 ) -> None:
     """Fit an estimator on your own profiles; `presage predict` then uses it."""
@@ -334,49 +353,70 @@ def fit(
     if not profiles.is_dir():
         raise UserError(f"{profiles} is not a directory")
     if wanted == "bursts":
-        _fit_bursts(profiles, setting, base, kinds, json)
+        _fit_bursts(profiles, setting, base, kinds, out, json)
         return
-    if setting is not None or base is not None:
-        raise UserError("--setting and --from are for bursts")
+    if setting is not None or base is not None or out is not None:
+        raise UserError("--setting, --from and --out are for bursts")
     from presage.foresee.fitting import fit_tables
 
-    out = estimators.own_models() / f"{wanted}.npz"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    card = fit_tables(wanted, profiles, out, datetime.now(UTC).date().isoformat())
+    place = estimators.own_models() / f"{wanted}.npz"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    card = fit_tables(wanted, profiles, place, datetime.now(UTC).date().isoformat())
     if json:
-        print_json({"written": str(out), **card})
+        print_json({"written": str(place), **card})
     else:
         say(f"{wanted}: {card['data']}; errors on families left out: {card['errors']}")
-        say(f"written to {out}; remove the file to go back to the shipped one")
+        say(f"written to {place}; remove the file to go back to the shipped one")
 
 
 def _fit_bursts(
-    profiles: Path, setting: str | None, base: Path | None, kinds: str, as_json: bool
+    profiles: Path,
+    setting: str | None,
+    base: Path | None,
+    kinds: str,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     from presage.foresee.bursts.bundles import BurstBundle, fit_bundle
     from presage.foresee.bursts.models import ModelKind
-    from presage.foresee.bursts.rows import read_runs
-    from presage.foresee.bursts.use import own_bundle
+    from presage.foresee.bursts.rows import read_runs, settings_of, step_rows
+    from presage.foresee.bursts.settings import Setting
+    from presage.foresee.bursts.steps import fit_steps
+    from presage.foresee.bursts.use import STEPS, own_bundle
+    from presage.foresee.estimators import own_models
 
-    if setting is None:
-        raise UserError("bursts are fitted for one setting: --setting W2/1gbit")
     try:
         tried = [ModelKind(name.strip()) for name in kinds.split(",")]
     except ValueError:
         known = ", ".join(kind for kind in ModelKind if kind is not ModelKind.CONSTANT)
         raise UserError(f"--kinds {kinds}: there are {known}") from None
+    if setting is None and base is not None:
+        raise UserError("a transfer is to one setting: --setting P2W2/1gbit")
     start = None if base is None else BurstBundle.load(base)
-    rows = read_runs(profiles, setting)
+    wanted = settings_of(profiles) if setting is None else [Setting.parse(setting)]
     today = datetime.now(UTC).date().isoformat()
-    inputs = rows.inputs(profiles / "graphs", say)
-    bundle = fit_bundle(rows, inputs, today, tried, base=start, say=say)
-    out = own_bundle(rows.setting)
-    bundle.save(out)
+    cards = []
+    for each in wanted:
+        rows = read_runs(profiles, each)
+        inputs = rows.inputs(profiles / "graphs", say)
+        bundle = fit_bundle(rows, inputs, today, tried, base=start, say=say)
+        path = own_bundle(each) if out is None else out / f"{each.file}.npz"
+        bundle.save(path)
+        cards.append({"written": str(path), **bundle.card})
+    if setting is None:
+        steps = fit_steps(step_rows(profiles, profiles / "graphs", say), today)
+        path = (own_models() / "bursts" if out is None else out) / STEPS
+        steps.save(path)
+        cards.append({"written": str(path), **dict(steps.card or {})})
     if as_json:
-        print_json({"written": str(out), **bundle.card})
+        print_json({"fitted": cards} if setting is None else cards[0])
         return
-    scores = {kind: each["score"] for kind, each in bundle.card["errors"].items()}
-    say(f"bursts in {rows.setting}: {bundle.card['data']}; {bundle.card['model']} answers")
-    listed = ", ".join(f"{kind} {score:.2f}" for kind, score in scores.items())
-    say(f"errors on families left out, in spreads: {listed}")
-    say(f"written to {out}")
+    for card in cards:
+        if "setting" not in card:
+            say(f"steps: {card['data']}; errors left out: {card['errors']}")
+            continue
+        scores = {kind: each["score"] for kind, each in card["errors"].items()}
+        say(f"bursts in {card['setting']}: {card['data']}; {card['model']} answers")
+        listed = ", ".join(f"{kind} {score:.2f}" for kind, score in scores.items())
+        say(f"errors on families left out, in spreads: {listed}")
+        say(f"written to {card['written']}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import polars as pl
     from plotly.graph_objects import Figure
 
+    from presage.foresee.bursts.use import Distributed
+
 __all__ = ["Cost", "Domain", "OnGpu", "Prediction", "Quantiles", "Sharing"]
 
 
@@ -96,6 +98,8 @@ class Prediction:
     """How the training is distributed, where somebody asked for its bursts."""
     bursts: dict[str, dict[str, Quantiles]] | None = None
     """How it pulses there, by resource: `burst_pct` or `burst_mib_s`, `burst_ms`, `idle_ms`."""
+    distributed: Distributed | None = None
+    """How long its steps take there, on GPUs of the first kind."""
 
     @property
     def memory_mib(self) -> Quantiles:
@@ -135,7 +139,7 @@ class Prediction:
         """As JSON has it."""
         out = asdict(self)
         if self.setting is None:
-            del out["setting"], out["bursts"]
+            del out["setting"], out["bursts"], out["distributed"]
         for gpu in out["gpus"].values():
             gpu["memory_mib"]["breakdown"] = gpu.pop("breakdown")
         return out

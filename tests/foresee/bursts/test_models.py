@@ -13,6 +13,7 @@ import pytest
 from presage.foresee.bursts import BurstNet, GnnKind
 from presage.foresee.bursts._passes import forward
 from presage.foresee.bursts.bundles import BurstBundle, errors_of, fit_bundle
+from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.bursts.graphs import SUMMARY, GraphInput, group_count, grouped
 from presage.foresee.bursts.models import ModelKind, NetModel, TreeModel
 from presage.foresee.bursts.rows import MeasuredSetting, noise_of, read_runs
@@ -51,19 +52,19 @@ def test_grouping_by_hand() -> None:
     """A path of four, a pair and a loner: the path is kept, and two groups of it are joined."""
     edges = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])
     sizes, often = np.array([1.0, 2, 4, 8, 99, 99, 99]), np.full(7, 0.25)
-    x, adj = grouped(sizes, often, edges, groups=2)
+    x, adj = grouped(sizes, often, edges, groups=lambda nodes: 2)
     np.testing.assert_array_equal(adj, [[0, 1], [1, 0]])
     np.testing.assert_allclose(x.sum(0), [15, 4, 1])
     assert sorted(x[:, 1]) in ([1, 3], [2, 2])  # communities of a path are stretches of it
     assert x[np.argmax(x[:, 0]), 0] in (12, 14, 8)
-    one, alone = grouped(sizes, often, edges, groups=1)
+    one, alone = grouped(sizes, often, edges, groups=lambda nodes: 1)
     np.testing.assert_allclose(one, [[15, 4, 1]])
     np.testing.assert_array_equal(alone, [[0]])
 
 
 def test_as_many_groups_as_nodes_leave_the_graph_as_it_is() -> None:
     edges = np.array([[0, 1], [1, 2], [2, 0], [2, 3]])
-    x, adj = grouped(np.array([1.0, 2, 3, 4]), np.ones(4), edges, groups=4)
+    x, adj = grouped(np.array([1.0, 2, 3, 4]), np.ones(4), edges, groups=lambda nodes: 4)
     assert sorted(x[:, 0]) == [1, 2, 3, 4]
     assert sorted(adj.sum(0)) == [1, 2, 2, 3]
 
@@ -191,3 +192,21 @@ def test_a_setting_reads_as_it_is_written(text: str) -> None:
 def test_what_is_no_setting_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Setting.parse(text)
+
+
+def test_communities_are_those_of_networkx() -> None:
+    """The same groups in the same order, for the same neighbours and seed."""
+    import networkx as nx  # type: ignore[import-untyped]  # ships none
+    from networkx.algorithms.community import asyn_fluidc  # type: ignore[import-untyped]
+
+    for seed in range(12):
+        drawn = nx.connected_watts_strogatz_graph(30 + 9 * seed, 4, 0.2, seed=seed)
+        theirs = [sorted(each) for each in asyn_fluidc(drawn, 4 + seed, seed=seed)]
+        ours = fluid_communities([list(drawn[node]) for node in drawn], 4 + seed, seed)
+        assert ours == theirs
+
+
+def test_the_largest_component_is_found() -> None:
+    parts = [[1], [0], [3], [2, 4], [3], []]
+    assert largest_component(parts) == [2, 3, 4]
+    assert largest_component([[1], [0], [3], [2]]) == [0, 1]

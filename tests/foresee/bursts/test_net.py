@@ -122,7 +122,7 @@ def test_set2set_by_hand() -> None:
     given = {name: np.zeros_like(array) for name, array in arrays().items()}
     x = np.zeros((1, 3, 64))
     x[0, :, 0] = [1.0, 2.0, 6.0]
-    out = _set2set(NumpyOps(), given, x)
+    out = _set2set(NumpyOps(), given, x, 3)
     np.testing.assert_allclose(out[0, :64], 0.0)
     np.testing.assert_allclose(out[0, 64], 3.0)
 

@@ -8,12 +8,23 @@ fitted, read or normalised.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["HIDDEN", "SLOPE", "GnnKind", "NumpyOps", "Ops", "forward", "layers"]
+__all__ = [
+    "HIDDEN",
+    "PUBLISHED",
+    "SLOPE",
+    "Form",
+    "GnnKind",
+    "NumpyOps",
+    "Ops",
+    "forward",
+    "layers",
+]
 
 HIDDEN = 64
 SLOPE = 0.01
@@ -37,6 +48,21 @@ class GnnKind(StrEnum):
     """The mean of messages made of both ends (Gilmer et al.)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How deep a network is and how it is read; as published without anything given."""
+
+    depth: int | None = None
+    """Layers in all; None: half as many as there are nodes."""
+    rounds: int | None = None
+    """Of Set2Set; None: as many as there are nodes."""
+    attentive: bool = True
+    """Set2Set; else the mean and the most of all nodes."""
+
+
+PUBLISHED = Form()
+
+
 class Ops(Protocol):
     """What NumPy and PyTorch spell differently."""
 
@@ -47,6 +73,7 @@ class Ops(Protocol):
     def join(self, parts: list[Any], axis: int) -> Any: ...
     def zeros(self, like: Any, *shape: int) -> Any: ...
     def eye(self, like: Any, size: int) -> Any: ...
+    def most(self, x: Any) -> Any: ...
 
 
 class NumpyOps:
@@ -74,23 +101,30 @@ class NumpyOps:
     def eye(self, like: Any, size: int) -> Any:
         return np.eye(size, dtype=like.dtype)
 
+    def most(self, x: Any) -> Any:
+        return x.max(1)
 
-def layers(nodes: int, tuned: bool) -> list[str]:
+
+def layers(nodes: int, tuned: bool, depth: int | None = None) -> list[str]:
     """The names of the layers that a graph of so many nodes goes through: N // 2 in all, the first
     one always. After a transfer the later half of the shared ones has weights of its own."""
-    shared = max(nodes // 2, 1) - 1
+    shared = max(nodes // 2 if depth is None else depth, 1) - 1
     own = shared // 2 if tuned else 0
     return ["conv_layers.0", *["conv_layers.1"] * (shared - own), *["conv_layers.2"] * own]
 
 
-def forward(ops: Ops, weights: Weights, x: Any, adj: Any, kind: GnnKind) -> Any:
+def forward(
+    ops: Ops, weights: Weights, x: Any, adj: Any, kind: GnnKind, form: Form = PUBLISHED
+) -> Any:
     """(B, 12) for features (B, N, 3) and adjacencies (B, N, N) without self-loops."""
     prepare, convolve = _KINDS[kind]
     links = prepare(ops, adj)
-    for name in layers(adj.shape[-1], "conv_layers.2.b" in weights):
+    for name in layers(adj.shape[-1], "conv_layers.2.b" in weights, form.depth):
         y = convolve(ops, weights, name, x, links)
         x = _gru(ops, weights, _padded(ops, x), y)
-    return _mlp(ops, weights, _set2set(ops, weights, x))
+    if not form.attentive:
+        return _mlp(ops, weights, ops.join([x.mean(1), ops.most(x)], -1))
+    return _mlp(ops, weights, _set2set(ops, weights, x, form.rounds or x.shape[1]))
 
 
 def _padded(ops: Ops, x: Any) -> Any:
@@ -182,12 +216,12 @@ def _gru(ops: Ops, w: Weights, x: Any, state: Any) -> Any:
     return (1 - update) * new + update * state
 
 
-def _set2set(ops: Ops, w: Weights, x: Any) -> Any:
-    """As many rounds as there are nodes: ask with the LSTM's output, read what answers best."""
-    batch, nodes, width = x.shape
+def _set2set(ops: Ops, w: Weights, x: Any, rounds: int) -> Any:
+    """In each round ask with the LSTM's output and read what answers best."""
+    batch, _, width = x.shape
     hidden = cell = ops.zeros(x, batch, width)
     asked = ops.zeros(x, batch, 2 * width)
-    for _ in range(nodes):
+    for _ in range(rounds):
         given, held = _gates(w, "graph_read_out.set2set.lstm", asked, hidden, 4)
         i, f, g, o = (a + b for a, b in zip(given, held, strict=True))
         cell = _sigmoid(ops, f) * cell + _sigmoid(ops, i) * ops.tanh(g)

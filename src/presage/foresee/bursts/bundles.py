@@ -7,7 +7,7 @@ network of another setting's bundle. Nothing here measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,15 @@ from presage.learn.groups import GroupConformal
 from presage.model.errors import BundleError, UserError
 from presage.telemetry.bursts import METRICS, RESOURCES, TARGETS
 
-__all__ = ["LEAST_FAMILIES", "BurstBundle", "errors_of", "fit_bundle", "held_out", "relative"]
+__all__ = [
+    "LEAST_FAMILIES",
+    "BurstBundle",
+    "chosen_out_of_fold",
+    "errors_of",
+    "fit_bundle",
+    "held_out",
+    "relative",
+]
 
 LEAST_FAMILIES = 3
 _FOLDS = 5
@@ -137,6 +145,21 @@ def held_out(
         model = start().fit([inputs[i] for i in kept], labels[kept])
         guess[test] = model.predict([inputs[i] for i in test])
     return guess
+
+
+def chosen_out_of_fold(
+    guesses: Mapping[ModelKind, Floats], labels: Floats, families: Sequence[str]
+) -> Floats:
+    """The guess of the kind that does best on the other folds, fold by fold: what choosing a kind
+    is worth on families that had no say in it."""
+    names = np.asarray(families)
+    folds = grouped_folds(names, min(_FOLDS, len(np.unique(names))), 0)
+    out = np.empty_like(labels)
+    for fold in np.unique(folds):
+        rest = folds != fold
+        best = min(guesses, key=lambda kind: (_score(labels[rest], guesses[kind][rest]), kind))
+        out[~rest] = guesses[best][~rest]
+    return out
 
 
 def fit_bundle(

@@ -10,6 +10,7 @@ that graphs of like size can be trained in one batch (as published it is that of
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.graph.opgraph import KINDS, PHASES, OpGraph
 from presage.learn import Floats
-from presage.model.errors import GraphError, MissingExtra
+from presage.model.errors import GraphError
 
 __all__ = ["SUMMARY", "GraphInput", "graph_input", "group_count", "grouped", "summary"]
 
@@ -28,7 +30,7 @@ SCALE = 3.0
 _SEED = 42
 
 SUMMARY = (
-    *("params", "batch", "operators", "written", "read", "weights_read"),
+    *("params", "trained", "batch", "operators", "written", "read", "weights_read"),
     *(f"macs_{phase}" for phase in PHASES),
     *(f"written_{phase}" for phase in PHASES),
     *(f"macs_{kind}" for kind in KINDS),
@@ -48,14 +50,16 @@ class GraphInput:
     summary: Floats
 
 
-def graph_input(graph: OpGraph, batch: int) -> GraphInput:
-    """What there is to tell of a graph at a batch."""
+def graph_input(
+    graph: OpGraph, batch: int, groups: Callable[[int], int] | None = None
+) -> GraphInput:
+    """What there is to tell of a graph at a batch; `groups` says how many for so many nodes."""
     if not len(graph):
         raise GraphError("the model computes nothing")
     sizes = graph.at(graph.written, batch)
     counts = Counter(graph.kind.tolist())
     often = np.array([counts[kind] / len(graph) for kind in graph.kind.tolist()])
-    x, adj = grouped(sizes, often, graph.edges)
+    x, adj = grouped(sizes, often, graph.edges, groups or group_count)
     return GraphInput(x, adj, summary(graph, batch))
 
 
@@ -65,28 +69,30 @@ def group_count(nodes: int, scale: float = SCALE) -> int:
 
 
 def grouped(
-    sizes: Floats, often: Floats, edges: npt.NDArray[Any], groups: int | None = None
+    sizes: Floats,
+    often: Floats,
+    edges: npt.NDArray[Any],
+    groups: Callable[[int], int] = group_count,
 ) -> tuple[Floats, Floats]:
     """Features (N, 3) and adjacency (N, N) of the groups of a graph's largest component."""
-    try:
-        import networkx as nx  # type: ignore[import-untyped]  # ships none
-        from networkx.algorithms.community import asyn_fluidc  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra("learn", "grouping a graph") from None
-    whole = nx.Graph()
-    whole.add_nodes_from(range(len(sizes)))
-    whole.add_edges_from((int(a), int(b)) for a, b in edges if a != b)
-    kept = max(nx.connected_components(whole), key=lambda part: (len(part), -min(part)))
-    component = nx.Graph()
-    component.add_nodes_from(sorted(kept))
-    component.add_edges_from(whole.subgraph(kept).edges)
-    count = min(len(kept), groups or group_count(len(kept)))
-    found = [sorted(each) for each in asyn_fluidc(component, count, seed=_SEED)]
-    group_of = {node: at for at, each in enumerate(found) for node in each}
-    x = np.array([[sizes[each].sum(), len(each), often[each].sum()] for each in found])
+    neighbours: list[dict[int, None]] = [{} for _ in sizes]  # in the order of the edges
+    for a, b in edges.tolist():
+        if a != b:
+            neighbours[a][b] = neighbours[b][a] = None
+    kept = largest_component([list(each) for each in neighbours])
+    place = {node: at for at, node in enumerate(kept)}
+    inside = [[place[other] for other in neighbours[node]] for node in kept]
+    count = min(len(kept), groups(len(kept)))
+    found = fluid_communities(inside, count, _SEED)
+    group_of = np.empty(len(kept), np.intp)
+    for at, each in enumerate(found):
+        group_of[each] = at
+    of_kept = np.array([sizes[kept], np.ones(len(kept)), often[kept]])
+    x = np.zeros((len(found), len(of_kept)))
+    np.add.at(x, group_of, of_kept.T)
     adj = np.zeros((len(found), len(found)))
-    for a, b in component.edges:
-        adj[group_of[a], group_of[b]] = adj[group_of[b], group_of[a]] = 1.0
+    for at, others in enumerate(inside):
+        adj[group_of[at], group_of[others]] = 1.0
     np.fill_diagonal(adj, 0.0)
     return x, adj
 
@@ -99,8 +105,8 @@ def summary(graph: OpGraph, batch: int) -> Floats:
     of_phase = graph.phase[:, None] == np.arange(len(PHASES))
     values = np.concatenate(
         [
-            [graph.params, batch, len(graph), written.sum(), graph.at(graph.read, batch).sum()],
-            [graph.weights.sum()],
+            [graph.params, graph.trainable, batch, len(graph), written.sum()],
+            [graph.at(graph.read, batch).sum(), graph.weights.sum()],
             macs @ of_phase,
             written @ of_phase,
             macs @ of_kind,

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.bursts._passes import GnnKind
+from presage.foresee.bursts._passes import PUBLISHED, Form, GnnKind
 from presage.foresee.bursts.graphs import GraphInput
 from presage.foresee.bursts.net import BurstNet
 from presage.foresee.bursts.training import TrainOptions, starting_weights, train, tuning_start
@@ -126,11 +126,15 @@ class NetModel:
     net_: BurstNet
 
     def __init__(
-        self, kind: GnnKind, options: TrainOptions | None = None, base: NetModel | None = None
+        self,
+        kind: GnnKind,
+        options: TrainOptions | None = None,
+        base: NetModel | None = None,
+        form: Form = PUBLISHED,
     ) -> None:
         self.kind = ModelKind(kind)
         self.options = options or TrainOptions()
-        self.base = base
+        self.base, self.form = base, form
 
     def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
         logs = np.log1p(np.concatenate([each.x for each in inputs]))
@@ -143,7 +147,8 @@ class NetModel:
             start, free = tuning_start(self.base.net_.arrays)
         pairs = [(self._scaled(each.x), each.adj) for each in inputs]
         scaled = np.log1p(labels) / self.largest_
-        self.net_ = BurstNet.from_arrays(train(gnn, start, pairs, scaled, self.options, free), gnn)
+        learned = train(gnn, start, pairs, scaled, self.options, free, self.form)
+        self.net_ = BurstNet.from_arrays(learned, gnn, self.form)
         return self
 
     def predict(self, inputs: Sequence[GraphInput]) -> Floats:
@@ -156,7 +161,8 @@ class NetModel:
 
     def to_arrays(self) -> Arrays:
         scales = {"mean": self.mean_, "spread": self.spread_, "largest": self.largest_}
-        return scales | prefixed("net", self.net_.arrays)
+        halves = {name: array.astype(np.float32) for name, array in self.net_.arrays.items()}
+        return scales | prefixed("net", halves)
 
     @classmethod
     def from_arrays(cls, kind: GnnKind, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:

@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.bursts._passes import HIDDEN, GnnKind, NumpyOps, forward
+from presage.foresee.bursts._passes import HIDDEN, PUBLISHED, Form, GnnKind, NumpyOps, forward
 from presage.learn import Floats
 from presage.model.errors import BundleError, UserError
 
@@ -82,9 +82,15 @@ class BurstNet:
 
     arrays: dict[str, Floats]
     kind: GnnKind = GnnKind.GCN
+    form: Form = PUBLISHED
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.ArrayLike], kind: GnnKind = GnnKind.GCN) -> Self:
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, npt.ArrayLike],
+        kind: GnnKind = GnnKind.GCN,
+        form: Form = PUBLISHED,
+    ) -> Self:
         """The network with these parameters; one that lacks or has another shape is named."""
         wanted = shapes(kind, tuned="conv_layers.2.b" in arrays)
         if lacking := [name for name in wanted if name not in arrays]:
@@ -93,7 +99,7 @@ class BurstNet:
         for name, shape in wanted.items():
             if kept[name].shape != shape:
                 raise BundleError(f"{name} has shape {kept[name].shape} where {shape} is expected")
-        return cls(kept, kind)
+        return cls(kept, kind, form)
 
     @property
     def parameters(self) -> int:
@@ -110,5 +116,5 @@ class BurstNet:
                 f"features are (B, N, {FEATURES}) and adjacencies (B, N, N), not {nodes.shape} "
                 f"and {links.shape}"
             )
-        out: Floats = forward(_OPS, self.arrays, nodes, links, self.kind)
+        out: Floats = forward(_OPS, self.arrays, nodes, links, self.kind, self.form)
         return out

@@ -1,4 +1,4 @@
-"""Reads what was measured: `runs.jsonl`, a line for each run of a workload in a setting.
+"""Reads what was measured: `runs.jsonl` (or `runs.jsonl.gz`), a line for each run of a workload.
 
 A line has `workload` (model, input, batch, optimizer), `setting`, `repeat` and `labels`, the
 twelve numbers by name. One that failed has none and is left out. Graphs are traced once for each
@@ -7,10 +7,11 @@ model, input and optimizer, and kept beside the file.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from presage.foresee.bursts.graphs import GraphInput, graph_input
 from presage.foresee.bursts.settings import Setting
+from presage.foresee.bursts.steps import MeasuredStep, measured_steps
 from presage.foresee.graph import zoo
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.opgraph import OpGraph
@@ -26,7 +28,7 @@ from presage.model.errors import UserError
 from presage.telemetry.bursts import TARGETS
 from presage.telemetry.rows import objects
 
-__all__ = ["MeasuredSetting", "noise_of", "read_runs"]
+__all__ = ["MeasuredSetting", "measured_runs", "noise_of", "read_runs", "settings_of", "step_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,39 +42,80 @@ class MeasuredSetting:
     """(n, 12), in the order of `TARGETS`."""
     repeats: list[Floats]
     """Of each workload, (times, 12)."""
+    step_ms: Floats = field(default_factory=lambda: np.zeros(0))
+    """Of each workload, the mean of its repeats; nan where it was not measured."""
 
     def inputs(
         self, cache: Path, say: Callable[[str], object] = lambda text: None
     ) -> list[GraphInput]:
         """The graph of each workload; traced where `cache` does not have it yet."""
-        traced: dict[str, OpGraph] = {}
-        out = []
-        for work in self.workloads:
-            name = json.dumps([work["model"], work.get("input"), work.get("optimizer", "sgd")])
-            if name not in traced:
-                traced[name] = _graph(work, cache, name, say)
-            out.append(graph_input(traced[name], int(work["batch"])))
-        return out
+        graphs = graphs_of(self.workloads, cache, say)
+        sizes = [int(work["batch"]) for work in self.workloads]
+        return [graph_input(graph, batch) for graph, batch in zip(graphs, sizes, strict=True)]
+
+
+def graphs_of(
+    workloads: Sequence[dict[str, Any]],
+    cache: Path,
+    say: Callable[[str], object] = lambda text: None,
+) -> list[OpGraph]:
+    """The graph of each workload; traced where `cache` does not have it yet."""
+    traced: dict[str, OpGraph] = {}
+    out = []
+    for work in workloads:
+        name = json.dumps([work["model"], work.get("input"), work.get("optimizer", "sgd")])
+        if name not in traced:
+            traced[name] = _graph(work, cache, name, say)
+        out.append(traced[name])
+    return out
+
+
+def step_rows(
+    directory: Path, cache: Path, say: Callable[[str], object] = lambda text: None
+) -> list[MeasuredStep]:
+    """What all runs of a directory tell of steps."""
+    runs = list(measured_runs(directory))
+    works = {json.dumps(run["workload"], sort_keys=True): run["workload"] for run in runs}
+    graphs = graphs_of(list(works.values()), cache, say)
+    slopes = {name: 4.0 * graph.trainable for name, graph in zip(works, graphs, strict=True)}
+    families = {work["model"]: zoo.find(work["model"]).family for work in works.values()}
+    return measured_steps(runs, slopes, families)
+
+
+def settings_of(directory: Path) -> list[Setting]:
+    """The settings that a directory has runs of, in the order in which they come."""
+    names = dict.fromkeys(str(run["setting"]) for run in measured_runs(directory))
+    return [Setting.parse(name) for name in names]
+
+
+def measured_runs(directory: Path) -> Iterator[dict[str, Any]]:
+    """Every run in a directory that has labels."""
+    path = directory / "runs.jsonl"
+    packed = path.with_suffix(".jsonl.gz")
+    if not path.is_file() and not packed.is_file():
+        raise UserError(f"{directory} has no runs.jsonl: measure with benchmarks.bursts_collect")
+    with path.open("rb") if path.is_file() else gzip.open(packed) as file:
+        for run in objects(file):
+            if "labels" in run and "setting" in run:
+                yield run
 
 
 def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
-    """What a directory's runs.jsonl tells of a setting."""
+    """What a directory's runs tell of a setting."""
     wanted = Setting.parse(setting) if isinstance(setting, str) else setting
-    path = directory / "runs.jsonl"
-    if not path.is_file():
-        raise UserError(f"{directory} has no runs.jsonl: measure with benchmarks.bursts_collect")
     found: dict[str, list[list[float]]] = {}
+    steps: dict[str, list[float]] = {}
     works: dict[str, dict[str, Any]] = {}
-    with path.open("rb") as file:
-        for run in objects(file):
-            if run.get("setting") != str(wanted) or "labels" not in run:
-                continue
-            labels = _labels(run, path)
-            name = json.dumps(run["workload"], sort_keys=True)
-            works[name] = run["workload"]
-            found.setdefault(name, []).append(labels)
+    for run in measured_runs(directory):
+        if run["setting"] != str(wanted):
+            continue
+        labels = _labels(run, directory)
+        name = json.dumps(run["workload"], sort_keys=True)
+        works[name] = run["workload"]
+        found.setdefault(name, []).append(labels)
+        steps.setdefault(name, []).append(float(run.get("step_ms", np.nan)))
     if not found:
-        raise UserError(f"{path} has no run of {wanted}")
+        raise UserError(f"{directory} has no run of {wanted}")
     repeats = [np.array(found[name]) for name in works]
     return MeasuredSetting(
         wanted,
@@ -80,6 +123,7 @@ def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
         [zoo.find(work["model"]).family for work in works.values()],
         np.stack([each.mean(0) for each in repeats]),
         repeats,
+        np.array([np.mean(steps[name]) for name in works]),
     )
 
 

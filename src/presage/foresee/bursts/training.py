@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.foresee.bursts._passes import GnnKind, forward
+from presage.foresee.bursts._passes import PUBLISHED, Form, GnnKind, forward
 from presage.foresee.bursts.net import shapes
 from presage.learn import Floats
 from presage.model.errors import MissingExtra
@@ -61,6 +61,9 @@ class TorchOps:
     def eye(self, like: Any, size: int) -> Any:
         return self.torch.eye(size, dtype=like.dtype)
 
+    def most(self, x: Any) -> Any:
+        return x.amax(1)
+
 
 def starting_weights(kind: GnnKind, seed: int = 0) -> dict[str, Floats]:
     """Small numbers, drawn as PyTorch draws them for layers of that size."""
@@ -93,6 +96,7 @@ def train(
     targets: Floats,
     options: TrainOptions,
     free: set[str] | None = None,
+    form: Form = PUBLISHED,
 ) -> dict[str, Floats]:
     """Weights that foresee the targets (n, 12), from those at the start; only `free` ones change
     if they are given."""
@@ -114,7 +118,7 @@ def train(
         for at in chance.permutation(len(batches)):
             x, adj, y = batches[at]
             adam.zero_grad()
-            loss = (forward(ops, weights, x, adj, kind) - y).square().mean()
+            loss = (forward(ops, weights, x, adj, kind, form) - y).square().mean()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(learned, 1.0)
             adam.step()
