@@ -12,6 +12,7 @@ True run times are never looked at: only what was foreseen of a job at its submi
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, log, log1p, log2
@@ -22,7 +23,7 @@ import numpy as np
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
 from presage.model.cluster import WHOLE_GPU
-from presage.model.job import Job
+from presage.model.job import Job, JobState
 from presage.policy.backlog import Group, waits
 from presage.policy.learned.levels import Levels
 from presage.policy.learned.net import Floats, Layout, Net
@@ -54,6 +55,7 @@ ORDER_RULES = {"stops": 1.0, "first_gpu_s": 900.0, "factor": 2.0}
 longer each level is than the one before."""
 
 _FIRST = itemgetter(0)
+_STOPPING = JobState.STOPPING
 _LONG = log(1e6)
 _GUESS_S, _GUESS_SPREAD = 3600.0, 4.0
 """Of a job of which nothing was foreseen."""
@@ -102,8 +104,14 @@ class OrderWalk(Placing):
         count, width = layout.slots, len(SLOT_FIELDS)
         self._rows = self.observation[: count * width].reshape(count, width)
         self._cluster = self.observation[count * width :]
-        self._times: Floats = np.zeros((count, 2))
-        """Since when the job of each slot waits, and when it was submitted."""
+        self._wanted = 0
+        """Milli-GPUs that those who wait ask for."""
+        self._leaving = 0
+        """Milli-GPUs that stopped jobs still hold."""
+        self._held: dict[int, tuple[float, float]] = {}
+        """By level: how much jobs above it are known to hold, and how much they do not."""
+        self._takeable: dict[int, Counter[str]] = {}
+        """By level: devices on each node that jobs above it hold."""
         self.can_choose = False
         """Whether something can be started."""
 
@@ -112,7 +120,7 @@ class OrderWalk(Placing):
     def reset(self) -> None:
         """Nobody waits."""
         self._known, self._lanes, self._keys = {}, {}, {}
-        self._slots, self.can_choose = [], False
+        self._slots, self.can_choose, self._wanted = [], False, 0
 
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """A job began to wait, perhaps anew with more service than before."""
@@ -129,6 +137,7 @@ class OrderWalk(Placing):
             lane = self._lanes[wish] = _Lane(level, group.milli)
             self._keys[lane] = wish
         insort(lane.jobs, (job.seq, job, group), key=_FIRST)
+        self._wanted += group.milli
         row = np.zeros(len(SLOT_FIELDS))
         row[0] = 1.0
         row[3] = log2(1 + group.milli / WHOLE_GPU) / 6
@@ -163,13 +172,16 @@ class OrderWalk(Placing):
         if len(self._known) != len(state.pending) - len(state.reservations):
             for job in [job for job in self._known if not waits(job, state)]:
                 self._drop(job)
+        self._count_leaving()
+        able = []
         for lane in self._keys:
             lane.failed = False
-        self._fill()
+            if self._startable(lane):
+                able.append(lane)
+        if able:
+            self._fill(able)
         if self._stops and self._lanes:
-            due = self._runs.next_change(
-                plan, predict, lambda job, now: self._levels.next_change(job, now)
-            )
+            due = self._runs.next_change(plan, predict, self._next_change)
             if due < inf:
                 plan.wake_at((due // _ROUND_S + 1) * _ROUND_S)
 
@@ -184,10 +196,11 @@ class OrderWalk(Placing):
         done = self._start(lane)
         self._clean(lane)
         if not lane.jobs and len(self._lanes) >= self.layout.slots:
-            self._fill()
+            self._fill([lane for lane in self._keys if self._startable(lane)])
             return done
         if lane.jobs:
             self._put(action, lane)
+            self._rows[action, 1] = 1.0  # looked at below
         else:
             self._rows[action] = 0.0
         self._look()
@@ -213,6 +226,7 @@ class OrderWalk(Placing):
                 victims.append(other)
         done = make_room(job, plan, placer, group.least, victims, ())
         self._last.begin(plan, self._predict)
+        self._count_leaving()
         lane.failed = not done
         return done
 
@@ -224,56 +238,57 @@ class OrderWalk(Placing):
             if waits(job, state):
                 return
             del lane.jobs[0], self._known[job]
+            self._wanted -= lane.milli
         del self._lanes[self._keys.pop(lane)]
 
     def _drop(self, job: Job) -> None:
         lane = self._known.pop(job)[0]
         lane.jobs = [entry for entry in lane.jobs if entry[1] is not job]
+        self._wanted -= lane.milli
         if not lane.jobs:
             del self._lanes[self._keys.pop(lane)]
 
-    def _fill(self) -> None:
-        """The lanes that can start first, those who had least service before others."""
-        count = self.layout.slots
-        lanes = list(self._keys)
-        lanes.sort(key=lambda lane: (lane.level, lane.jobs[0][0]))
+    def _fill(self, able: list[_Lane]) -> None:
+        """Those that can start first; of them and of the others those who had least service."""
+        count, lanes = self.layout.slots, list(self._keys)
+        lanes.sort(key=_by_service)
         if len(lanes) > count:
-            able = [lane for lane in lanes if self._startable(lane)]
-            if len(able) < count:
-                able += [lane for lane in lanes if lane not in set(able)]
-            lanes = able[:count]
+            first = set(able)
+            lanes.sort(key=lambda lane: lane not in first)
+            del lanes[count:]
         self._slots = lanes
         self._rows[:] = 0.0
         for k, lane in enumerate(lanes):
             self._put(k, lane)
+        startable = dict.fromkeys(able)
+        self._rows[: len(lanes), 1] = [lane in startable for lane in lanes]
         self._look()
 
     def _put(self, k: int, lane: _Lane) -> None:
         """Show the first job of a lane in a slot."""
         job = lane.jobs[0][1]
-        _, row, since = self._known[job]
-        self._rows[k] = row
-        self._times[k] = since, job.submitted_at
-        self._rows[k, 11] = log1p(len(lane.jobs)) / 7
+        _, static, since = self._known[job]
+        now, row = self._plan.now, self._rows[k]
+        row[:] = static
+        row[9] = log1p(now - since) / _LONG
+        row[10] = log1p(now - job.submitted_at) / _LONG
+        row[11] = log1p(len(lane.jobs)) / 7
 
     def _look(self) -> None:
         """What can be started now, and how full the cluster is."""
-        capacity, state, now = self._plan.state.capacity, self._plan.state, self._plan.now
+        capacity, state = self._plan.state.capacity, self._plan.state
         rows, possible = self._rows, False
         for k, lane in enumerate(self._slots):
-            able = bool(lane.jobs) and self._startable(lane)
-            rows[k, 1] = able
-            rows[k, 2] = able and not lane.stops
-            possible = possible or able
+            if rows[k, 1]:  # what could not start before in this pass cannot now
+                able = self._startable(lane)
+                rows[k, 1] = able
+                rows[k, 2] = able and not lane.stops
+                possible = possible or able
         self.can_choose = possible
-        count = len(self._slots)
-        rows[:count, 9:11] = np.log1p(now - self._times[:count]) / _LONG
-        rows[:count, 9:11] *= rows[:count, :1]
         whole, cluster = max(capacity.open_milli, 1), self._cluster
         cluster[0] = max(capacity.free_milli, 0) / whole
         cluster[1] = log1p(len(state.pending)) / 7
-        wanted = sum(lane.milli * len(lane.jobs) for lane in self._keys)
-        cluster[2] = log1p(wanted / whole)
+        cluster[2] = log1p(self._wanted / whole)
         cluster[3] = len(self._keys) / self.layout.slots
         cluster[4] = log1p(len(state.active)) / 7
 
@@ -293,5 +308,61 @@ class OrderWalk(Placing):
         )
         if not lane.stops:
             return True
-        lacking = max(milli - max(capacity.free_milli, 0), 1)
-        return self._stops and self._last.hold((lane.level, inf), lacking)
+        if not self._stops or not self._can_stop(lane.level, milli - capacity.free_milli):
+            return False
+        return group.whole < 2 or not group.one_role or self._has_nodes(lane.level, group)
+
+    def _can_stop(self, level: int, milli: int) -> bool:
+        """Whether jobs above a level hold so much that can be taken, beside what is released."""
+        lacking = milli - self._leaving
+        if lacking <= 0:
+            return True
+        enough, too_much = self._held.get(level, (0, inf))
+        if lacking <= enough:
+            return True
+        if lacking >= too_much:
+            return False
+        if self._last.hold((level, inf), lacking):
+            self._held[level] = lacking, too_much
+            return True
+        self._held[level] = enough, lacking
+        return False
+
+    def _has_nodes(self, level: int, group: Group) -> bool:
+        """Whether nodes enough would have GPUs enough without the jobs above a level."""
+        takeable = self._takeable.get(level)
+        if takeable is None:
+            takeable = self._takeable[level] = Counter()
+            for theirs, _, job in reversed(self._runs.look(self._plan, self._predict)):
+                leaves = job.state is _STOPPING
+                if theirs > level or leaves or not self._leaving:
+                    if theirs <= level and not leaves:
+                        break
+                    for worker in job.allocation if leaves or can_stop(job) else ():
+                        takeable[worker.node] += len(worker.devices)
+        capacity, whole = self._plan.state.capacity, group.whole
+        index, free = capacity.index, capacity.whole
+        places = sum(count // whole for count in free) if len(group.least) > 1 else 0
+        for node, count in takeable.items():
+            there = free[index[node]]
+            places += (count + there) // whole - (there // whole if places else 0)
+            if places >= len(group.least):
+                return True
+        return False
+
+    def _count_leaving(self) -> None:
+        """What is on its way to be free, though it may be held for others."""
+        state = self._plan.state
+        self._held.clear()
+        self._takeable.clear()
+        self._leaving = 0
+        if state.reservations:
+            active = state.active.values()
+            self._leaving = sum(job.held_milli for job in active if job.state is _STOPPING)
+
+    def _next_change(self, job: Job, now: float) -> float | None:
+        return self._levels.next_change(job, now)
+
+
+def _by_service(lane: _Lane) -> tuple[int, int]:
+    return lane.level, lane.jobs[0][0]
