@@ -115,14 +115,16 @@ def weeks_of(trace: Trace, queue: str | None = None) -> list[Trace]:
 
 
 def sized(trace: Trace, load: float, rules: WorldRules = _RULES) -> Scene:
-    """A trace on a cluster of nodes with 8 GPUs to which it offers so much load while its jobs
-    arrive; never smaller than its largest job."""
+    """A trace on a cluster of nodes with 8 GPUs, never smaller than its largest job. The load is
+    the part of the cluster's GPU time, from the first submission to the last, that the jobs would
+    take if nobody waited: what long jobs need after that does not count."""
     jobs = trace.jobs
-    gpus = jobs["gpu_milli"] * jobs["workers"].fill_null(1) / WHOLE_GPU
-    span = max(float(jobs["submit_s"].max() or 0.0), 1.0)  # type: ignore[arg-type]
-    wanted = float((gpus * jobs["duration_s"]).sum()) / span / load
-    least = float(gpus.max() or 1.0)  # type: ignore[arg-type]
-    return Scene(trace, Cluster(f"{max(round(wanted / _GPUS), -int(-least // _GPUS), 1)}x8"), rules)
+    gpus = (jobs["gpu_milli"] * jobs["workers"].fill_null(1) / WHOLE_GPU).to_numpy()
+    submitted = jobs["submit_s"].to_numpy()
+    span = max(float(submitted.max()), 1.0)
+    inside = np.minimum(jobs["duration_s"].to_numpy(), span - submitted)
+    nodes = max(round(float((gpus * inside).sum()) / span / load / _GPUS), 1)
+    return Scene(trace, Cluster(f"{max(nodes, -int(-gpus.max() // _GPUS))}x{_GPUS}"), rules)
 
 
 def elastic(trace: Trace, rng: np.random.Generator, share: float = 0.6) -> Trace:

@@ -7,17 +7,18 @@ file that was exchanged is refused. A name is read only where the person at this
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from presage.model.errors import ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
-from presage.policy.learned.net import Bundle, read_bundle
+from presage.policy.learned.net import Bundle, Layout, Net, Task, read_bundle
 from presage.policy.learned.order import OrderWalk
 from presage.policy.rules import Rules
 
-__all__ = ["PREFIX", "is_learned", "learned_config", "learned_rules", "with_learned"]
+__all__ = ["PREFIX", "is_learned", "learned_config", "learned_parts", "learned_rules", "with_learned"]
 
 PREFIX = "learned:"
 
@@ -63,5 +64,12 @@ def with_learned(config: LearnedConfig, rules: Rules) -> Rules:
 
 def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
     """The same with a bundle at hand."""
-    walk = partial(OrderWalk, layout=bundle.layout, rules=bundle.rules, net=bundle.net)
+    return learned_parts(bundle.task, bundle.layout, bundle.rules, bundle.net, rules)
+
+
+def learned_parts(
+    task: Task, layout: Layout, numbers: Mapping[str, float], net: Net, rules: Rules
+) -> Rules:
+    """The parts of a pipeline that a network decides by."""
+    walk = partial(OrderWalk, layout=layout, rules=numbers, net=net)
     return replace(rules, walk=walk, needs_history=True)
