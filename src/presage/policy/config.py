@@ -11,6 +11,7 @@ from presage.policy.budget import Period
 
 __all__ = [
     "ConfigFile",
+    "LearnedConfig",
     "OrderName",
     "PlacementName",
     "PolicyConfig",
@@ -95,6 +96,15 @@ class QueueConfig(_Strict):
     """Of shares of GPUs that are enforced."""
 
 
+class LearnedConfig(_Strict):
+    """A learned policy: where its bundle is, and which it must be."""
+
+    bundle: str
+    name: str = ""
+    version: str = ""
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
 class PolicyConfig(_Strict):
     """A pipeline: one choice per part."""
 
@@ -120,6 +130,8 @@ class PolicyConfig(_Strict):
     profile_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     profile_gpus: Annotated[int, Field(ge=0)] = 0
     move_gain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    learned: LearnedConfig | None = None
+    """Decides who starts, who grows or who shares, as its bundle says."""
     queues: dict[str, QueueConfig] = {}
 
     @model_validator(mode="after")

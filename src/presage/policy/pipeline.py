@@ -48,6 +48,7 @@ class Pipeline:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.prefers_estimates = rules.prefers_estimates
+        self.needs_history = rules.needs_history
         order = rules.order
         self._band = order.band if isinstance(order, HasBand) else None
         self._rounds = order if isinstance(order, HasRounds) else None
@@ -68,6 +69,8 @@ class Pipeline:
 
     def _choose_walk(self) -> Walk:
         rules, starter = self.rules, self._starter
+        if rules.walk is not None:
+            return rules.walk(starter)
         if rules.ranked:
             return Ranked(starter, self._runs)
         if rules.backfill and not rules.greedy:

@@ -10,6 +10,7 @@ from presage.model.job import Placement
 from presage.policy import openb, order, sharing
 from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
 from presage.policy.elastic import ByGain
+from presage.policy.learned.serve import is_learned, learned_config, with_learned
 from presage.policy.order import FairShare, Order, Tiresias
 from presage.policy.pipeline import Pipeline, Rules
 from presage.policy.placer import Placer
@@ -76,7 +77,10 @@ def pipelines(file: ConfigFile) -> dict[str, PolicyConfig]:
 def policy_config(
     name: str, known: dict[str, PolicyConfig] = NAMED, placement: str | None = None
 ) -> PolicyConfig:
-    """A pipeline by name, with another placement if one is given."""
+    """A pipeline by name, with another placement if one is given; `learned:FILE` reads a bundle of
+    this machine."""
+    if name not in known and is_learned(name):
+        known = {**known, name: learned_config(name)}
     if name not in known:
         raise ConfigError(f"unknown policy '{name}'; there are: {', '.join(known)}")
     if placement is None:
@@ -94,6 +98,11 @@ def build(config: PolicyConfig | str) -> Pipeline:
     """The policy that a configuration describes."""
     if isinstance(config, str):
         config = policy_config(config)
+    rules = _rules(config)
+    return Pipeline(rules if config.learned is None else with_learned(config.learned, rules))
+
+
+def _rules(config: PolicyConfig) -> Rules:
     queues = Queues(
         {
             name: QueueRule(**queue.model_dump(exclude=NOT_DECIDED))
@@ -101,24 +110,22 @@ def build(config: PolicyConfig | str) -> Pipeline:
         }
     )
     chosen = _order(config, queues)
-    return Pipeline(
-        Rules(
-            order=chosen,
-            placer=_placer(config, config.placement),
-            placers={kind: _placer(config, kind.value) for kind in Placement},
-            queues=queues,
-            reclaim=_reclaim(config, chosen, queues),
-            greedy=config.mode == "greedy",
-            backfill=config.backfill_depth if config.backfill else 0,
-            ranked=config.preempt == "rank",
-            gang=config.gang,
-            elastic=config.elastic,
-            shrink_after_s=config.shrink_after_s,
-            grow_after_s=config.grow_after_s,
-            gain=_gain(config),
-            sharing=_sharing(config),
-            prefers_estimates=config.order == "qssf",
-        )
+    return Rules(
+        order=chosen,
+        placer=_placer(config, config.placement),
+        placers={kind: _placer(config, kind.value) for kind in Placement},
+        queues=queues,
+        reclaim=_reclaim(config, chosen, queues),
+        greedy=config.mode == "greedy",
+        backfill=config.backfill_depth if config.backfill else 0,
+        ranked=config.preempt == "rank",
+        gang=config.gang,
+        elastic=config.elastic,
+        shrink_after_s=config.shrink_after_s,
+        grow_after_s=config.grow_after_s,
+        gain=_gain(config),
+        sharing=_sharing(config),
+        prefers_estimates=config.order == "qssf",
     )
 
 

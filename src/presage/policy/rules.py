@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from presage.model.job import Job, Placement
 from presage.policy.elastic import ByGain
@@ -12,6 +13,10 @@ from presage.policy.placer import Placer
 from presage.policy.queues import Queues
 from presage.policy.reclaim import Reclaim
 from presage.policy.sharing import SharingRules
+
+if TYPE_CHECKING:
+    from presage.policy.start import Starter
+    from presage.policy.walks import Walk
 
 __all__ = ["Rules"]
 
@@ -46,6 +51,11 @@ class Rules:
     """Jobs share GPUs as far as predictions allow (`walks.shared`)."""
     prefers_estimates: bool = False
     """The order is made for estimated durations, even where true ones are known."""
+
+    walk: Callable[[Starter], Walk] | None = None
+    """Makes a way through the queue of one's own, instead of those that `walks` has."""
+    needs_history: bool = False
+    """It goes by what was foreseen of jobs at their submission, also where the truth is known."""
 
     def placer_of(self, job: Job) -> Placer:
         """Where the workers of a job go."""

@@ -20,6 +20,7 @@ from presage.model.cluster import Node
 from presage.model.estimate import Estimates
 from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp, RulesChanged
 from presage.model.job import Job, JobSpec, JobState, ReasonCode
+from presage.sim.foreseen import FromHistory
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
 from presage.sim.result import AdviceScore, SimResult
@@ -95,6 +96,9 @@ def simulate(
     oracle = Oracle(world, use_estimates or prefers)
     predict: Predictor = oracle if foresee is None else foresee(oracle)
     engine = Engine(policy, predict, State(seed), check_every=check_every)
+    scored = advise is not None
+    if advise is None and getattr(policy, "needs_history", False):
+        advise = FromHistory()
     recorder = Recorder(trace.jobs.height)
     workload = Workload(trace, nodes, models, estimates, sharers, uses, specs)
     journal = store if store is not None else _Discard()
@@ -120,7 +124,7 @@ def simulate(
     result = recorder.result(trace, name, world, cpu_s)
     if isinstance(policy, HasRemarks):
         result = replace(result, notes=tuple(policy.remarks(engine.state)))
-    return result if advise is None else replace(result, advice=advise.score())
+    return replace(result, advice=advise.score()) if scored and advise is not None else result
 
 
 def _run(

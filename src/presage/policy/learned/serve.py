@@ -1,0 +1,75 @@
+"""Learned policies by name: `learned:FILE` becomes a configuration that names the bundle, and the
+parts of a pipeline that its network decides by.
+
+The configuration has the digest of the bundle, so the journal says exactly what decided, and a
+file that was exchanged is refused. A name is read only where the person at this machine gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from presage.model.errors import ConfigError
+from presage.policy.config import LearnedConfig, PolicyConfig
+from presage.policy.learned.net import Bundle, Layout, Net, Task, read_bundle
+from presage.policy.learned.order import OrderWalk
+from presage.policy.rules import Rules
+
+__all__ = ["PREFIX", "is_learned", "learned_config", "learned_parts", "learned_rules", "with_learned"]
+
+PREFIX = "learned:"
+
+
+def is_learned(name: str) -> bool:
+    """Whether a name stands for a bundle."""
+    return name.startswith(PREFIX)
+
+
+def learned_config(name: str) -> PolicyConfig:
+    """The configuration that `learned:FILE` stands for."""
+    path = Path(name.removeprefix(PREFIX)).expanduser().absolute()
+    if not name.removeprefix(PREFIX):
+        raise ConfigError("say which bundle: learned:FILE; `presage gym train` makes one")
+    bundle = read_bundle(path)
+    about = LearnedConfig(
+        bundle=str(path), name=bundle.name, version=bundle.version, digest=bundle.digest
+    )
+    return BASES[bundle.task].model_copy(update={"learned": about})
+
+
+BASES = {
+    "order": PolicyConfig(),
+}
+"""What decides the rest, by task."""
+
+
+@lru_cache(maxsize=8)
+def _bundle(path: str, digest: str) -> Bundle:
+    bundle = read_bundle(Path(path))
+    if bundle.digest != digest:
+        raise ConfigError(
+            f"{path} is another bundle than the one that was chosen: it has the digest "
+            f"{bundle.digest[:12]}, not {digest[:12]}"
+        )
+    return bundle
+
+
+def with_learned(config: LearnedConfig, rules: Rules) -> Rules:
+    """These rules, with what a bundle decides decided by it."""
+    return learned_rules(_bundle(config.bundle, config.digest), rules)
+
+
+def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
+    """The same with a bundle at hand."""
+    return learned_parts(bundle.task, bundle.layout, bundle.rules, bundle.net, rules)
+
+
+def learned_parts(
+    task: Task, layout: Layout, numbers: Mapping[str, float], net: Net, rules: Rules
+) -> Rules:
+    """The parts of a pipeline that a network decides by."""
+    walk = partial(OrderWalk, layout=layout, rules=numbers, net=net)
+    return replace(rules, walk=walk, needs_history=True)
