@@ -22,7 +22,7 @@ from presage.telemetry.rows import Row, append
 if TYPE_CHECKING:
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["Reporter", "RunLog", "read_progress"]
+__all__ = ["Reporter", "RunLog", "read_progress", "surroundings"]
 
 _LARGEST_PROGRESS = 64 << 10
 _MIB = 1 << 20
@@ -169,20 +169,21 @@ class Reporter(RunLog):
         """Add what a worker uses to the telemetry of the job, and the step it is at."""
         before = self._sampled.get(worker) or Row(self._began, worker, cpu_s=0.0)
         row = tree.row(time.time(), worker, gpus, before)
-        self._sampled[worker] = row._replace(step=step, **self._surroundings(tree.pid))
+        self._sampled[worker] = row._replace(step=step, **surroundings(self._work, tree.pid))
         append(self._telemetry, self._sampled[worker])
 
-    def _surroundings(self, pid: int) -> dict[str, Any]:
-        """The room on the disk that the run works on, and how the network of a process does."""
-        found: dict[str, Any] = {}
-        with suppress(OSError):
-            disk = os.statvfs(self._work)
-            found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
-            found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
-        segments = tcp_segments(pid)
-        if segments is not None:
-            found["tcp_sent"], found["tcp_resent"] = segments
-        return found
+
+def surroundings(work: Path, pid: int) -> dict[str, Any]:
+    """The room on the disk that a run works on, and how the network of a process does."""
+    found: dict[str, Any] = {}
+    with suppress(OSError):
+        disk = os.statvfs(work)
+        found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
+        found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
+    segments = tcp_segments(pid)
+    if segments is not None:
+        found["tcp_sent"], found["tcp_resent"] = segments
+    return found
 
 
 def read_progress(file: Path) -> msg.ProgressReport | None:
