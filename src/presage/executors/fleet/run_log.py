@@ -11,9 +11,10 @@ from contextlib import suppress
 
 from presage.executors.node.messages import Event
 from presage.executors.node.report import RunLog
+from presage.executors.node.samples import SampleLog
 from presage.executors.node.wire import MessageError, loads
 from presage.layout import Layout
-from presage.telemetry.rows import append, rows, spread
+from presage.telemetry.rows import rows
 
 __all__ = ["RelayedRunLog"]
 
@@ -26,9 +27,8 @@ class RelayedRunLog(RunLog):
 
     def __init__(self, layout: Layout, job: str, attempt: int) -> None:
         super().__init__(layout.run(job, attempt), layout.wake, job, attempt)
-        self._telemetry = layout.telemetry(job, attempt)
+        self._samples = SampleLog(layout.telemetry(job, attempt))
         self._told = self._what_was_told()
-        self._sampled = {row.worker: row.at for row in rows(spread(self._telemetry, 64 << 20))}
 
     @property
     def over(self) -> bool:
@@ -43,12 +43,7 @@ class RelayedRunLog(RunLog):
 
     def samples(self, chunk: bytes) -> None:
         """Add samples to the telemetry of the job, but those that were added before."""
-        new = []
-        for row in rows(chunk.splitlines()):
-            if row.at > self._sampled.get(row.worker, 0.0):
-                self._sampled[row.worker] = row.at
-                new.append(row)
-        append(self._telemetry, *new)
+        self._samples.add(rows(chunk.splitlines()))
 
     # -- helpers --------------------------------------------------------------------------------
 

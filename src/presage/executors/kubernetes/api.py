@@ -335,6 +335,11 @@ class KubeApi:
         review = self.create(_REVIEWS, {"spec": {"resourceAttributes": asked}})
         return bool(review.get("status", {}).get("allowed"))
 
+    def offers(self, sub: str) -> bool:
+        """Whether the server has a subresource of the core group, such as `pods/resize`."""
+        listed = self.request("GET", "/api/v1").get("resources") or ()
+        return any(one.get("name") == sub for one in listed)
+
     # -- requests -------------------------------------------------------------------------------
 
     def request(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from presage.executors.kubernetes.api import Json, KubeApi
+from presage.executors.kubernetes.logs import Hear
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.settings import ClusterUse
-from presage.executors.node.messages import StepWord
 from presage.layout import Layout
 from presage.model.errors import KubernetesError
 from presage.model.event import Fact
@@ -30,7 +30,7 @@ class RunContext:
     follow: Callable[[Key, str, str, int], None]
     """Read the log of a worker's pod, which begins so far into ours, from now on; called again and
     again."""
-    listen: Callable[[Key, str, Callable[[StepWord], None]], None]
+    listen: Callable[[Key, str, str, Hear], None]
     """Hear what the step beside a worker says; called again and again."""
     logs_are_in: Callable[[Key], bool]
     """Whether everything that pods printed was read, or never will be."""

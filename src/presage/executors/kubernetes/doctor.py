@@ -20,6 +20,7 @@ from presage.executors.kubernetes.api import (
     KubeApi,
     Resource,
 )
+from presage.executors.kubernetes.limiting import RESIZE
 from presage.executors.kubernetes.reading import node_of, node_remarks
 from presage.model.errors import KubernetesError
 
@@ -42,6 +43,8 @@ _HERE = (
     ("delete", PODS, ""),
     ("create", PODS, "binding"),
     ("get", PODS, "log"),
+    ("create", PODS, "exec"),
+    ("create", PODS, "portforward"),
     ("create", CONFIG_MAPS, ""),
     ("create", SERVICES, ""),
     ("create", SECRETS, ""),
@@ -49,7 +52,6 @@ _HERE = (
 )
 _GATES = (1, 27)
 """Pods may wait without being looked at: schedulingGates, on by default."""
-_RESIZE = (1, 33)
 
 
 def examine(api: KubeApi) -> list[Finding]:
@@ -76,8 +78,8 @@ def _features(api: KubeApi) -> Iterator[Finding]:
     gates = api.version >= _GATES
     text = "" if gates else "pods of a gang are held back by their scheduler's name alone"
     yield Finding(RUN, "schedulingGates", gates, text, needed=False)
-    resize = api.version >= _RESIZE and _has_sub(api, "pods/resize")
-    text = "" if resize else "a job is resized by a restart from its checkpoint"
+    resize = api.offers(f"pods/{RESIZE}")
+    text = "" if resize else "CPU and memory of pods that run stay as they are"
     yield Finding(RUN, "pods/resize", resize, text, needed=False)
     groups = set()
     with suppress(KubernetesError):
@@ -95,13 +97,6 @@ def _features(api: KubeApi) -> Iterator[Finding]:
     ):
         if group in groups:
             yield Finding(SCHEDULE, f"gangs of {name}", True)
-
-
-def _has_sub(api: KubeApi, name: str) -> bool:
-    with suppress(KubernetesError):
-        listed = api.request("GET", "/api/v1").get("resources") or ()
-        return any(one.get("name") == name for one in listed)
-    return False
 
 
 def _nodes(api: KubeApi) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
 from presage.executors.kubernetes.context import RunContext
 from presage.executors.kubernetes.devices import is_usable, run_node
+from presage.executors.kubernetes.limiting import RESIZE
 from presage.executors.kubernetes.logs import LogReaders
 from presage.executors.kubernetes.monitor import Key
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
@@ -38,6 +39,7 @@ from presage.model.event import (
     JobExited,
     Launch,
     LaunchFailed,
+    Limit,
     NodeChanged,
     NodeDown,
     NodeDraining,
@@ -90,6 +92,8 @@ class KubernetesExecutor:
         if not self._use.lasting:
             # No checkpoint outlives a pod: a job of another size would begin anew.
             self.resize = None  # type: ignore[method-assign,assignment]
+        if not api.offers(f"pods/{RESIZE}"):
+            self.limit = None  # type: ignore[method-assign,assignment]
         self._runs: dict[Key, PodRun] = {}
         self._waiting: dict[Key, Launch] = {}
         """Launches that wait for the rest of their workers."""
@@ -185,6 +189,14 @@ class KubernetesExecutor:
         run = self._runs.get((decision.job, decision.attempt))
         if run is not None:
             run.change.asked = decision.workers
+            self._plan(run.key)
+
+    def limit(self, decision: Limit) -> None:
+        """Hold the workers of the first role to these limits while they go on. None where the API
+        server has no `pods/resize`."""
+        run = self._runs.get((decision.job, decision.attempt))
+        if run is not None:
+            run.limits.ask(decision.limits)
             self._plan(run.key)
 
     def poll(self, now: float) -> list[Fact]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from presage.executors.kubernetes.api import KubeApi
 from presage.executors.kubernetes.monitor import Key
@@ -22,13 +23,18 @@ from presage.executors.node.wire import MessageError, loads
 from presage.executors.node.worker import cut_log
 from presage.layout import Layout
 from presage.model.errors import KubernetesError
+from presage.telemetry.rows import Row, parse
 
-__all__ = ["LogReaders"]
+__all__ = ["Hear", "LogReaders"]
 
 _REMOVED = re.compile(rb"rpc error: code = NotFound desc = [^\n]*container[^\n]*not found\n?")
 """What a kubelet writes at the end of a log whose container was removed meanwhile."""
 _TRIES = 5
 _PAUSE_S = 0.3
+_LONGEST_PAUSE_S = 2.0
+
+Hear: TypeAlias = Callable[[StepWord | Row], None]
+"""Gets what a step beside a worker says: how far the job is, and what it uses."""
 
 
 class LogReaders:
@@ -55,10 +61,10 @@ class LogReaders:
         self._reading[mark] = thread
         thread.start()
 
-    def listen(self, key: Key, pod: str, hear: Callable[[StepWord], None]) -> None:
-        """Hear what the step beside a job says; again changes nothing. What cannot be heard is
+    def listen(self, key: Key, worker: str, pod: str, hear: Hear) -> None:
+        """Hear what the step beside a worker says; again changes nothing. What cannot be heard is
         told by its last word."""
-        mark = (key, COMPANION)
+        mark = (key, f"{COMPANION} {worker}")
         if mark not in self._reading:
             thread = threading.Thread(target=self._hear, args=(pod, hear), daemon=True)
             self._reading[mark] = thread
@@ -79,32 +85,49 @@ class LogReaders:
         """Read no more."""
         self._closed.set()
 
-    def _hear(self, pod: str, hear: Callable[[StepWord], None]) -> None:
-        rest = b""
-        with suppress(KubernetesError):
+    def _hear(self, pod: str, hear: Hear) -> None:
+        rest, had = b"", 0
+
+        def listen() -> None:
+            nonlocal rest, had
+            known = had
             for part in self._api.follow_log(pod, self._namespace, container=COMPANION):
-                *lines, rest = (rest + part).split(b"\n")
+                new, known = part[known:], max(0, known - len(part))
+                had += len(new)
+                *lines, rest = (rest + new).split(b"\n")
                 for line in lines:
                     with suppress(MessageError):
-                        hear(loads(StepWord, line))
+                        hear(_said(line))
                 if self._closed.is_set():
                     return
 
+        self._insist(listen, lambda: had)
+
     def _read(self, pod: str, path: Path, base: int) -> None:
-        had = _had(path, base)
-        trouble = ""
-        for _ in range(_TRIES):
-            try:
-                self._copy(pod, path, had)
-                return
-            except KubernetesError as error:
-                trouble = str(error)
-                if self._closed.wait(_PAUSE_S) or error.status == 404:
-                    break
-                had = _had(path, base)
-        if not self._closed.is_set():
+        trouble = self._insist(
+            lambda: self._copy(pod, path, _had(path, base)), lambda: _had(path, base)
+        )
+        if trouble and not self._closed.is_set():
             with path.open("ab") as log:
                 log.write(f"[presage: the log cannot be read: {trouble}]\n".encode())
+
+    def _insist(self, read: Callable[[], None], had: Callable[[], int]) -> str:
+        """Read to the end, through connections that break: as long as it takes while the API
+        server is away, a few times where it answers that it cannot. What was wrong at last."""
+        tries = 0
+        while True:
+            before = had()
+            try:
+                read()
+                return ""
+            except KubernetesError as error:
+                if had() > before:
+                    tries = 0
+                tries += error.status != 0
+                pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**tries)
+                gone = error.status == 404 or tries >= _TRIES
+                if gone or self._closed.wait(pause_s):
+                    return str(error)
 
     def _copy(self, pod: str, path: Path, had: int) -> None:
         """Append what is printed from now on, and what was before, but for the bytes we have."""
@@ -126,6 +149,13 @@ class LogReaders:
                     times.cut(size - kept, note)
                 else:
                     times.note(size, time.time())
+
+
+def _said(line: bytes) -> StepWord | Row:
+    """What a line of a step says; raises MessageError."""
+    with suppress(ValueError):
+        return parse(line)
+    return loads(StepWord, line)
 
 
 def _had(path: Path, base: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ from presage.model.job import Reason, ReasonCode
 __all__ = [
     "Key",
     "Sight",
+    "bound",
     "has_begun",
     "judge",
     "over",
     "seconds",
+    "silent_s",
     "started_at",
     "trouble",
     "why_gone",
@@ -118,6 +121,19 @@ def has_steps(pod: Json | None) -> TypeGuard[Json]:
     statuses = _statuses(pod) if pod else []
     states = [each.get("state") or {} for each in statuses if each["name"] == COMPANION]
     return any("running" in state or "terminated" in state for state in states)
+
+
+def bound(pod: Json | None) -> bool:
+    """Whether a pod has a node."""
+    return pod is not None and bool(pod["spec"].get("nodeName"))
+
+
+def silent_s(node: Json) -> float:
+    """For how long a node has not been ready."""
+    for condition in node.get("status", {}).get("conditions") or ():
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            return time.time() - seconds(condition["lastTransitionTime"])
+    return 0.0
 
 
 def over(pod: Json) -> bool:

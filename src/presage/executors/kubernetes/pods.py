@@ -22,7 +22,7 @@ from presage.executors.kubernetes.api import Json
 from presage.executors.kubernetes.devices import TOLERATED, gpu_request
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import RunPlan
-from presage.executors.node.plan import bare_plan, worker_environment
+from presage.executors.node.plan import bare_plan, secret_path, worker_environment
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.wire import pack
 from presage.layout import Layout
@@ -39,9 +39,11 @@ __all__ = [
     "SIZE",
     "WORKER",
     "RunObjects",
+    "main_resources",
     "placed_json",
     "placed_workers",
     "run_name",
+    "secrets_of",
     "worker_name",
 ]
 
@@ -342,10 +344,28 @@ class RunObjects:
         return PORT + shift if self.use.host_network else PORT
 
 
+def secrets_of(layout: Layout, spec: RunSpec) -> dict[str, str]:
+    """The content of the job's secrets, by environment variable; raises RunSpecError."""
+    contents = {}
+    for variable, name in spec.secrets.items():
+        try:
+            contents[variable] = secret_path(layout, spec, name).read_text().rstrip("\n")
+        except (OSError, ValueError):
+            text = f"there is no secret {name!r} that can be read, for {variable}"
+            raise RunSpecError(text) from None
+    return contents
+
+
 def run_name(job: str, attempt: int) -> str:
     """What the objects of a run are called: readable, and one for each run."""
     mark = sha256(job.encode()).hexdigest()[:8]
     return f"presage-{_slug(job, 24)}-{mark}-{attempt}".lower()
+
+
+def main_resources(pod: Json) -> Json:
+    """What the job's own container of a pod asks for."""
+    found = (c.get("resources") for c in pod["spec"]["containers"] if c["name"] == MAIN)
+    return next(found, None) or {}
 
 
 def placed_json(workers: Sequence[Worker]) -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property, partial
 
 from presage.executors.kubernetes.api import (
     CONFIG_MAPS,
@@ -26,15 +27,17 @@ from presage.executors.kubernetes.api import (
 )
 from presage.executors.kubernetes.context import RunContext, may_pass
 from presage.executors.kubernetes.devices import is_usable
+from presage.executors.kubernetes.limiting import PodLimits
 from presage.executors.kubernetes.monitor import (
     Key,
     Sight,
+    bound,
     has_begun,
     has_steps,
     judge,
     last_word,
     over,
-    seconds,
+    silent_s,
     started_at,
     trouble,
     why_gone,
@@ -47,12 +50,13 @@ from presage.executors.kubernetes.pods import (
     placed_workers,
     ranked,
     run_name,
+    secrets_of,
     worker_name,
 )
 from presage.executors.kubernetes.resizing import SizeChange
 from presage.executors.node.messages import ProgressReport, StepWord
-from presage.executors.node.plan import secret_path
 from presage.executors.node.runspec import RunSpec
+from presage.executors.node.samples import SampleLog
 from presage.model.cluster import Worker
 from presage.model.errors import KubernetesError, RunSpecError
 from presage.model.event import (
@@ -67,6 +71,7 @@ from presage.model.event import (
     event_to_json,
 )
 from presage.model.job import Reason, ReasonCode
+from presage.telemetry.rows import Row
 
 __all__ = ["PodRun"]
 
@@ -109,6 +114,8 @@ class PodRun:
         self._began: float | None = None
         """When the first workers of this attempt began, once there were others."""
         self._report: ProgressReport | None = None
+        self._used_mib: dict[str, float | None] = {}
+        self.limits = PodLimits()
         self._since = time.monotonic()
         self._look_at = self._since + _LOOK_AT_EVENTS_S
         if record is not None:
@@ -219,7 +226,7 @@ class PodRun:
         spec, sights = self._spec_now(), self._sights()
         missing = [sight.name for sight in sights if sight.pod is None]
         began = [name for name, pod in self.gone.items() if has_begun(pod)]
-        if self._adopted and any(_bound(pod) for pod in self.pods.values()):
+        if self._adopted and any(bound(pod) for pod in self.pods.values()):
             began += missing  # those who made it before us had bound all of it, or it is half gone
         if missing and (self._placed or began):
             # A worker does not start once more beside the others.
@@ -243,16 +250,18 @@ class PodRun:
                 text = why_gone(sight.name, pod, node or {})
             elif node is None and (self._placed or pod is not None):
                 text = f"node {place} of {sight.name} went away"
-            elif node is not None and _silent_s(node) > _SILENT_S:
+            elif node is not None and silent_s(node) > _SILENT_S:
                 text = f"node {place} of {sight.name} does not answer"
             else:
                 continue
-            return JobExited(*self.key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text))
+            return self._lost(text)
         return None
 
     def _vanished(self, name: str) -> JobExited:
-        pod = self.gone.get(name)
-        text = why_gone(name, pod, self._context.node(self._node_of(name)))
+        place = self._context.node(self._node_of(name))
+        return self._lost(why_gone(name, self.gone.get(name), place))
+
+    def _lost(self, text: str) -> JobExited:
         return JobExited(*self.key, Outcome.LOST, Reason(ReasonCode.NODE_LOST, text))
 
     # -- placing --------------------------------------------------------------------------------
@@ -260,7 +269,7 @@ class PodRun:
     def _make_record(self) -> None:
         objects = self._objects()
         objects.check()
-        self._secrets()  # a missing one is found before anything is made
+        secrets_of(self._context.layout, self._spec_now())  # one that is missing is found now
         logs = self._context.layout.logs(*self.key)
         logs.mkdir(parents=True, exist_ok=True)  # from here on, the run was started
         if self._context.use.lasting:
@@ -274,7 +283,7 @@ class PodRun:
         cluster, objects, record = self._context, self._objects(), self._record
         assert record is not None
         if not self.pods:
-            if secrets := self._secrets():
+            if secrets := secrets_of(cluster.layout, self._spec_now()):
                 self._made(SECRETS, objects.secret(secrets, record))
             if not cluster.use.host_network:
                 if len(self.workers) > 1:
@@ -284,13 +293,12 @@ class PodRun:
         for name, body in objects.pods(record).items():
             if name not in self.pods:
                 self.pods.setdefault(name, self._made(PODS, body))
-        unbound = [w for w in self.workers if not _bound(self.pods.get(self._called(w)))]
+        unbound = [w for w in self.workers if not bound(self.pods.get(self._called(w)))]
         for worker in unbound:
             node = cluster.node(worker.node)
             if node is None or not is_usable(node):
                 why = "went away" if node is None else "takes no pods now"
-                reason = Reason(ReasonCode.NODE_LOST, f"node {worker.node} {why}")
-                self._note_end(JobExited(*self.key, Outcome.LOST, reason))
+                self._note_end(self._lost(f"node {worker.node} {why}"))
                 return
         for worker in unbound:
             if self.stop is not None:
@@ -329,13 +337,11 @@ class PodRun:
                 ) from None
             raise
         self.pods[name] = pod
-        bound = pod["spec"].get("nodeName")
-        if bound == node:
+        place = pod["spec"].get("nodeName")
+        if place == node:
             return
-        if bound:
-            text = f"{name} was bound to node {bound} by somebody else"
-            reason = Reason(ReasonCode.NODE_LOST, text)
-            self._note_end(JobExited(*self.key, Outcome.LOST, reason))
+        if place:
+            self._note_end(self._lost(f"{name} was bound to node {place} by somebody else"))
         raise KubernetesError(f"{name} cannot be bound now", 409)
 
     # -- other workers --------------------------------------------------------------------------
@@ -404,9 +410,11 @@ class PodRun:
         for sight in sights:
             if sight.pod is not None and has_begun(sight.pod):
                 self._follow(sight.name, sight.pod)
-        first = sights[0].pod
-        if has_steps(first):
-            cluster.listen(self.key, first["metadata"]["name"], self._hear)
+            if has_steps(sight.pod):
+                called = sight.pod["metadata"]["name"]
+                cluster.listen(self.key, sight.name, called, partial(self._hear, sight.name))
+        if self._told_start and self.limits.wanted is not None:
+            self._hold_to_limits()
         if not self._told_start or self.change.owed:
             return self._look_for_trouble(sights)
         return None
@@ -444,6 +452,19 @@ class PodRun:
             cluster.tell(StageChanged(*self.key, said))
         return again_s
 
+    def _hold_to_limits(self) -> None:
+        """Hold the workers of the first role to less, or to all that the job asked for again."""
+        api, spec = self._context.api, self._spec_now()
+        if self.limits.unwritten:
+            self._note(limits=self.limits.json())
+            self.limits.unwritten = False
+        for worker in self.workers:
+            name = self._called(worker)
+            pod = self.pods.get(name) if worker.role == 0 else None
+            if pod is not None and not over(pod):
+                held = self.limits.hold(api, pod, spec.roles[0], self._used_mib.get(name))
+                self.pods[name] = held or self.pods.get(name, pod)
+
     # -- ending ---------------------------------------------------------------------------------
 
     def _finish(self) -> float | None:
@@ -469,11 +490,16 @@ class PodRun:
         """How far the job was in the end, as the step beside its first worker said."""
         for name, pod in sorted(self.pods.items()):
             if (word := last_word(Sight(name, pod))) is not None:
-                self._hear(word)
+                self._hear(name, word)
 
-    def _hear(self, word: StepWord) -> None:
-        """Tell how far the job is, if that is new."""
-        report = word.progress
+    def _hear(self, worker: str, word: StepWord | Row) -> None:
+        """Tell how far the job is, if that is new and its first worker says so; write down what a
+        worker uses."""
+        if isinstance(word, Row):
+            self._used_mib[worker] = word.rss_mib
+            self._samples.add([word._replace(worker=worker)])
+            return
+        report = word.progress if worker == self._called(self.workers[0]) else None
         if report is not None and report != self._report:
             self._report = report
             self._context.tell(Progress(*self.key, report.done, report.detail, report.not_finite))
@@ -483,7 +509,7 @@ class PodRun:
         cluster, meta = self._context, pod["metadata"]
         place = pod["spec"].get("nodeName")
         node = cluster.node(place) if place else None
-        deserted = place is None or node is None or _silent_s(node) > _SILENT_S
+        deserted = place is None or node is None or silent_s(node) > _SILENT_S
         grace_s = 0 if deserted else pod["spec"].get("terminationGracePeriodSeconds", 30)
         if meta.get("deletionTimestamp") is not None and not deserted:
             return
@@ -498,6 +524,8 @@ class PodRun:
         self.workers = placed_workers(data["workers"])
         change.number = int(data.get("size") or 0)
         self._log_base = json.loads(data.get("logs") or "{}")
+        if "limits" in data:
+            self.limits.read(data["limits"])
         self._began = float(data["began"]) if "began" in data else None
         if "next" in data:
             change.next = placed_workers(data["next"])
@@ -552,6 +580,10 @@ class PodRun:
         spec = self._spec_now()
         return next((w.node for w in self.workers if worker_name(spec, w) == name), "")
 
+    @cached_property
+    def _samples(self) -> SampleLog:
+        return SampleLog(self._context.layout.telemetry(*self.key))
+
     def _called(self, worker: Worker) -> str:
         return worker_name(self._spec_now(), worker)
 
@@ -570,26 +602,3 @@ class PodRun:
         ran_s = 0.0 if self._began is None else time.time() - self._began
         use, where, size = cluster.use, cluster.namespace, self.change.number
         return RunObjects(*self.key, spec, self.workers, use, where, found, size, ran_s)
-
-    def _secrets(self) -> dict[str, str]:
-        spec, contents = self._spec_now(), {}
-        for variable, name in spec.secrets.items():
-            try:
-                path = secret_path(self._context.layout, spec, name)
-                contents[variable] = path.read_text().rstrip("\n")
-            except (OSError, ValueError):
-                text = f"there is no secret {name!r} that can be read, for {variable}"
-                raise RunSpecError(text) from None
-        return contents
-
-
-def _bound(pod: Json | None) -> bool:
-    return pod is not None and bool(pod["spec"].get("nodeName"))
-
-
-def _silent_s(node: Json) -> float:
-    """For how long a node has not been ready."""
-    for condition in node.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Ready" and condition["status"] != "True":
-            return time.time() - seconds(condition["lastTransitionTime"])
-    return 0.0

@@ -1,10 +1,10 @@
 """What Presage does inside a pod, in containers of its own image beside the job's.
 
 `bring` runs before the job: it unpacks the work folder or checks it out, and downloads data.
-`keep` runs beside it: it passes progress on, and when the job's container has ended, it makes what
-is left results and copies them where the manifest wants them. Standard library only, as for
-guardians. It never talks to the API server: it prints `StepWord` lines, and leaves the last one as
-its termination message.
+`keep` runs beside it: it passes progress on, measures what the job's processes use, and when the
+job's container has ended, it makes what is left results and copies them where the manifest wants
+them. Standard library only, as for guardians. It never talks to the API server: it prints
+`StepWord` lines and rows of telemetry, and leaves the last word as its termination message.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from presage.executors.node import keeping, wire, workdir
 from presage.executors.node.messages import ProgressReport, RunPlan, StepWord
 from presage.executors.node.processes import all_pids, read_stat
-from presage.executors.node.report import read_progress
+from presage.executors.node.report import read_progress, surroundings
+from presage.telemetry.processes import ProcessTree
+from presage.telemetry.rows import Row, line_of
 
 __all__ = ["PLAN", "main"]
 
 PLAN = "PRESAGE_PLAN"
 """The variable that names the plan's file."""
 _LOOK_S = 0.5
+_TICK_S, _CLOSE_LOOK_S, _SAMPLE_S = 1.0, 60.0, 5.0
+"""A row each second of the first minute, then less often."""
 _LAST_WORD = Path("/dev/termination-log")
 
 
@@ -47,9 +51,12 @@ def keep(plan: RunPlan) -> None:
     file = Path(os.environ["PRESAGE_PROGRESS"])
     seen: wire.Mark | None = None
     report: ProgressReport | None = None
+    meter = _Meter(plan, file.stem)
     running = True
     while running:
-        running = _job_runs()
+        running = bool(roots := _job_roots())
+        if running:
+            meter.look(roots)
         changed = wire.mark(file)
         if changed not in (None, seen):
             seen, report = changed, read_progress(file) or report
@@ -64,14 +71,42 @@ def keep(plan: RunPlan) -> None:
         _LAST_WORD.write_text(json.dumps(wire.pack(word)))
 
 
-def _job_runs() -> bool:
-    """Whether another container of the pod runs than the one that holds its namespaces (process 1)
-    and ours: each has a first process that nobody in the pod has started."""
+class _Meter:
+    """Prints what the processes of the job's container use, as often as a guardian writes it."""
+
+    def __init__(self, plan: RunPlan, worker: str) -> None:
+        self._plan, self._worker = plan, worker
+        self._began = time.time()
+        self._tree: ProcessTree | None = None
+        self._last = Row(self._began, worker, cpu_s=0.0)
+        self._due = 0.0
+
+    def look(self, roots: Sequence[int]) -> None:
+        """Measure, if it is time; what somebody runs beside the job counts as the job's."""
+        now = time.time()
+        if now < self._due:
+            return
+        self._due = now + (_TICK_S if now - self._began < _CLOSE_LOOK_S else _SAMPLE_S)
+        if self._tree is None:
+            self._tree = ProcessTree(roots[0])
+        else:
+            self._tree.find()
+        for root in roots:
+            if root not in self._tree.pids:
+                self._tree.adopt(root)
+        row = self._tree.row(now, self._worker, None, self._last)
+        self._last = row._replace(**surroundings(self._plan.work, roots[0]))
+        print(line_of(self._last).decode(), end="", flush=True)
+
+
+def _job_roots() -> list[int]:
+    """The first process of each container of the pod but the one that holds its namespaces
+    (process 1) and ours: nobody in the pod has started them."""
     mine = os.getpid()
     for pid in _ancestors(mine):
         mine = pid
     first = (pid for pid in all_pids() if pid not in (1, mine))
-    return any((stat := read_stat(pid)) and stat.parent == 0 for pid in first)
+    return sorted(pid for pid in first if (stat := read_stat(pid)) and stat.parent == 0)
 
 
 def _ancestors(pid: int) -> Iterator[int]:

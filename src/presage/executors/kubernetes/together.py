@@ -22,7 +22,9 @@ class DropInExecutor:
 
     def __init__(self, own: KubernetesExecutor, adopted: AdoptedPods) -> None:
         self._own, self._adopted = own, adopted
-        self.resize = own.resize  # those of others have the size that their controller gave them
+        # Those of others have the size and the limits that their controller gave them.
+        self.resize, self.limit = own.resize, own.limit
+        self.attach = own.attach
 
     def __getattr__(self, name: str) -> Any:
         """What the executor of our own jobs can do besides."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from presage.executors.node.shares.figures import ShareProbe
     from presage.telemetry.nvml import GpuProbe
 
-__all__ = ["Reporter", "RunLog", "read_progress"]
+__all__ = ["Reporter", "RunLog", "read_progress", "surroundings"]
 
 _LARGEST_PROGRESS = 64 << 10
 _MIB = 1 << 20
@@ -178,7 +178,7 @@ class Reporter(RunLog):
         the name of what it has of a GPU."""
         before = self._sampled.get(worker) or Row(self._began, worker, cpu_s=0.0)
         row = tree.row(time.time(), worker, gpus, before)
-        row = row._replace(step=step, **self._surroundings(tree.pid))
+        row = row._replace(step=step, **surroundings(self._work, tree.pid))
         self._sampled[worker] = row = self._with_share(row, share)
         append(self._telemetry, row)
 
@@ -191,17 +191,18 @@ class Reporter(RunLog):
             self._probe = ShareProbe(self._shares, f"{self._job}.{self._attempt}.")
         return self._probe.add_to(row, share)
 
-    def _surroundings(self, pid: int) -> dict[str, Any]:
-        """The room on the disk that the run works on, and how the network of a process does."""
-        found: dict[str, Any] = {}
-        with suppress(OSError):
-            disk = os.statvfs(self._work)
-            found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
-            found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
-        segments = tcp_segments(pid)
-        if segments is not None:
-            found["tcp_sent"], found["tcp_resent"] = segments
-        return found
+
+def surroundings(work: Path, pid: int) -> dict[str, Any]:
+    """The room on the disk that a run works on, and how the network of a process does."""
+    found: dict[str, Any] = {}
+    with suppress(OSError):
+        disk = os.statvfs(work)
+        found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
+        found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
+    segments = tcp_segments(pid)
+    if segments is not None:
+        found["tcp_sent"], found["tcp_resent"] = segments
+    return found
 
 
 def read_progress(file: Path) -> msg.ProgressReport | None:
