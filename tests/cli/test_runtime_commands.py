@@ -105,3 +105,27 @@ def test_stages_says_what_it_read_and_refuses_what_makes_no_sense(tmp_path: Path
         code, _, err = said(*words, *bad)
         assert code == 2
         assert err.count("\n") == 1
+
+
+def test_tasks_says_what_repeated_tasks_should_get(tmp_path: Path) -> None:
+    rows = [(f"t{n % 2}", 1000.0 * (1 + n % 2) + n, 8192, 60.0) for n in range(20)]
+    table = pl.DataFrame(
+        [*rows, ("once", 5.0, 100, 1.0)], ["name", "held", "asked", "s"], orient="row"
+    )
+    table.write_csv(tmp_path / "t.csv")
+    columns = ("--task", "name", "--peak", "held", "--asked", "asked", "--seconds", "s")
+    code, out, err = said("runtime", "tasks", tmp_path / "t.csv", *columns, "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["wasted_gib_h"] < answer["asked_wasted_gib_h"]
+    sizes = {one["task"]: one.get("size") for one in answer["next"]}
+    assert sizes["once"] is None
+    assert sizes["t0"]["amount_mib"] > 1018
+    code, out, err = said("runtime", "tasks", tmp_path / "t.csv", *columns)
+    assert code == 0
+    assert len(out.splitlines()) == 1 + 3
+    assert max(map(len, out.splitlines())) <= 80
+    assert "GiB h" in err
+    code, _, err = said("runtime", "tasks", tmp_path / "t.csv")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--task" in err

@@ -12,7 +12,7 @@ import pytest
 from presage.control.advisors.needs import NeedsEstimator, workload
 from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
-from presage.manifest import Manifest, parse_manifest, to_spec
+from presage.manifest import Manifest, parse_manifest, resolved, to_spec
 from presage.model.cluster import Device, Node
 from presage.model.estimate import Estimate
 from presage.store.memory import MemoryKnowledge
@@ -148,3 +148,24 @@ def test_a_language_model_is_foreseen_on_all_gpus_of_its_job(estimator: NeedsEst
         assert answer.memory_mib is not None
         several.append(answer.memory_mib.p50)
     assert several[0] < several[1], "weights and state are divided among eight"
+
+
+def test_memory_auto_of_a_repeated_task_is_what_its_history_costs_least_with() -> None:
+    champions = Champions(MemoryKnowledge())
+    estimator = NeedsEstimator(champions, lambda: NODES, Path)
+    asked = manifest("resources: {cpus: 1, memory: auto}")
+    spec = to_spec(asked, "j", "me")
+    name = workload(spec, None)
+    champions.add("memory", OwnRun(name, "cpu", 1.0, 20_000.0))
+    assert estimator.needs(spec, None, None).sized_mib is None  # one run is not enough
+    second = OwnRun(name, "cpu", 2.0, 20_010.0)
+    champions.add("memory", second)
+    estimator.remember(second)
+    sized = estimator.needs(spec, None, None).sized_mib
+    assert sized is not None
+    assert sized > 20_010
+    given = resolved(asked, estimator.needs(spec, None, None))
+    assert given.resources is not None
+    assert given.resources.memory == f"{64 * -(-sized // 64):.0f}Mi"
+    champions.ran_out(name, 2 * sized)
+    assert estimator.needs(spec, None, None).sized_mib == pytest.approx(4 * sized)

@@ -1,13 +1,15 @@
-"""`presage runtime`: how long jobs run, from tables of measured runs, and queries from their DAGs.
+"""`presage runtime`: how long jobs run, from tables of measured runs, queries from their DAGs,
+and how much memory tasks need that are run again and again.
 
-The commands read, compose and print; `presage.foresee.runtime` does the work.
+The commands read, compose and print; `presage.foresee.runtime` and `presage.provision` do the
+work.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     import polars as pl
 
     from presage.foresee.runtime.queries import QueryTimes
+    from presage.provision.task_table import SizedTask
 
 __all__ = ["runtime"]
 
 runtime = typer.Typer(
-    help="Foresee how long jobs and queries run, from tables of measured runs.",
+    help="Foresee run times of jobs and queries, and the memory of repeated tasks.",
     no_args_is_help=True,
 )
 
@@ -243,3 +246,56 @@ def _show_query(answer: QueryTimes) -> None:
             for stage in answer.stages
         ],
     )
+
+
+@runtime.command("tasks")
+def tasks(
+    table: Runs,
+    task: Annotated[str | None, typer.Option(help="The column that names the task.")] = None,
+    peak: Annotated[str | None, typer.Option(help="The most memory that a run held.")] = None,
+    asked: Annotated[str | None, typer.Option(help="The memory that it asked for.")] = None,
+    seconds: Annotated[str | None, typer.Option(help="How long it took, in seconds.")] = None,
+    unit: Annotated[
+        Literal["bytes", "KiB", "MiB", "GiB"], typer.Option(help="Of the memory.")
+    ] = "MiB",
+    failure_gib_h: Annotated[
+        float,
+        typer.Option(min=0, help="What a failure costs beside its waste: so many GiB hours."),
+    ] = 16.0,
+    json: AsJson = False,
+) -> None:
+    """Say how much memory repeated tasks should get, and what that would have saved."""
+    from presage.provision.task_table import read_tasks, replay_tasks
+    from presage.provision.tasks import SizingCost
+
+    runs = read_tasks(
+        read_runs(table), task=task, peak=peak, asked=asked, seconds=seconds, unit=unit
+    )
+    made = replay_tasks(runs, SizingCost(failure_mib_h=1024 * failure_gib_h))
+    if json:
+        print_json(made.to_dict())
+        return
+    show_table(
+        [
+            *(
+                Column(name, right=True)
+                for name in ("RUNS", "LARGEST MiB", "GIVE MiB", "QUANTILE", "MARGIN", "FAILED")
+            ),
+            Column("TASK"),
+        ],
+        [_task_row(one) for one in made.next],
+    )
+    if made.asked_wasted_gib_h:
+        say(f"as asked for, {made.asked_wasted_gib_h:,.1f} GiB h were wasted")
+    say(
+        f"sized by the runs before, {made.wasted_gib_h:,.1f} GiB h of {made.runs:,} runs, of which"
+        f" {made.failed_runs:,} fail at first; {made.cold:,} get what they asked for"
+    )
+
+
+def _task_row(one: SizedTask) -> list[str]:
+    size, largest = one.size, f"{one.largest_mib:,.0f}"
+    if size is None:
+        return ["1", largest, "", "", "", "", one.task]
+    rule = [f"{size.quantile:.0%}", f"+{size.margin:.0%}", str(size.failed)]
+    return [str(size.runs), largest, f"{size.amount_mib:,.0f}", *rule, one.task]

@@ -25,6 +25,8 @@ class Needs:
 
     memory_mib: float | None = None
     """Of the machine, at the 90 % quantile."""
+    sized_mib: float | None = None
+    """The same as its history says: what it should get, spare room included."""
     gpu_memory_mib: float | None = None
     """At the 90 % quantile."""
     utilization: float | None = None
@@ -63,7 +65,9 @@ def _autos(asked: WorkerResources) -> list[str]:
 def _numbers(asked: WorkerResources, foreseen: Needs, share: bool) -> WorkerResources:
     numbers: dict[str, object] = {}
     for key in _autos(asked):
-        if key == "memory":
+        if key == "memory" and foreseen.sized_mib is not None:
+            numbers[key] = _rounded(foreseen.sized_mib)
+        elif key == "memory":
             numbers[key] = _mib(foreseen.memory_mib, key)
         elif key == "gpu_memory":
             numbers[key] = _mib(foreseen.gpu_memory_mib, key)
@@ -75,7 +79,11 @@ def _numbers(asked: WorkerResources, foreseen: Needs, share: bool) -> WorkerReso
 def _mib(known: float | None, key: str) -> str:
     if known is None:
         raise _unknown(key, "512Mi")
-    return f"{_ROUND_MIB * ceil(known * _SPARE / _ROUND_MIB)}Mi"
+    return _rounded(known * _SPARE)
+
+
+def _rounded(mib: float) -> str:
+    return f"{_ROUND_MIB * ceil(mib / _ROUND_MIB)}Mi"
 
 
 def _gpus(foreseen: Needs, share: bool) -> int | float:

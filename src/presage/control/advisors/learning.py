@@ -199,6 +199,8 @@ class Learner:
 
     def _keep(self, quantity: str, run: OwnRun) -> None:
         self._champions.add(quantity, run)
+        if quantity == "memory":
+            self._estimator.remember(run)
         self._new[quantity] += 1
 
     def _ran_out(self, run: Ended) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from presage.control.admission import PodNeeds
@@ -25,7 +26,7 @@ from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, Slowdowns, TimeSharing
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
-from presage.foresee.own import SIZES, OwnRuns
+from presage.foresee.own import SIZES, OwnRun, OwnRuns
 from presage.foresee.scaling import foreseen_on, own_scaling
 from presage.manifest import ModelReference, Needs
 from presage.model.cluster import UNLIMITED, WHOLE_GPU, Node
@@ -34,6 +35,7 @@ from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
 from presage.model.setup import Setup
 from presage.model.workload import same_needs
+from presage.provision.tasks import TaskSizer
 
 __all__ = ["Alone", "NeedsEstimator", "predictor", "workload"]
 
@@ -107,6 +109,9 @@ class NeedsEstimator:
         self._runtime = runtime
         self._known: tuple[int, dict[str, int], dict[str, OwnRuns]] | None = None
         """The champions, and the epoch under which they were read."""
+        self._sizer: tuple[int, TaskSizer] | None = None
+        """What own runs held, and the epoch under which that was read."""
+        self._sizing = Lock()
 
     def refresh(self) -> tuple[int, dict[str, int], dict[str, OwnRuns]]:
         """Take the champions of now."""
@@ -161,10 +166,36 @@ class NeedsEstimator:
         ]
         return Needs(
             memory_mib=host.p90 if host else None,
+            sized_mib=self._sized(spec, model, HOST if on_gpu else alone.device),
             gpu_memory_mib=memory.p90 if on_gpu and memory else None,
             utilization=busy.p50 if busy else None,
             gpu_room_mib=float(min(rooms)) if rooms else None,
         )
+
+    def remember(self, run: OwnRun) -> None:
+        """A run was kept that tells how much memory its workload held."""
+        with self._sizing:
+            if self._sizer is not None:
+                _teach(self._sizer[1], run)
+
+    def _sized(self, spec: JobSpec, model: ModelReference | None, device: str) -> float | None:
+        """What the history of a workload that was run before says that it should get; more than
+        that where it ran out of memory since with more than it ever held."""
+        name = workload(spec, model)
+        with self._sizing:
+            if self._sizer is None or self._sizer[0] != self._champions.epoch:
+                epoch, sizer = self._champions.epoch, TaskSizer()
+                for run in self._champions.runs("memory"):
+                    _teach(sizer, run)
+                self._sizer = epoch, sizer
+            sizer = self._sizer[1]
+            size = sizer.size(f"{name} {device}")
+            if size is None:
+                return None
+            short = self._champions.not_enough(name)
+            if short >= size.amount_mib:
+                return sizer.after_failure(f"{name} {device}", short)
+            return size.amount_mib
 
     def pod_needs(self, spec: JobSpec, model: ModelReference | None) -> PodNeeds:
         """The same of a pod that is just being made; one that names a model and no GPU is looked
@@ -256,6 +287,11 @@ class NeedsEstimator:
         if not (kept / name).is_file():
             _extract(self._folder(folder), model.ref, kept / name)
         return kept / name
+
+
+def _teach(sizer: TaskSizer, run: OwnRun) -> None:
+    if run.actual > 0:
+        sizer.learn(f"{run.signature} {run.device}", run.actual)
 
 
 @lru_cache(maxsize=256)
