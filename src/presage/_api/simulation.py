@@ -20,7 +20,7 @@ from presage.edge import read_yaml
 from presage.model.cluster import Node
 from presage.model.errors import ConfigError, TelemetryError, UserError
 from presage.policy import registry
-from presage.policy.config import ConfigFile, PolicyConfig, QueueConfig
+from presage.policy.config import ConfigFile, GuardSection, PolicyConfig, QueueConfig
 from presage.policy.own import OwnPolicy, Schedules, complete, find_own
 from presage.policy.pipeline import Pipeline
 from presage.sim.behaviour import WorldConfig, world_rules
@@ -161,7 +161,10 @@ def usual_cluster(kind: str) -> str:
 def pipeline(base: str | PolicyConfig = "fifo", **parts: Any) -> Pipeline:
     """A policy made of parts: those of a named policy or a configuration, some of them replaced by
     parts of one's own, such as `order=` or `placer=` (the fields of `Rules`)."""
-    rules = registry.build(base).rules
+    config = registry.policy_config(base) if isinstance(base, str) else base
+    if config.guard is not None:
+        raise ConfigError("a guarded policy is two pipelines; take the parts of one of them")
+    rules = registry.pipeline(config).rules
     try:
         return Pipeline(replace(rules, **parts))
     except TypeError:
@@ -290,7 +293,7 @@ def _chosen(
     named = policies.items() if isinstance(policies, Mapping) else ((None, p) for p in policies)
     chosen: dict[str, Chosen] = {}
     for title, policy in named:
-        for name, one in _read(policy, known, placement):
+        for name, one in _read(policy, known, placement, file.guard):
             if (title or name) in chosen:
                 raise ConfigError(
                     f"two policies are called {title or name}; name them in a dictionary"
@@ -302,12 +305,15 @@ def _chosen(
 
 
 def _read(
-    policy: object, known: dict[str, PolicyConfig], placement: str | None
+    policy: object,
+    known: dict[str, PolicyConfig],
+    placement: str | None,
+    section: GuardSection,
 ) -> Iterator[tuple[str, Chosen]]:
     """A policy in whatever form, with a name; a file has several."""
     if isinstance(policy, str | PathLike):
         text = fspath(policy)
-        own = find_own(text, known, _queues(known))
+        own = find_own(text, known, _queues(known), section)
         if own is not None:
             if placement is not None:
                 raise ConfigError(f"{own.name} places by itself; placement is for named policies")
@@ -322,7 +328,7 @@ def _read(
         else:
             names = [text]
         for name in names:
-            yield name, registry.policy_config(name, known, placement)
+            yield name, registry.policy_config(name, known, placement, section)
     elif isinstance(policy, PolicyConfig):
         yield policy.order, registry.policy_config("it", {"it": policy}, placement)
     elif isinstance(policy, type) or not callable(getattr(policy, "schedule", None)):

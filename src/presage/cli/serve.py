@@ -250,8 +250,12 @@ def serve(
         raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
     wanted = effective(read_server_file(config) if config else ServerFile(), given)
     known = registry.pipelines(wanted)
-    own = find_own(wanted.policy, known, wanted.queues)
-    pipeline = registry.policy_config(wanted.policy, known) if own is None else own.base()
+    own = find_own(wanted.policy, known, wanted.queues, wanted.guard)
+    pipeline = (
+        own.base()
+        if own is not None
+        else registry.policy_config(wanted.policy, known, section=wanted.guard)
+    )
     if print_config:
         _print(wanted)
         return

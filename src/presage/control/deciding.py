@@ -23,7 +23,7 @@ from presage.model.event import RulesChanged
 from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
-from presage.policy.own import Guarded, OwnPolicy
+from presage.policy.own import OwnPolicy
 
 __all__ = ["Decider", "Deciders"]
 
@@ -73,9 +73,7 @@ class Deciders:
             self.started = self._decider(name, policy)
         else:
             predict = predictor(nodes, shares=False)
-            self.started = Decider(
-                name, own, False, predict, lambda: Guarded(own, registry.build(policy), raised)
-            )
+            self.started = Decider(name, own, False, predict, lambda: own.made(raised))
         self.now = self.started
         """What decides, or did when this server last knew."""
 

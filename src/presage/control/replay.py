@@ -29,7 +29,7 @@ from presage.model.errors import Conflict, InternalError, PresageError, UserErro
 from presage.model.event import RulesChanged
 from presage.policy import registry
 from presage.policy.config import PolicyConfig
-from presage.policy.own import Guarded, OwnPolicy
+from presage.policy.own import OwnPolicy
 from presage.sim.whatif import Export, Replay, Step, export_trace, figures, replay, what_if
 from presage.store import open_store
 
@@ -124,7 +124,7 @@ def _build(policy: _Policy, mistakes: Counter[str]) -> Policy:
     def raised(text: str) -> None:
         mistakes[text] += 1
 
-    return Guarded(policy, registry.build(policy.base()), raised)
+    return policy.made(raised)
 
 
 def _foreseen(export: Export, policy: _Policy) -> Predictor:

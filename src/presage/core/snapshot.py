@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from presage.core.spent import Spent
 from presage.model.cluster import Node, Worker
 from presage.model.codec import decode, encode
-from presage.model.event import RulesChanged
+from presage.model.event import PolicyJudged, RulesChanged
 from presage.model.job import Job, Role
 from presage.model.speed import SpeedBook
 
@@ -56,6 +56,7 @@ def take_snapshot(state: State) -> dict[str, Any]:
         "scaling": sorted(state.scaling),
         "speeds": encode(state.speeds),
         "rules": encode(state.rules),
+        **({"judged": encode(state.judged)} if state.judged is not None else {}),
         **({"spent": spent} if (spent := state.spent.rows()) else {}),
     }
 
@@ -79,6 +80,7 @@ class SnapshotContent:
     scaling: set[str]
     speeds: SpeedBook
     rules: RulesChanged | None
+    judged: PolicyJudged | None
     spent: Spent
     failed_arrays: list[str]
     """Arrays that a member of failed, and that are not over."""
@@ -103,6 +105,7 @@ def read_snapshot(data: dict[str, Any]) -> SnapshotContent:
         scaling=set(data["scaling"]),
         speeds=decode(SpeedBook, data.get("speeds", {})),  # older ones have neither
         rules=decode(RulesChanged | None, data.get("rules")),
+        judged=decode(PolicyJudged | None, data.get("judged")),
         spent=Spent.of(data.get("spent", ())),
         failed_arrays=data.get("failed_arrays", []),
     )

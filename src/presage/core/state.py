@@ -28,7 +28,7 @@ from presage.core.remedies import amended
 from presage.core.retry import judge
 from presage.core.snapshot import read_snapshot, take_snapshot
 from presage.core.spent import Spent
-from presage.core.workers import ask_of, missing
+from presage.core.workers import ask_of, joining, missing
 from presage.model import event as ev
 from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.errors import InternalError
@@ -60,9 +60,7 @@ class State:
     """Changes of earlier steps that are remembered: to look at all jobs instead must be rare."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        """For policies that draw lots: draws are a function of this and the job, never of a
-        stream."""
+        self.seed = seed  # for policies that draw lots, by this and the job, never by a stream
         self.now = float("-inf")
         self.capacity = Capacity()
         self.down: set[str] = set()
@@ -81,6 +79,7 @@ class State:
         self.spent = Spent()  # GPU time by day, where `rules` say that it counts
         self.speeds = SpeedBook()  # how fast runs of each workload were at the sizes they had
         self.rules: ev.RulesChanged | None = None  # what decides, where somebody said so
+        self.judged: ev.PolicyJudged | None = None  # who does, where that policy is guarded
         self.changes = Changes()  # which jobs did, for who keeps something about them
         self.ended: list[Job] = []  # jobs that did in the present step
         self.moves: list[Move] = []  # what became of jobs in it, in order, decisions aside
@@ -149,7 +148,8 @@ class State:
         for job_id, hold in kept.reservations.items():
             state._hold_for(job_id, hold)
         state.wake_at, state.submitted, state.shapes = kept.wake_at, kept.submitted, kept.shapes
-        state.speeds, state.rules, state.spent = kept.speeds, kept.rules, kept.spent
+        state.speeds, state.spent = kept.speeds, kept.spent
+        state.rules, state.judged = kept.rules, kept.judged
         return state
 
     def copy(self, instead: Mapping[str, JobSpec] = _AS_THEY_ARE) -> State:
@@ -160,14 +160,13 @@ class State:
         copy.capacity = self.capacity.copy()
         copy.down, copy.draining = self.down.copy(), self.draining.copy()
         copy.jobs = jobs = {name: Job(*_EVERYTHING(job)) for name, job in self.jobs.items()}
-        copy.pending = {job_id: jobs[job_id] for job_id in self.pending}
-        copy.active = {job_id: jobs[job_id] for job_id in self.active}
-        copy.incomplete = {job_id: jobs[job_id] for job_id in self.incomplete}
+        for kind in ("pending", "active", "incomplete"):
+            setattr(copy, kind, {job_id: jobs[job_id] for job_id in getattr(self, kind)})
         copy.gates = self.gates.copy(jobs)
         copy.reservations = self.reservations.copy()
         copy.usage, copy.scaling = self.usage.copy(), self.scaling.copy()
         copy.shapes, copy.speeds = self.shapes.copy(), self.speeds.copy()
-        copy.rules, copy.spent = self.rules, self.spent.copy()
+        copy.rules, copy.judged, copy.spent = self.rules, self.judged, self.spent.copy()
         for job_id, spec in instead.items():
             copy._drop_reservation(job_id)
             copy.pending[job_id].spec = spec
@@ -180,10 +179,9 @@ class State:
             self.pending[job.id] = job
         elif job.allocation:
             self.active[job.id] = job
-            had = set(job.allocation)
             job.held_milli = 0
             self._hold(job, job.allocation)
-            self._hold(job, tuple(w for w in job.resizing or () if w not in had))
+            self._hold(job, joining(job.resizing or (), job))
             if job.state is STARTING and missing(job):
                 self.incomplete[job.id] = job
 
@@ -322,6 +320,9 @@ class State:
             job.held_since = now
         self.rules = e
 
+    def _policy_judged(self, now: float, e: ev.PolicyJudged) -> None:
+        self.judged = e
+
     def _limits_advised(self, now: float, e: ev.Fact) -> None:
         """The engine decides, or nobody does; nothing is different yet."""
 
@@ -407,11 +408,10 @@ class State:
 
     def _resize(self, now: float, e: ev.Resize) -> None:
         job = self.jobs[e.job]
-        had = set(job.allocation)
         self._settle(now, job)
         job.resizing = e.workers
         self.changes.note(job)
-        self._hold(job, tuple(worker for worker in e.workers if worker not in had))
+        self._hold(job, joining(e.workers, job))
 
     def _limit(self, now: float, e: ev.Limit) -> None:
         self.jobs[e.job].limits = e.limits
@@ -447,8 +447,7 @@ class State:
         if isinstance(decision, ev.Launch):
             self._give(job, decision.workers)
         elif isinstance(decision, ev.Resize):
-            had = set(job.allocation)
-            self._give(job, tuple(worker for worker in decision.workers if worker not in had))
+            self._give(job, joining(decision.workers, job))
         self._drop_reservation(job.id)
         if held is not None:
             self._hold_for(job.id, held)
@@ -528,8 +527,7 @@ class State:
         if job.state is RUNNING:
             self._settle(now, job)
         if job.resizing is not None:
-            had = set(job.allocation)
-            self._give(job, tuple(worker for worker in job.resizing if worker not in had))
+            self._give(job, joining(job.resizing, job))
             job.resizing = None
         self._give(job, job.allocation)
         job.allocation, job.limits, job.intent = (), None, None

@@ -16,6 +16,7 @@ __all__ = [
     "ask_of",
     "being_left",
     "devices_of",
+    "joining",
     "least_cpu",
     "least_milli",
     "milli_of",
@@ -113,3 +114,9 @@ _STOPPING = JobState.STOPPING
 @cache
 def _whole(ask: Resources) -> Resources:
     return Resources(ask.cpu_milli, ask.memory_mib, WHOLE_GPU, ask.gpu_memory_mib)
+
+
+def joining(workers: tuple[Worker, ...], job: Job) -> tuple[Worker, ...]:
+    """Those of them that a job does not have yet."""
+    had = set(job.allocation)
+    return tuple(worker for worker in workers if worker not in had)

@@ -13,12 +13,12 @@ from math import sqrt
 import numpy as np
 
 from presage.core.ports import Policy
+from presage.gym.tasks import layout_of
 from presage.gym.worlds import Scene
 from presage.policy.learned.net import Net, Task
 from presage.policy.learned.serve import BASES, learned_parts
 from presage.policy.pipeline import Pipeline
 from presage.policy.registry import build
-from presage.gym.tasks import layout_of
 from presage.sim.foreseen import FromHistory
 from presage.sim.run import simulate
 

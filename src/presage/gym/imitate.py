@@ -86,9 +86,9 @@ def imitate(
     return made, float((chosen == actions).mean())
 
 
-def _scores(net: Net, rows: Floats, cluster: Floats, open_: npt.NDArray[np.bool_]) -> tuple[
-    Floats, Floats
-]:
+def _scores(
+    net: Net, rows: Floats, cluster: Floats, open_: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
     """Of every choice of every observation, and the hidden layer."""
     hidden = np.tanh(rows @ net.of_slot + (cluster @ net.of_cluster + net.bias)[:, None])
     scores = np.where(open_, hidden @ net.out + net.out_bias, -1e9)

@@ -112,9 +112,7 @@ class _SlotActor(ActorCriticPolicy):
         self.mlp_extractor = _AsItIs(size)  # type: ignore[assignment]
         self.action_net = _SlotScores(self._begin, self._layout)
         self.value_net = nn.Sequential(nn.Linear(size, 64), nn.Tanh(), nn.Linear(64, 1))  # type: ignore[assignment]
-        made = self.optimizer_class(
-            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
-        )
+        made = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
         self.optimizer = made
 
 
@@ -177,7 +175,9 @@ def train(
 ) -> Training:
     """Go on from a network; `state` is a file to keep progress in, and to go on from."""
     torch.set_num_threads(1)  # the networks are small
-    made = partial(ClusterEnv, task, worlds, weights, slots=slots, rules=rules, most_decisions=2000)
+    made = partial(
+        ClusterEnv, task, worlds, weights, slots=slots, rules=rules, most_decisions=2000
+    )
     space = DummyVecEnv([made] * (1 if algorithm == "dqn" else envs))
     layout = space.envs[0].unwrapped.layout  # type: ignore[attr-defined]
     assert isinstance(space.action_space, spaces.Discrete)

@@ -74,16 +74,30 @@ class Search:
         middle = _packed(self.task, self.net, self.rules)
         width = np.full(middle.size, self.width * 0.9**self.generation)
         width[self.net.flat().size :] *= 5
-        drawn = [middle, *(middle + width * rng.normal(size=middle.size) for _ in range(self.population - 1))]
+        drawn = [
+            middle,
+            *(middle + width * rng.normal(size=middle.size) for _ in range(self.population - 1)),
+        ]
         tries = [_unpacked(self.task, self.net, self.rules, flat) for flat in drawn]
-        jobs = [(self.task, net, self.slots, rules, scene, base) for net, rules in tries for scene, base in zip(scenes, best, strict=True)]
+        jobs = [
+            (self.task, net, self.slots, rules, scene, base)
+            for net, rules in tries
+            for scene, base in zip(scenes, best, strict=True)
+        ]
         costs = np.array(list((pool.map if pool else map)(_judge, jobs))).reshape(len(tries), -1)
         means = costs.mean(axis=1)
         first = np.argsort(means, kind="stable")[:_ELITE]
         together = np.mean([drawn[k] for k in first], axis=0)
         chosen = drawn[int(first[0])]
         net, rules = _unpacked(self.task, self.net, self.rules, together)
-        mixed = float(np.mean([_judge((self.task, net, self.slots, rules, s, b)) for s, b in zip(scenes, best, strict=True)]))
+        mixed = float(
+            np.mean(
+                [
+                    _judge((self.task, net, self.slots, rules, s, b))
+                    for s, b in zip(scenes, best, strict=True)
+                ]
+            )
+        )
         if mixed < means[first[0]]:
             chosen = together
         self.net, self.rules = _unpacked(self.task, self.net, self.rules, chosen)
@@ -103,7 +117,11 @@ class Search:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             flat = np.asarray(kept["flat"], np.float64)
-            if (kept["task"], kept["slots"], flat.size) != (self.task, self.slots, self.net.flat().size):
+            if (kept["task"], kept["slots"], flat.size) != (
+                self.task,
+                self.slots,
+                self.net.flat().size,
+            ):
                 raise BundleError(f"{path} is the state of another training; choose another --out")
             self.net, self.rules = self.net.like(flat), dict(kept["rules"])
             self.generation, self.curve = int(kept["generation"]), list(kept["curve"])
@@ -120,7 +138,9 @@ def _packed(task: Task, net: Net, rules: Mapping[str, float]) -> Floats:
     return np.concatenate([net.flat(), [log(rules[name]) for name in _SEARCHED[task]]])
 
 
-def _unpacked(task: Task, net: Net, rules: Mapping[str, float], flat: Floats) -> tuple[Net, dict[str, float]]:
+def _unpacked(
+    task: Task, net: Net, rules: Mapping[str, float], flat: Floats
+) -> tuple[Net, dict[str, float]]:
     size = net.flat().size
     searched = dict(zip(_SEARCHED[task], (exp(x) for x in flat[size:]), strict=True))
     bounded = {name: float(np.clip(x, *_BOUNDS[name])) for name, x in searched.items()}

@@ -146,4 +146,3 @@ def elastic(trace: Trace, rng: np.random.Generator, share: float = 0.6) -> Trace
 def _from_zero(trace: Trace, jobs: pl.DataFrame) -> Trace:
     first = jobs["submit_s"].min()
     return replace(trace, jobs=jobs.with_columns(pl.col("submit_s") - first))
-

@@ -53,6 +53,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "Node": {"devices": [], "cpu_milli": 1 << 50, "memory_mib": 1 << 50, "labels": {}}
     | {"taints": [], "taken": {}},
     "OomRetry": {"times": 3, "factor": 1.5, "ceiling_mib": 0},
+    "PolicyJudged": {"rules": ""},
     "Progress": {"detail": {}, "not_finite": []},
     "RemedyAdvised": {"avoid": [], "oom": None},
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 from presage.model.cluster import Node, Resources, Worker
@@ -45,6 +46,7 @@ __all__ = [
     "NodeUp",
     "Outcome",
     "PhaseChanged",
+    "PolicyJudged",
     "Progress",
     "Reject",
     "Remedy",
@@ -236,6 +238,26 @@ class RulesChanged:
     """The policy's name where an admin chose it while the server ran; empty: the server was
     started with it."""
 
+    @property
+    def digest(self) -> str:
+        """Stands for the configuration; empty where there is none."""
+        return sha256(self.policy.encode()).hexdigest()[:16] if self.policy else ""
+
+
+@value
+class PolicyJudged:
+    """The present was run ahead under a guarded policy and under its fallback: which of the two
+    decides from now on."""
+
+    candidate: str
+    fallback: str
+    trusted: bool
+    """Whether the candidate decides; else the fallback does."""
+    text: str
+    """Why, for people."""
+    rules: str = ""
+    """The digest of the rules that were judged; under others it means nothing."""
+
 
 @value
 class LimitsAdvised:
@@ -402,6 +424,7 @@ Fact: TypeAlias = (
     | PhaseChanged
     | SpeedMeasured
     | RulesChanged
+    | PolicyJudged
     | LimitsAdvised
     | AlertRaised
     | AlertCleared

@@ -11,6 +11,8 @@ from presage.policy.budget import Period
 
 __all__ = [
     "ConfigFile",
+    "GuardConfig",
+    "GuardSection",
     "LearnedConfig",
     "OrderName",
     "PlacementName",
@@ -105,6 +107,27 @@ class LearnedConfig(_Strict):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+class GuardSection(_Strict):
+    """How a guarded policy is looked at; `core.guard.GuardRules` says what each is."""
+
+    every: Annotated[Positive, BeforeValidator(_duration)] = 3600.0
+    margin: Annotated[float, Field(ge=0, le=1)] = 0.01
+    margin_p99: Annotated[float, Field(ge=0, le=10)] = 0.1
+    harm: Annotated[float, Field(ge=0, le=1)] = 0.01
+    draws: Annotated[int, Field(ge=1, le=1000)] = 8
+    ahead: Annotated[Positive, BeforeValidator(_duration)] = 86_400.0
+
+
+class GuardConfig(GuardSection):
+    """Who decides while a policy is not trusted, and when it is."""
+
+    candidate: str = "the candidate"
+    """What the guarded policy is called."""
+    name: str = "its fallback"
+    """What the fallback is called."""
+    fallback: PolicyConfig
+
+
 class PolicyConfig(_Strict):
     """A pipeline: one choice per part."""
 
@@ -133,6 +156,7 @@ class PolicyConfig(_Strict):
     learned: LearnedConfig | None = None
     """Decides who starts, who grows or who shares, as its bundle says."""
     queues: dict[str, QueueConfig] = {}
+    guard: GuardConfig | None = None
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> PolicyConfig:
@@ -146,11 +170,19 @@ class PolicyConfig(_Strict):
             raise ValueError("colocate goes with neither gang: false nor that order")
         if self.resize_cost_s and not (self.elastic and self.grow_by == "gain"):
             raise ValueError("resize_cost_s needs elastic: true and grow_by: gain")
+        if self.guard is not None and self.guard.fallback.guard is not None:
+            raise ValueError("the fallback of a guard has no guard of its own")
         return self
 
 
+GuardConfig.model_rebuild()
+PolicyConfig.model_rebuild()
+
+
 class ConfigFile(_Strict):
-    """A configuration file: named pipelines and the queues they all share."""
+    """A configuration file: named pipelines, the queues they all share, and how those are looked
+    at whose name has a guard (`mine@sjf`)."""
 
     policies: dict[str, PolicyConfig] = {}
+    guard: GuardSection = GuardSection()
     queues: dict[str, QueueConfig] = {}

@@ -20,7 +20,7 @@ from presage.model.errors import ConfigError
 from presage.model.job import Job, Reason, ReasonCode
 from presage.plugins import Loaded, installed, is_file, load, load_source, where
 from presage.policy import registry
-from presage.policy.config import PolicyConfig, QueueConfig
+from presage.policy.config import GuardConfig, GuardSection, PolicyConfig, QueueConfig
 from presage.policy.pipeline import Pipeline
 
 __all__ = ["GROUP", "Guarded", "OwnPolicy", "Schedules", "complete", "find_own"]
@@ -44,16 +44,21 @@ class OwnPolicy:
     loaded: Loaded
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
     """What queues may hold: for orders, whose pipeline is ours."""
+    guard: GuardConfig | None = None
+    """Who decides while it is not trusted, if it is guarded."""
 
     @property
     def name(self) -> str:
         """What it is called."""
-        return self.loaded.name
+        return self.loaded.name + (f"@{self.guard.name}" if self.guard is not None else "")
 
     def described(self) -> str:
         """What it is, for the journal: no folder of anybody's machine, and which text exactly."""
-        about = {"name": self.name, "origin": self.loaded.origin, "sha256": self.loaded.digest}
-        return json.dumps({"own": about})
+        loaded = self.loaded
+        about = {"name": loaded.name, "origin": loaded.origin, "sha256": loaded.digest}
+        if self.guard is None:
+            return json.dumps({"own": about})
+        return json.dumps({"own": about, "guard": self.guard.model_dump(mode="json")})
 
     def packed(self) -> dict[str, Any]:
         """As JSON values, for another process of the same server; `unpacked` reads them."""
@@ -63,6 +68,7 @@ class OwnPolicy:
             "origin": loaded.origin,
             "source": loaded.source,
             "queues": {name: queue.model_dump() for name, queue in self.queues.items()},
+            "guard": None if self.guard is None else self.guard.model_dump(mode="json"),
         }
 
     @staticmethod
@@ -70,23 +76,41 @@ class OwnPolicy:
         """The policy that `packed` describes: the same text, whatever became of its file."""
         name, source = data["name"], data["source"]
         loaded = load_source(source, name, data["origin"]) if source else load(name, GROUP)
-        queues = data["queues"].items()
-        return OwnPolicy(loaded, {key: QueueConfig.model_validate(q) for key, q in queues})
+        queues = {key: QueueConfig.model_validate(q) for key, q in data["queues"].items()}
+        guard = data.get("guard")
+        return OwnPolicy(loaded, queues, guard and GuardConfig.model_validate(guard))
 
     def base(self) -> PolicyConfig:
-        """What decides where it cannot: first come, first served."""
-        return PolicyConfig(queues=dict(self.queues))
+        """What decides where it cannot: its fallback, else first come, first served."""
+        base = PolicyConfig() if self.guard is None else self.guard.fallback
+        return base.model_copy(update={"queues": dict(self.queues)})
 
     def went_wrong(self, error: BaseException) -> str:
         """That it raised, in one line."""
-        return f"policy {self.name} raised {where(error, self.loaded.origin)}"
+        return f"policy {self.loaded.name} raised {where(error, self.loaded.origin)}"
+
+    def made(self, raised: Callable[[str], None]) -> Policy:
+        """A new one that may raise: what it is guarded by, or its base, decides then, and `raised`
+        is told."""
+        otherwise = self.base()
+        if self.guard is None:
+            return Guarded(self, registry.pipeline(otherwise), raised)
+        alone = replace(self, guard=None)
+        return registry.guarded(
+            self.guard,
+            lambda: Guarded(alone, registry.pipeline(otherwise), raised),
+            self.queues,
+        )
 
     def make(self) -> Policy:
         """A new one, that has seen nothing yet."""
+        if self.guard is not None:
+            alone = replace(self, guard=None)
+            return registry.guarded(self.guard, alone.make, self.queues)
         value = self.loaded.value
         try:
             if _is_order(value):
-                return Pipeline(replace(registry.build(self.base()).rules, order=value))
+                return Pipeline(replace(registry.pipeline(self.base()).rules, order=value))
             if isinstance(value, type) or (callable(value) and not _schedules(value)):
                 value = value()
             elif not isinstance(value, PolicyConfig):
@@ -106,13 +130,23 @@ class OwnPolicy:
 
 
 def find_own(
-    text: str, known: Mapping[str, PolicyConfig], queues: Mapping[str, QueueConfig]
+    text: str,
+    known: Mapping[str, PolicyConfig],
+    queues: Mapping[str, QueueConfig],
+    section: GuardSection | None = None,
 ) -> OwnPolicy | None:
-    """The policy that `file.py:name` or the name of an installed one stands for; None for a name
-    that is known or nobody's. Runs that code, and raises ConfigError when it is no policy."""
+    """The policy that `file.py:name` or the name of an installed one stands for, with the guard
+    that may follow (`file.py:name@sjf`); None for a name that is known or nobody's. Runs that
+    code, and raises ConfigError when it is no policy."""
+    if text in known:
+        return None
+    text, guard = registry.guard_of(text, known or registry.NAMED, section)
     if text in known or not (is_file(text) or text in installed(GROUP)):
         return None
-    own = OwnPolicy(load(text, GROUP), dict(queues))
+    loaded = load(text, GROUP)
+    if guard is not None:
+        guard = guard.model_copy(update={"candidate": loaded.name})
+    own = OwnPolicy(loaded, dict(queues), guard)
     own.make()
     return own
 

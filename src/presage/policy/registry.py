@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import get_args
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, get_args
 
+from presage.core.guard import GuardedPolicy, GuardRules
+from presage.core.ports import Policy
 from presage.model.errors import ConfigError
 from presage.model.job import Placement
 from presage.policy import openb, order, sharing
-from presage.policy.config import ConfigFile, PlacementName, PolicyConfig
+from presage.policy.config import (
+    ConfigFile,
+    GuardConfig,
+    GuardSection,
+    PlacementName,
+    PolicyConfig,
+    QueueConfig,
+)
 from presage.policy.elastic import ByGain
 from presage.policy.learned.serve import is_learned, learned_config, with_learned
 from presage.policy.order import FairShare, Order, Tiresias
@@ -20,7 +30,18 @@ from presage.policy.request import Score
 from presage.policy.score import Pack, Spread, Topology
 from presage.policy.sharing import SharingRules
 
-__all__ = ["NAMED", "NOT_DECIDED", "build", "names", "pipelines", "placements", "policy_config"]
+__all__ = [
+    "NAMED",
+    "NOT_DECIDED",
+    "build",
+    "guard_of",
+    "guarded",
+    "names",
+    "pipeline",
+    "pipelines",
+    "placements",
+    "policy_config",
+]
 
 NAMED: dict[str, PolicyConfig] = {
     "fifo": PolicyConfig(order="fifo"),
@@ -75,10 +96,22 @@ def pipelines(file: ConfigFile) -> dict[str, PolicyConfig]:
 
 
 def policy_config(
-    name: str, known: dict[str, PolicyConfig] = NAMED, placement: str | None = None
+    name: str,
+    known: Mapping[str, PolicyConfig] = NAMED,
+    placement: str | None = None,
+    section: GuardSection | None = None,
 ) -> PolicyConfig:
-    """A pipeline by name, with another placement if one is given; `learned:FILE` reads a bundle of
-    this machine."""
+    """A pipeline by name, with another placement if one is given. `mine@sjf` is `mine`, guarded
+    by `sjf`, looked at as `section` says; `learned:FILE` reads a bundle of this machine."""
+    candidate, guard = guard_of(name, known, section)
+    if guard is not None:
+        config = policy_config(candidate, known, placement)
+        if config.guard is not None:
+            raise ConfigError(f"policy {candidate} has a guard already: leave out @{guard.name}")
+        if placement is not None:
+            fallback = guard.fallback.model_copy(update={"placement": placement})
+            guard = guard.model_copy(update={"fallback": fallback})
+        return config.model_copy(update={"guard": guard})
     if name not in known and is_learned(name):
         known = {**known, name: learned_config(name)}
     if name not in known:
@@ -90,14 +123,63 @@ def policy_config(
     return known[name].model_copy(update={"placement": placement})
 
 
+def guard_of(
+    name: str, known: Mapping[str, PolicyConfig], section: GuardSection | None = None
+) -> tuple[str, GuardConfig | None]:
+    """A policy's name without its guard, and that guard: of `mine@sjf`, `mine` and `sjf`."""
+    candidate, at, fallback = name.rpartition("@")
+    if name in known or not at or not candidate:
+        return name, None
+    if fallback not in known:
+        raise ConfigError(
+            f"{name}: '{fallback}' cannot be a fallback; there are: {', '.join(known)}"
+        )
+    if known[fallback].guard is not None:
+        raise ConfigError(f"{name}: {fallback} has a guard itself, so it is no fallback")
+    rules: dict[str, Any] = (section or GuardSection()).model_dump()
+    return candidate, GuardConfig(
+        candidate=candidate, name=fallback, fallback=known[fallback], **rules
+    )
+
+
+def guarded(
+    guard: GuardConfig,
+    candidate: Callable[[], Policy],
+    queues: Mapping[str, QueueConfig],
+) -> GuardedPolicy:
+    """A policy that decides while it is trusted, else the fallback of its guard with the same
+    queues."""
+    fallback = guard.fallback.model_copy(update={"queues": dict(queues)})
+    rules = GuardRules(
+        every_s=guard.every,
+        margin=guard.margin,
+        margin_p99=guard.margin_p99,
+        harm=guard.harm,
+        draws=guard.draws,
+        ahead_s=guard.ahead,
+    )
+    return GuardedPolicy(
+        candidate, partial(pipeline, fallback), (guard.candidate, guard.name), rules
+    )
+
+
 NOT_DECIDED = {"max_slowdown", "idle_stop", "remedies", "remedy_precision"}
 """Of a queue, what is not for who decides about room."""
 
 
-def build(config: PolicyConfig | str) -> Pipeline:
+def build(config: PolicyConfig | str) -> Policy:
     """The policy that a configuration describes."""
     if isinstance(config, str):
         config = policy_config(config)
+    if config.guard is None:
+        return pipeline(config)
+    alone = config.model_copy(update={"guard": None})
+    return guarded(config.guard, partial(pipeline, alone), config.queues)
+
+
+def pipeline(config: PolicyConfig) -> Pipeline:
+    """The same for one without a guard."""
+    assert config.guard is None
     rules = _rules(config)
     return Pipeline(rules if config.learned is None else with_learned(config.learned, rules))
 

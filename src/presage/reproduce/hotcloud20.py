@@ -20,7 +20,7 @@ from presage.page import COLOURS, short
 from presage.policy.config import PolicyConfig
 from presage.policy.order import Order, fifo
 from presage.policy.pipeline import Pipeline
-from presage.policy.registry import NAMED, build
+from presage.policy.registry import NAMED, pipeline
 from presage.reproduce._pairs import (
     DEVICE,
     KNOWS,
@@ -195,7 +195,7 @@ def measure(
 ) -> ColocationFigures:
     """One run, in the order of the policy or another one."""
     predictors: list[EstimatePredictor] = []
-    rules = build(policy).rules
+    rules = pipeline(policy).rules
 
     def foresee(world: Predictor) -> Predictor:
         predictors.append(EstimatePredictor(measured.predictions(error), world))

@@ -12,7 +12,7 @@ are yet to be submitted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, inf
 from typing import Protocol, TypeAlias
@@ -31,10 +31,20 @@ from presage.sim.calibrate import Calibration
 from presage.sim.oracle import Oracle
 from presage.sim.world import Task, World, WorldRules
 
-__all__ = ["Arrivals", "Runtimes", "Start", "StartForecast", "TimeBox", "run_ahead"]
+__all__ = [
+    "Arrivals",
+    "Rollout",
+    "Runtimes",
+    "Start",
+    "StartForecast",
+    "TimeBox",
+    "coming_jobs",
+    "even_nodes",
+    "run_ahead",
+]
 
 Floats = npt.NDArray[np.float64]
-Arrivals: TypeAlias = Callable[[float, np.random.Generator], Sequence[tuple[float, JobSpec]]]
+Arrivals: TypeAlias = Callable[[float, np.random.Generator], Sequence[tuple[float, JobSubmitted]]]
 """Draws jobs that are submitted from now on, and when, the first of them first."""
 
 HORIZON_S = 60 * 86_400.0
@@ -153,16 +163,16 @@ def run_ahead(
     jobs += [Job(spec, 0, now, now) for spec in submit]
     left = runtimes.sample(jobs, now, samples, np.random.default_rng(seed))
     names = [job.id for job in jobs]
-    nodes = [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
+    nodes = even_nodes(state)
     awaited = _awaited(state)
     runs, ends = [], []
     for number, column in enumerate(left.T if wanted else ()):
         if time_box is not None and not time_box.begin():
             break
         drawn = dict(zip(names, column.tolist(), strict=True))
-        run = _Rollout(state.copy(), nodes, policy(), drawn)
+        run = _Starts(state.copy(), nodes, policy(), drawn)
         if arrivals is not None:
-            run.await_more(arrivals, runtimes, now, np.random.default_rng((seed, number)))
+            run.await_more(*coming_jobs(arrivals, runtimes, now, seed, number))
         until = now + horizon_s
         runs.append(run.go(now, submit, set(wanted), predict, rules, until, time_box, grain))
         ends.append(run.ends)
@@ -189,32 +199,136 @@ def _awaited(state: State) -> dict[str, list[str]]:
     return found
 
 
-class _Rollout:
-    """One run ahead."""
+def even_nodes(state: State) -> list[Node]:
+    """The nodes of a state, as a world for run times of a history."""
+    return [_even(state.capacity.nodes[i]) for i in sorted(state.capacity.index.values())]
+
+
+def coming_jobs(
+    arrivals: Arrivals, runtimes: Runtimes, now: float, seed: int, number: int
+) -> tuple[Sequence[tuple[float, JobSubmitted]], dict[str, float]]:
+    """Who comes later, of a run with this number, and how long each of them runs."""
+    rng = np.random.default_rng((seed, number))
+    coming = arrivals(now, rng)
+    if not coming:
+        return (), {}
+    jobs = [Job(fact.spec, 0, now, now, estimates=fact.estimates) for _, fact in coming]
+    left = runtimes.sample(jobs, now, 1, rng)[:, 0].tolist()
+    return coming, dict(zip((job.id for job in jobs), left, strict=True))
+
+
+class Rollout:
+    """One run ahead. `estimates_s`, by job, is what policies see instead of what was drawn."""
 
     def __init__(
-        self, state: State, nodes: Sequence[Node], policy: Policy, left_s: dict[str, float]
+        self,
+        state: State,
+        nodes: Sequence[Node],
+        policy: Policy,
+        left_s: dict[str, float],
+        estimates_s: Mapping[str, float] | None = None,
     ) -> None:
         self.state = state
         self.policy = policy
         self.left_s = left_s
         self.nodes = nodes
+        self.estimates_s = estimates_s
+        self.coming: deque[tuple[float, JobSubmitted]] = deque()
+        """Who is submitted on the way, and when."""
+
+    def await_more(
+        self, coming: Sequence[tuple[float, JobSubmitted]], left_s: Mapping[str, float]
+    ) -> None:
+        """Jobs that come on the way, and how long they run."""
+        self.coming.extend(coming)
+        self.left_s |= left_s
+
+    def steps(
+        self,
+        now: float,
+        submit: Sequence[JobSpec],
+        predict: Predictor | None,
+        rules: WorldRules | None,
+        until: float,
+        time_box: TimeBox | None,
+        grain: float,
+    ) -> Iterator[tuple[float, list[Decision]]]:
+        """Run ahead, and tell of each step: when it is, and what was decided."""
+        state, began = self.state, now
+        world = self._world(now, submit, rules)
+        engine = Engine(self.policy, predict or Oracle(world, self.estimates_s is not None), state)
+        # Woke: a job may have been changed since the policy last looked.
+        requests: list[Fact] = [*(JobSubmitted(spec) for spec in submit), Woke()]
+        while True:
+            facts = world.poll(now) + requests + self._arrived(now, world)
+            requests = []
+            if state.wake_at is not None and state.wake_at <= now:
+                facts.append(Woke())
+            decisions = engine.handle(now, facts)
+            act(world, decisions)
+            yield now, decisions
+            world.finished.clear()
+            world.stopped.clear()
+            next_s = min(world.next_event(), self.coming[0][0] if self.coming else inf)
+            then = max(next_s, now + grain * (now - began))
+            if state.wake_at is not None and state.wake_at < then:
+                then = state.wake_at
+            if then > until or (time_box is not None and not time_box.goes_on()):
+                return
+            now = then
+
+    def _arrived(self, now: float, world: World) -> list[Fact]:
+        """Those who were to come by now."""
+        facts: list[Fact] = []
+        while self.coming and self.coming[0][0] <= now:
+            _, fact = self.coming.popleft()
+            world.expect(self._task(fact.spec), now)
+            facts.append(fact)
+        return facts
+
+    def _world(self, now: float, submit: Sequence[JobSpec], rules: WorldRules | None) -> World:
+        """A world in which the active jobs are where they are, with the time they have left."""
+        state = self.state
+        world = World(self.nodes, rules)
+        world.poll(now)
+        for name in state.down:
+            world.lose(name)
+        for job in state.active.values():
+            world.expect(self._task(job.spec, len(job.allocation)), now)
+            world.launch(Launch(job.id, job.attempt, job.allocation))
+            if job.resizing is not None:
+                world.resize(Resize(job.id, job.attempt, job.resizing))
+            if job.state is JobState.STOPPING:
+                assert job.reason is not None
+                intent = job.intent or StopIntent.REQUEUE
+                world.stop(Stop(job.id, job.attempt, intent, job.reason))
+        waiting = [*state.pending.values(), *state.gates.blocked.values()]
+        for spec in [*(job.spec for job in waiting), *submit]:
+            world.expect(self._task(spec), now)
+        return world
+
+    def _task(self, spec: JobSpec, workers: int = 0) -> Task:
+        left_s = self.left_s[spec.id]
+        needed = sum(role.min for role in spec.roles)
+        task = Task(spec, 0, spec.roles[0].resources.shared, left_s, max(workers, needed), needed)
+        if task.shares:
+            task.utilization = spec.roles[0].resources.gpu_milli / 1000
+        if self.estimates_s is not None:
+            task.estimate_s = self.estimates_s.get(spec.id.removesuffix("+"))
+        return task
+
+
+class _Starts(Rollout):
+    """A run ahead that looks for starts."""
+
+    def __init__(
+        self, state: State, nodes: Sequence[Node], policy: Policy, left_s: dict[str, float]
+    ) -> None:
+        super().__init__(state, nodes, policy, left_s)
         self.found: dict[str, tuple[float | None, tuple[str, ...]]] = {}
         """When and where the jobs that were asked about start; None when one is rejected."""
         self.ends: dict[str, float] = {}
         """When jobs end, if any wait for others."""
-        self.coming: deque[tuple[float, JobSpec]] = deque()
-        """Who is submitted on the way, and when."""
-
-    def await_more(
-        self, arrivals: Arrivals, runtimes: Runtimes, now: float, rng: np.random.Generator
-    ) -> None:
-        """Draw who comes on the way, and how long they run."""
-        self.coming.extend(arrivals(now, rng))
-        if self.coming:
-            jobs = [Job(spec, 0, now, now) for _, spec in self.coming]
-            left = runtimes.sample(jobs, now, 1, rng)[:, 0].tolist()
-            self.left_s |= zip((job.id for job in jobs), left, strict=True)
 
     def go(
         self,
@@ -228,38 +342,11 @@ class _Rollout:
         grain: float,
     ) -> dict[str, tuple[float | None, tuple[str, ...]]]:
         """Run until all that is wanted has started."""
-        state, began = self.state, now
-        world = self._world(now, submit, rules)
-        engine = Engine(self.policy, predict or Oracle(world, False), state)
-        # Woke: a job may have been changed since the policy last looked.
-        requests: list[Fact] = [*(JobSubmitted(spec) for spec in submit), Woke()]
-        while wanted:
-            facts = world.poll(now) + requests + self._arrived(now, world)
-            requests = []
-            if state.wake_at is not None and state.wake_at <= now:
-                facts.append(Woke())
-            decisions = engine.handle(now, facts)
-            act(world, decisions)
-            self._note(now, decisions, wanted)
-            world.finished.clear()
-            world.stopped.clear()
-            next_s = min(world.next_event(), self.coming[0][0] if self.coming else inf)
-            then = max(next_s, now + grain * (now - began))
-            if state.wake_at is not None and state.wake_at < then:
-                then = state.wake_at
-            if then > until or (time_box is not None and not time_box.goes_on()):
+        for at, decisions in self.steps(now, submit, predict, rules, until, time_box, grain):
+            self._note(at, decisions, wanted)
+            if not wanted:
                 break
-            now = then
         return self.found
-
-    def _arrived(self, now: float, world: World) -> list[Fact]:
-        """Those who were to come by now."""
-        facts: list[Fact] = []
-        while self.coming and self.coming[0][0] <= now:
-            _, spec = self.coming.popleft()
-            world.expect(_task(spec, self.left_s[spec.id]), now)
-            facts.append(JobSubmitted(spec))
-        return facts
 
     def _note(self, now: float, decisions: Sequence[Decision], wanted: set[str]) -> None:
         state = self.state
@@ -277,35 +364,6 @@ class _Rollout:
             if job.id in wanted:
                 wanted.discard(job.id)
                 self.found[job.id] = None, ()
-
-    def _world(self, now: float, submit: Sequence[JobSpec], rules: WorldRules | None) -> World:
-        """A world in which the active jobs are where they are, with the time they have left."""
-        state = self.state
-        world = World(self.nodes, rules)
-        world.poll(now)
-        for name in state.down:
-            world.lose(name)
-        for job in state.active.values():
-            world.expect(_task(job.spec, self.left_s[job.id], len(job.allocation)), now)
-            world.launch(Launch(job.id, job.attempt, job.allocation))
-            if job.resizing is not None:
-                world.resize(Resize(job.id, job.attempt, job.resizing))
-            if job.state is JobState.STOPPING:
-                assert job.reason is not None
-                intent = job.intent or StopIntent.REQUEUE
-                world.stop(Stop(job.id, job.attempt, intent, job.reason))
-        waiting = [*state.pending.values(), *state.gates.blocked.values()]
-        for spec in [*(job.spec for job in waiting), *submit]:
-            world.expect(_task(spec, self.left_s[spec.id]), now)
-        return world
-
-
-def _task(spec: JobSpec, left_s: float, workers: int = 0) -> Task:
-    needed = sum(role.min for role in spec.roles)
-    task = Task(spec, 0, spec.roles[0].resources.shared, left_s, max(workers, needed), needed)
-    if task.shares:
-        task.utilization = spec.roles[0].resources.gpu_milli / 1000
-    return task
 
 
 def _even(node: Node) -> Node:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.gates import still_after
+from presage.core.guard import GuardedPolicy
 from presage.core.loop import step
 from presage.core.ports import CountsHours, HasRemarks, Policy, Predictor, Store
 from presage.core.state import State
@@ -21,6 +22,7 @@ from presage.model.estimate import Estimates
 from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp, RulesChanged
 from presage.model.job import Job, JobSpec, JobState, ReasonCode
 from presage.sim.foreseen import FromHistory
+from presage.sim.guarding import Guarding
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
 from presage.sim.result import AdviceScore, SimResult
@@ -102,16 +104,25 @@ def simulate(
     recorder = Recorder(trace.jobs.height)
     workload = Workload(trace, nodes, models, estimates, sharers, uses, specs)
     journal = store if store is not None else _Discard()
+    guarding: Guarding | None = None
+    if isinstance(policy, GuardedPolicy):
+        knows = None if predict is oracle else predict
+        guessed: dict[str, float] | None = {} if use_estimates or prefers else None
+        journal = guarding = Guarding(policy, journal, knows, guessed, world.rules, seed)
     begin: list[Fact] = [NodeUp(node) for node in nodes]
     counts = isinstance(policy, CountsHours) and policy.counts_hours
     if lacks or counts:
         begin.insert(0, RulesChanged("", "", lacks, counts))
     step(engine, world, journal, 0.0, begin)
     collecting = gc.isenabled()
-    gc.disable()  # nothing here makes reference cycles, and there are many live objects to scan
+    if guarding is None:
+        gc.disable()  # nothing here makes reference cycles, and there are many objects to scan
     try:
         awaited = dict.fromkeys(workload.awaited, False)
-        _run(engine, world, journal, iter(workload), oracle, recorder, progress, advise, awaited)
+        _run(
+            *(engine, world, journal, iter(workload), oracle, recorder, progress, advise),
+            *(guarding, awaited),
+        )
     finally:
         if collecting:
             gc.enable()
@@ -124,6 +135,8 @@ def simulate(
     result = recorder.result(trace, name, world, cpu_s)
     if isinstance(policy, HasRemarks):
         result = replace(result, notes=tuple(policy.remarks(engine.state)))
+    if guarding is not None:
+        result = replace(result, notes=(*result.notes, *guarding.remarks()))
     return replace(result, advice=advise.score()) if scored and advise is not None else result
 
 
@@ -136,6 +149,7 @@ def _run(
     recorder: Recorder,
     progress: Progress | None,
     advise: Observer | None,
+    guarding: Guarding | None,
     awaited: dict[str, bool],
 ) -> None:
     """Jump from event to event until nothing is left to happen. `awaited` has jobs that others
@@ -154,6 +168,9 @@ def _run(
         if now == inf:
             return
         requests: list[Fact] = []
+        if guarding is not None:
+            now = guarding.due_at(now, state)
+            requests += guarding.look(now, state, world)
         if advise is not None and state.active:
             now = min(now, max(advise.due_at(), world.now))
             requests += advise.look(now, state, world)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from presage.control.watch.arrivals import PastArrivals
-from presage.control.watch.outlook import PRIORS, Outlook, RunLearner
+from presage.control.watch.outlook import PRIORS, Outlook
 from presage.model import event as ev
 from presage.model.cluster import Device, Node, Resources
 from presage.model.job import JobSpec, Role
 from presage.model.watched import SeenCluster, SeenJob, SeenNode, SeenRun, SeenWorker
+from presage.sim.past import PastArrivals, RunLearner
 
 DAY_S = 86_400.0
 
@@ -21,7 +21,7 @@ def role(gpus: int) -> Role:
 def hourly(hours: int) -> PastArrivals:
     past = PastArrivals()
     for hour in range(hours):
-        past.add(hour * 3600.0, JobSpec(f"j{hour}", (role(1),)))
+        past.add(hour * 3600.0, ev.JobSubmitted(JobSpec(f"j{hour}", (role(1),))))
     return past
 
 
@@ -30,7 +30,7 @@ def test_who_comes_is_who_came_and_not_for_longer_than_was_watched() -> None:
     for _ in range(20):
         drawn = past.draw(now, 0.0, rng)
         assert 9 <= len(drawn) <= 10
-        assert len({spec.id for _, spec in drawn}) == len(drawn)
+        assert len({fact.spec.id for _, fact in drawn}) == len(drawn)
         times = [at for at, _ in drawn]
         assert times == sorted(times)
         assert now <= times[0] <= times[-1] <= now + 36_000.0
@@ -41,7 +41,7 @@ def test_who_comes_is_who_came_and_not_for_longer_than_was_watched() -> None:
 def test_with_days_behind_it_the_same_time_of_day_is_replayed() -> None:
     past, now = PastArrivals(), 4 * DAY_S
     for day in range(4):  # all of them in the third hour after midnight
-        past.add(day * DAY_S + 2.5 * 3600, JobSpec(f"j{day}", (role(1),)))
+        past.add(day * DAY_S + 2.5 * 3600, ev.JobSubmitted(JobSpec(f"j{day}", (role(1),))))
     for seed in range(10):
         ((at, _),) = past.draw(now, 0.0, np.random.default_rng(seed))
         assert at == now + 2.5 * 3600

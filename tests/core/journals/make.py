@@ -49,6 +49,7 @@ def main() -> None:
         "placed": placed(),
         "changed": changed(),
         "troubled": troubled(),
+        "guarded": guarded(),
     }.items():
         if (folder / f"{name}.jsonl").exists():
             continue
@@ -166,6 +167,7 @@ def told() -> MemoryStore:
     tell.tell(ev.NodeUp(Node("plain", (Device(),) * 8)))
     kinds = {type(event) for _, event in tell.store.read()}
     later = {ev.JobChanged, ev.NodeChanged, ev.AlertRaised, ev.AlertCleared, ev.RemedyAdvised}
+    later |= {ev.PolicyJudged}
     assert kinds == {*ev.FACTS, *ev.DECISIONS} - later
     return tell.store
 
@@ -235,6 +237,18 @@ def troubled() -> MemoryStore:
     stop = ev.Stop("c", 1, StopIntent.REQUEUE, WHY)
     tell.tell(ev.RemedyAdvised("c", 1, ev.Remedy.CHECKPOINT, WHY), stop)
     tell.tell(ev.JobExited("c", 1, Outcome.STOPPED), ev.AlertCleared("bad-2", "gone"))
+    return tell.store
+
+
+def guarded() -> MemoryStore:
+    """A policy that is trusted, then not, then is another's."""
+    tell = Teller()
+    first = ev.RulesChanged('{"order": "qssf"}', "declared-1")
+    tell.tell(ev.NodeUp(Node("n")), first)
+    tell.tell(ev.PolicyJudged("qssf", "fifo", True, "as good as fifo", first.digest))
+    tell.tell(ev.PolicyJudged("qssf", "fifo", False, "12 % worse", first.digest))
+    tell.tell(ev.RulesChanged('{"order": "sjf"}', "declared-1", ("Limit",)))
+    tell.tell(ev.PolicyJudged("nobody", "fifo", True, "of no rules"))
     return tell.store
 
 

@@ -38,11 +38,14 @@ def _chosen(
 ) -> dict[str, PolicyConfig | OwnPolicy]:
     """The policies by name, with the queues of the server unless the configuration has its own."""
     known = _known(service, file)
+    pipelines = {name: one for name, one in known.items() if isinstance(one, PolicyConfig)}
     chosen: dict[str, PolicyConfig | OwnPolicy] = {}
     for name in dict.fromkeys(names):
         found = known.get(name)
         if found is None and not is_file(name):  # code of the machine that asks stays there
-            found = find_own(name, {}, service.settings.queues)
+            found = find_own(name, pipelines, service.settings.queues, file.guard)
+        if found is None and "@" in name:
+            found = registry.policy_config(name, pipelines, section=file.guard)
         if found is None:
             raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(known)}")
         chosen[name] = found

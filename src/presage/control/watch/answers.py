@@ -12,7 +12,7 @@ from typing import Any
 
 from presage.control.advisors.starts import eta_view
 from presage.control.watch.busy import Busy
-from presage.control.watch.outlook import PRIORS, Outlook, RunLearner, ahead_of
+from presage.control.watch.outlook import PRIORS, Outlook, ahead_of
 from presage.control.watch.scores import Scores, read_scores, report
 from presage.control.watch.watcher import check_directory, latest, watched_since
 from presage.edge import parse_yaml
@@ -23,6 +23,7 @@ from presage.model.watched import NodeState, SeenCluster, SeenJob
 from presage.model.words import duration
 from presage.policy import registry
 from presage.policy.config import ConfigFile
+from presage.sim.past import RunLearner
 from presage.sim.whatif import export_trace, figures, what_if
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore

@@ -3,7 +3,7 @@
 The scheduler there is approximated by a pipeline of ours: Slurm goes by its own priorities and
 fills holes around the first job that does not fit, by time limits; kube-scheduler takes pod by
 pod, by priority and age, and whoever fits: it keeps nothing free for those who wait, so there pods
-that are yet to come are drawn too (`control.watch.arrivals`). How long jobs really run is drawn
+that are yet to come are drawn too (`sim.past`). How long jobs really run is drawn
 from the runs that ended there. Which nodes a job may use (partitions, features, selectors) is
 kept.
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from presage.control.advisors.starts import Declared
-from presage.control.watch.arrivals import PastArrivals
 from presage.control.watch.follow import Follower, spec_of
 from presage.core.ports import Policy
 from presage.core.state import State
@@ -34,8 +33,9 @@ from presage.sim.ahead import Arrivals, Start, StartForecast, TimeBox, run_ahead
 from presage.sim.calibrate import Calibration
 from presage.sim.helps import Option, what_would_help
 from presage.sim.history import RuntimeHistory
+from presage.sim.past import RunLearner
 
-__all__ = ["PRIORS", "SCHEDULERS", "Outlook", "RunLearner", "ahead_of", "present"]
+__all__ = ["PRIORS", "SCHEDULERS", "Outlook", "ahead_of", "present"]
 
 SCHEDULERS = {
     "slurm": PolicyConfig(order="fifo", backfill=True, backfill_depth=1000),
@@ -48,8 +48,6 @@ in which nobody goes past the first; how often pods do is not known at a start."
 _SAMPLES = 24
 _MOST_CPU_S = 2.0
 _GRAIN = 0.02
-_LEARNED_EVENTS = 100_000
-"""The end of a journal that a start learns from."""
 
 
 def present(sight: SeenCluster) -> State:
@@ -72,47 +70,6 @@ def present(sight: SeenCluster) -> State:
 def _takes_part(seen: SeenJob, now: float) -> bool:
     waits = not seen.running and seen.ended_at is None
     return waits and not seen.held and (seen.not_before is None or seen.not_before <= now)
-
-
-class RunLearner:
-    """How long jobs run and which are submitted, from the events of a journal."""
-
-    def __init__(self) -> None:
-        self.history = RuntimeHistory()
-        self.arrivals = PastArrivals()
-        self._specs: dict[str, JobSpec] = {}
-        self._started: dict[str, float] = {}
-
-    def heard(self, now: float, *events: ev.Event) -> None:
-        """The next events of the journal."""
-        for event in events:
-            if isinstance(event, ev.JobSubmitted | ev.JobChanged):
-                self._specs[event.spec.id] = event.spec
-                if isinstance(event, ev.JobSubmitted):
-                    self.arrivals.add(now, event.spec)
-            elif isinstance(event, ev.JobStarted):
-                self._started[event.job] = now if event.at is None else event.at
-            elif isinstance(event, ev.JobExited):
-                began = self._started.pop(event.job, None)
-                spec = self._specs.get(event.job)
-                by_itself = event.outcome is not ev.Outcome.STOPPED
-                if began is not None and spec is not None and by_itself:
-                    ended = now if event.at is None else event.at
-                    self.history.add(spec, max(0.0, ended - began), ended)
-                if by_itself:
-                    self._specs.pop(event.job, None)
-            elif isinstance(event, ev.CancelRequested | ev.Reject):
-                self._specs.pop(event.job, None)
-
-    def read(self, journal: Iterator[tuple[float, ev.Event]]) -> None:
-        """The end of a journal, at a start."""
-        for now, event in journal:
-            self.heard(now, event)
-
-    @staticmethod
-    def since(position: int) -> int:
-        """Where to begin to read a journal that has so many events."""
-        return max(0, position - _LEARNED_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from presage.control.board import changes_of
 from presage.control.watch import ABOUT
 from presage.control.watch.follow import Follower
-from presage.control.watch.outlook import PRIORS, Outlook, RunLearner
+from presage.control.watch.outlook import PRIORS, Outlook
 from presage.control.watch.scores import Scores
 from presage.core.loop import recover
 from presage.core.ports import ClusterSource, Entry, Knowledge
@@ -30,6 +30,7 @@ from presage.model.errors import WatchError
 from presage.model.job import JobSpec, JobState
 from presage.model.watched import SeenCluster, SeenJob
 from presage.sim.ahead import Start
+from presage.sim.past import RunLearner
 from presage.store.records import JobRow
 from presage.store.sql import SqlStore
 

@@ -18,7 +18,14 @@ from presage.policy.learned.net import Bundle, Layout, Net, Task, read_bundle
 from presage.policy.learned.order import OrderWalk
 from presage.policy.rules import Rules
 
-__all__ = ["PREFIX", "is_learned", "learned_config", "learned_parts", "learned_rules", "with_learned"]
+__all__ = [
+    "PREFIX",
+    "is_learned",
+    "learned_config",
+    "learned_parts",
+    "learned_rules",
+    "with_learned",
+]
 
 PREFIX = "learned:"
 
