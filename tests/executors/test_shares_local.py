@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from presage.executors.node.shares.environment import share_environment
+from presage.executors.node.runspec import RoleSpec, RunSpec
+from presage.executors.node.shares.environment import ShareService, share_environment
 from presage.executors.node.shares.terms import call, read_terms
 from presage.executors.node.shares.turns import ShareTerms
 from presage.manifest import parse_manifest
@@ -66,17 +67,19 @@ def test_a_share_that_makes_no_sense_is_refused(share: str, said: str) -> None:
         parse_manifest(f"name: a\ncommand: a\nresources: {{gpu: {share}}}")
 
 
-def test_who_cannot_enforce_a_share_says_so() -> None:
-    with pytest.raises(RunSpecError, match="only `--executor local`"):
-        share_environment(None, "a", ShareTerms(), None, {})
+def test_shares_are_not_enforced_in_containers(tmp_path: Path) -> None:
+    role = RoleSpec("worker", ("true",), 1, 1, share=ShareTerms())
+    spec = RunSpec((role,), image="an/image")
     with pytest.raises(RunSpecError, match="in containers"):
-        share_environment(Path("/"), "a", ShareTerms(), "image", {})
+        ShareService(tmp_path, sys.executable).open("a", role, spec, (0,), None)
 
 
-def test_without_the_library_a_job_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_a_job_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRESAGE_SHARE_LIBRARY", "/nowhere")
     with pytest.raises(RunSpecError, match="install gcc"):
-        share_environment(Path("/"), "a", ShareTerms(), None, {})
+        share_environment(tmp_path, "a", ShareTerms(), None)
 
 
 def test_a_run_is_held_to_its_share(

@@ -14,7 +14,7 @@ from presage.model.cluster import Device, Node, Resources, Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, Role
 from presage.policy.config import PolicyConfig
-from presage.policy.registry import build
+from presage.policy.registry import build, pipeline
 from presage.policy.runs import Runs
 from presage.policy.walks.easy import Shadow, end, soonest
 from presage.sim.clusters import read_cluster
@@ -180,7 +180,7 @@ def test_runs_that_are_over_are_forgotten() -> None:
 def test_the_cluster_of_later_that_was_kept_is_the_one_that_is_foreseen_now(
     steps: list[tuple[str, int, int]], size: tuple[int, int]
 ) -> None:
-    cluster, rules = Cluster(), build(EASY).rules
+    cluster, rules = Cluster(), pipeline(EASY).rules
     head, kept = Job(job("head", *size), 99, 0.0, 0.0), Shadow(rules)
     for number, step in enumerate(steps):
         cluster.step(*step)

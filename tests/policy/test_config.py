@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from presage.edge import read_yaml
 from presage.model.errors import ConfigError
 from presage.policy.config import ConfigFile, PolicyConfig
-from presage.policy.registry import NAMED, build, names, placements, policy_config
+from presage.policy.registry import NAMED, build, names, pipeline, placements, policy_config
 
 
 def test_the_named_policies() -> None:
@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("placement", placements())
 def test_every_named_policy_can_be_built_with_every_placement(name: str, placement: str) -> None:
-    built = build(policy_config(name, placement=placement))
+    built = pipeline(policy_config(name, placement=placement))
     assert built.rules.ranked == (policy_config(name).preempt == "rank")
 
 

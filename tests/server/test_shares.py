@@ -114,6 +114,7 @@ def test_a_queue_says_whether_limits_are_hard(
         f"{built.tenant} 2000 600", queue="gentle", env=env, resources={"gpu": {"request": 0.2}}
     )
     terms = eventually(lambda: read_terms(Layout(server.data).shares, f"{job}.1.worker-0"))
+    assert terms is not None
     assert (terms.request, terms.limit, terms.hard) == (0.2, 0.5, False)
     server.tell(job, "stop")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -42,14 +42,13 @@ class Weights:
     def reward(self, parts: Mapping[str, float]) -> float:
         """Of what happened."""
         bad = ("jct", "wait", "fairness", "stops", "resizes")
-        cost = sum(getattr(self, name) * parts[name] for name in bad if getattr(self, name))
+        weights = ((float(getattr(self, name)), parts[name]) for name in bad)
+        cost = sum(weight * part for weight, part in weights if weight)
         return self.utilization * parts["utilization"] - cost
 
 
 class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     """A cluster, stopped whenever something is to be chosen."""
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(
         self,

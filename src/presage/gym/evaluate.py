@@ -18,7 +18,7 @@ from presage.gym.worlds import Scene
 from presage.policy.learned.net import Net, Task
 from presage.policy.learned.serve import BASES, learned_parts
 from presage.policy.pipeline import Pipeline
-from presage.policy.registry import build
+from presage.policy.registry import pipeline
 from presage.sim.foreseen import FromHistory
 from presage.sim.run import simulate
 
@@ -59,7 +59,7 @@ def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0)
 
 def policy_of(task: Task, net: Net, slots: int, rules: Mapping[str, float]) -> Pipeline:
     """The policy that a network makes."""
-    base = build(BASES[task]).rules
+    base = pipeline(BASES[task]).rules
     return Pipeline(learned_parts(task, layout_of(task, slots), rules, net, base))
 
 

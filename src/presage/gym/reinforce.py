@@ -109,9 +109,9 @@ class _SlotActor(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Any) -> None:
         size = self._layout.size
-        self.mlp_extractor = _AsItIs(size)  # type: ignore[assignment]
+        self.mlp_extractor = _AsItIs(size)
         self.action_net = _SlotScores(self._begin, self._layout)
-        self.value_net = nn.Sequential(nn.Linear(size, 64), nn.Tanh(), nn.Linear(64, 1))  # type: ignore[assignment]
+        self.value_net = nn.Sequential(nn.Linear(size, 64), nn.Tanh(), nn.Linear(64, 1))
         made = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
         self.optimizer = made
 
@@ -125,7 +125,7 @@ class _SlotValues(DQNPolicy):
 
     def make_q_net(self) -> QNetwork:
         made = super().make_q_net()
-        made.q_net = _SlotScores(self._begin, self._layout)  # type: ignore[assignment]
+        made.q_net = _SlotScores(self._begin, self._layout)
         return made
 
 
@@ -179,7 +179,7 @@ def train(
         ClusterEnv, task, worlds, weights, slots=slots, rules=rules, most_decisions=2000
     )
     space = DummyVecEnv([made] * (1 if algorithm == "dqn" else envs))
-    layout = space.envs[0].unwrapped.layout  # type: ignore[attr-defined]
+    layout = space.envs[0].unwrapped.layout
     assert isinstance(space.action_space, spaces.Discrete)
     kinds: dict[Algorithm, Any] = {"a2c": A2C, "ppo": PPO, "dqn": DQN}
     model = kinds[algorithm](

@@ -107,7 +107,7 @@ class Search:
 
     def save(self, path: Path) -> None:
         """Where it is, to go on from."""
-        about = {"task": self.task, "rules": self.rules, "slots": self.slots}
+        about: dict[str, object] = {"task": self.task, "rules": self.rules, "slots": self.slots}
         about |= {"generation": self.generation, "curve": self.curve, "seed": self.seed}
         with replacing(path) as draft:
             draft.write_text(json.dumps({**about, "flat": self.net.flat().tolist()}))

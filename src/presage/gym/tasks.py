@@ -14,7 +14,7 @@ from presage.policy.learned.net import Layout, Task
 from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.learned.serve import BASES
 from presage.policy.pipeline import Pipeline
-from presage.policy.registry import build
+from presage.policy.registry import pipeline
 from presage.policy.start import Starter
 
 __all__ = ["layout_of", "maker", "rules_of"]
@@ -48,7 +48,7 @@ def maker(
             parts.append(OrderWalk(starter, layout, numbers))
             return parts[-1]
 
-        policy = Pipeline(replace(build(BASES[task]).rules, walk=walk))
+        policy = Pipeline(replace(pipeline(BASES[task]).rules, walk=walk))
         return policy, parts[-1]
 
     return make

@@ -4,7 +4,7 @@ Where the API server has that subresource (Kubernetes 1.33, earlier with its fea
 kubelet changes the cgroups of a container that goes on; elsewhere nothing is offered. Requests and
 limits stay equal, and only what the job asked for is changed: a resource cannot be added to a pod
 that runs. Never below what a worker uses, as far as that was measured. What a server refuses for
-good (1.33 lowers no memory) is said once, in the log, and left. It starts, ends and places nothing.
+good (1.33 lowers no memory) is said once, in the log, and left. It starts and places nothing.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ class DropInExecutor:
         self._own, self._adopted = own, adopted
         # Those of others have the size and the limits that their controller gave them.
         self.resize, self.limit = own.resize, own.limit
-        self.attach = own.attach
 
     def __getattr__(self, name: str) -> Any:
         """What the executor of our own jobs can do besides."""

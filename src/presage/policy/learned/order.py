@@ -2,10 +2,11 @@
 
 Waiting jobs that look alike (what they ask for, how much service they had, how long they are
 foreseen to run) wait in one lane, and a slot holds the first of a lane. A choice starts that job:
-where there is room, else, if the rules let it, on the GPUs of running jobs that had more service by
-whole levels, the most first. The pass ends when nothing can be started or nothing is to be.
+where there is room, else, if the rules let it, on the GPUs of running jobs that had more service
+by whole levels, the most first. The pass ends when nothing can be started or nothing is to be.
 
-`walk` asks a network; without one the pass is left open, for an environment to go on with `choose`.
+`walk` asks a network; without one the pass is left open, for an environment to go on with
+`choose`.
 True run times are never looked at: only what was foreseen of a job at its submission.
 """
 
@@ -95,7 +96,7 @@ class OrderWalk(Placing):
         self._last = Last(self._runs, self._levels)
         self._bounded = self.rules.queues.bounded
         self._known: dict[Job, tuple[_Lane, Floats, float]] = {}
-        """Of each waiting job its lane, fields that stay while it waits, and since when it does."""
+        """Of each waiting job its lane, fields that stay, and since when it waits."""
         self._lanes: dict[tuple[object, ...], _Lane] = {}
         self._keys: dict[_Lane, tuple[object, ...]] = {}
         self._slots: list[_Lane] = []

@@ -105,8 +105,10 @@ async def list_jobs(
     """Jobs that you may see, newest first. `array` is the id of one, for its members alone; empty,
     it leaves out all members of arrays."""
     clean(owner or "", queue, array)
-    page = {"owner": owner, "queue": queue, "array": array, "limit": limit, "after": after}
-    return JSONResponse(await job_page(service, me, status or (), **page))
+    page = await job_page(
+        service, me, status or (), owner=owner, queue=queue, array=array, limit=limit, after=after
+    )
+    return JSONResponse(page)
 
 
 @router.get("/jobs/{job_id}", response_model=JobStatus)
