@@ -66,6 +66,7 @@ def rich() -> State:
         ev.HaltRequested("g"),
         ev.CancelRequested("h"),
         ev.WakeAt(99.0),
+        ev.PolicyJudged("new", "sjf", True, "no worse"),
     ]
     for k, event in enumerate(events):
         state.apply(float(k), event)

@@ -163,7 +163,7 @@ def guarded(
     )
 
 
-NOT_DECIDED = {"max_slowdown", "idle_stop", "remedies", "remedy_precision"}
+NOT_DECIDED = {"max_slowdown", "idle_stop", "remedies", "remedy_precision", "gpu"}
 """Of a queue, what is not for who decides about room."""
 
 
