@@ -29,7 +29,8 @@ REASON = Reason(ReasonCode.PREEMPTED, "made room")
 MUTABLE = (State, Capacity, SpeedBook, Spent, Gates, ArrayGate, Job)
 """What changes."""
 FROZEN: tuple[type, ...] = (str, int, float, tuple, Enum, type(None))
-FROZEN += (Node, JobSpec, Reason, Resources, Estimates, ev.RulesChanged)
+FROZEN += (Node, JobSpec, Reason, Resources, Estimates)
+FROZEN += (ev.RulesChanged, ev.PolicyJudged)
 OF_THE_STEP = {"State.ended", "State.moves", "State.changes", "Gates._closed"}
 """A copy begins a step, and who reads its changes looks at everything first."""
 MADE_ANEW = {"Capacity._arrays", "Capacity._touched", "Capacity._last_mask", "Capacity._where"}
