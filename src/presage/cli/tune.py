@@ -21,7 +21,7 @@ __all__ = ["tune"]
 
 
 def tune(
-    table: Annotated[Path, typer.Argument(help="MeasuredWave runs: CSV or Parquet.")],
+    table: Annotated[Path, typer.Argument(help="Measured runs: CSV or Parquet.")],
     objective: Annotated[
         Literal["time", "cost"], typer.Option(help="What to make small: time or cost.")
     ] = "time",
