@@ -5,6 +5,7 @@
     api.get(PODS, "p", "team-a")                    # also create, replace, patch, delete
     api.create(PODS, body, "team-a", name="p", sub="binding")
     for kind, item in api.watch(PODS, version): …   # one connection; `reflect` goes on after it
+    await api.stream("p", "team-a", "exec", […], …)  # a WebSocket; `attaching` speaks it
 
 Who we are and where the cluster is, the official client says (kubeconfig, exec plugins, tokens
 that are renewed); its models are not used, since ten thousand pods must be cheap. Objects are the
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import socket
+import ssl
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from presage.model.errors import KubernetesError, MissingExtra
 
 if TYPE_CHECKING:
     import urllib3
+    from websockets.asyncio.client import ClientConnection
 
 __all__ = [
     "CONFIG_MAPS",
@@ -340,6 +343,42 @@ class KubeApi:
         listed = self.request("GET", "/api/v1").get("resources") or ()
         return any(one.get("name") == sub for one in listed)
 
+    async def stream(
+        self,
+        pod: str,
+        namespace: str | None,
+        sub: str,
+        query: Sequence[tuple[str, str]],
+        protocol: str,
+    ) -> ClientConnection:
+        """A WebSocket of a subresource that has streams, `exec` or `portforward`: a message is the
+        number of a stream and its bytes. Whoever has it closes it."""
+        from websockets.asyncio.client import connect as dial
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.typing import Subprotocol
+
+        path = self._path(PODS, namespace, pod, sub)
+        url = f"ws{self.url.removeprefix('http')}{path}?{urlencode(query)}"
+        try:
+            return await dial(
+                url,
+                additional_headers=self._who(),
+                subprotocols=[Subprotocol(protocol)],
+                compression=None,
+                ssl=_tls(self._settings) if url.startswith("wss") else None,
+                server_hostname=self._settings.tls_server_name or None,
+                proxy=self._settings.proxy or None,
+                open_timeout=_TIMEOUT_S,
+                max_size=1 << 20,
+            )
+        except InvalidStatus as refused:
+            answer = refused.response
+            raise self._refusal(
+                "GET", path, None, answer.status_code, answer.body or b""
+            ) from None
+        except (InvalidHandshake, OSError) as error:
+            raise KubernetesError(_unreachable(self.url, error)) from None
+
     # -- requests -------------------------------------------------------------------------------
 
     def request(
@@ -379,10 +418,7 @@ class KubeApi:
     ) -> urllib3.BaseHTTPResponse:
         import urllib3
 
-        headers = {"Accept": "application/json, */*", "User-Agent": "presage"}
-        for known in self._settings.auth_settings().values():  # renewed there, if need be
-            if known["in"] == "header" and known["value"]:
-                headers[known["key"]] = known["value"]
+        headers = {"Accept": "application/json, */*", "User-Agent": "presage", **self._who()}
         if body is not None:
             headers["Content-Type"] = kind
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -401,6 +437,13 @@ class KubeApi:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise KubernetesError(_unreachable(self.url, error)) from None
         return answer
+
+    def _who(self) -> dict[str, str]:
+        """Who we are, as headers say it."""
+        known = self._settings.auth_settings().values()  # renewed there, if need be
+        return {
+            one["key"]: one["value"] for one in known if one["in"] == "header" and one["value"]
+        }
 
     def _refusal(
         self, method: str, path: str, query: Mapping[str, Any] | None, status: int, data: bytes
@@ -446,6 +489,18 @@ def _pool(settings: Any) -> urllib3.PoolManager:
             settings.proxy, proxy_headers=settings.proxy_headers, **options
         )
     return urllib3.PoolManager(**options)
+
+
+def _tls(settings: Any) -> ssl.SSLContext:
+    """How we know the server, and it us."""
+    context = ssl.create_default_context(cafile=settings.ssl_ca_cert)
+    if settings.assert_hostname is False or not settings.verify_ssl:
+        context.check_hostname = False
+    if not settings.verify_ssl:
+        context.verify_mode = ssl.CERT_NONE
+    if settings.cert_file:
+        context.load_cert_chain(settings.cert_file, settings.key_file)
+    return context
 
 
 def _select(query: Mapping[str, Any], labels: str, fields: str) -> dict[str, Any]:

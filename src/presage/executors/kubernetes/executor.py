@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 
 from presage.executors.kubernetes.api import CONFIG_MAPS, NODES, PODS, KubeApi
+from presage.executors.kubernetes.attaching import PodDoors
 from presage.executors.kubernetes.context import RunContext
 from presage.executors.kubernetes.devices import is_usable, run_node
 from presage.executors.kubernetes.limiting import RESIZE
 from presage.executors.kubernetes.logs import LogReaders
-from presage.executors.kubernetes.monitor import Key
+from presage.executors.kubernetes.monitor import Key, has_begun, over
 from presage.executors.kubernetes.pods import ATTEMPT, JOB, MANAGED, RECORD, WORKER
 from presage.executors.kubernetes.reflect import Reflector
 from presage.executors.kubernetes.run import PodRun
@@ -82,6 +84,7 @@ class KubernetesExecutor:
         self._use = use or ClusterUse()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._logs = LogReaders(api, self._layout, api.namespace, log_cap)
+        self._doors = PodDoors(api)
         self._lock = threading.Lock()
         self._facts: list[Fact] = []
         self._told: list[PodRun] = []
@@ -233,6 +236,14 @@ class KubernetesExecutor:
         self._wished = [run for run, workers in found if workers is not None]
         return [ScaleRequested(run.key[0], count) for run, count in found if count is not None]
 
+    def attach(self, job: str, attempt: int, worker: str) -> socket:
+        """A connection to the pod of a worker; any thread may ask."""
+        run = self._runs.get((job, attempt))
+        pod = run.pods.get(worker) if run is not None else None
+        if run is None or pod is None or not has_begun(pod) or over(pod):
+            raise ConnectionRefusedError(f"{worker} of job {job} does not run")
+        return self._doors.open(pod, worker, run.ports)
+
     # -- beyond the port ------------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -259,6 +270,7 @@ class KubernetesExecutor:
             self._closed = True
             self._due.notify_all()
         self._logs.close()
+        self._doors.close()
         self._pods.close()
         self._nodes.close()
         for thread in self._threads:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 import shlex
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "JOB",
     "MAIN",
     "MANAGED",
+    "PORT_TOKEN",
     "RUN",
     "SIZE",
     "WORKER",
@@ -56,6 +58,7 @@ SIZE = "presage.dev/size"
 GATE = "presage.dev/gang"
 RECORD = "presage.dev/record"
 MAIN, COMPANION, BRING = "main", "presage-keep", "presage-bring"
+PORT_TOKEN = "PRESAGE_PORT_TOKEN"
 PORT = 29_400
 """Where workers of torchrun meet."""
 _INSIDE = Layout(Path("/presage"))
@@ -236,6 +239,8 @@ class RunObjects:
         spec = self.spec
         env = worker_environment(plan, spec, role.name, rank, len(self.workers))
         env["PRESAGE_PROGRESS"] = self._progress(plan, worker)
+        if spec.ports:
+            env[PORT_TOKEN] = secrets.token_hex(24)
         if plan.torchrun:
             env |= {"MASTER_ADDR": self._first_address(), "MASTER_PORT": str(self._port())}
         gpus = gpu_request(role.gpus, 0, self.nodes[worker.node])

@@ -132,6 +132,11 @@ class PodRun:
         """Whether the cluster knows of it."""
         return self._record is not None
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where its program may be reached."""
+        return tuple(self._spec_now().ports)
+
     def wish(self) -> int | None:
         """How many workers its program asks for, if it has just asked."""
         try:

@@ -23,7 +23,7 @@ class DropInExecutor:
     def __init__(self, own: KubernetesExecutor, adopted: AdoptedPods) -> None:
         self._own, self._adopted = own, adopted
         # Those of others have the size and the limits that their controller gave them.
-        self.resize, self.limit = own.resize, own.limit
+        self.resize, self.limit, self.attach = own.resize, own.limit, own.attach
 
     def __getattr__(self, name: str) -> Any:
         """What the executor of our own jobs can do besides."""
