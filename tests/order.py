@@ -30,6 +30,8 @@ TOGETHER = {
     "tests/web/test_pages.py": "web",
     "tests/executors/test_kubernetes_plane.py": "kubernetes",
     "tests/executors/test_kubernetes_api.py": "kubernetes",
+    "tests/executors/test_kubernetes_attach.py": "kubernetes",
+    "tests/executors/test_kubernetes_limiting.py": "kubernetes",
     "tests/executors/test_kubernetes_gangs.py": "kubernetes",
     "tests/executors/test_kubernetes_adopted.py": "kubernetes",
     "tests/executors/test_kubernetes_operators.py": "kubernetes",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from presage.executors.kubernetes.devices import gpu_request, run_node
 from presage.executors.kubernetes.monitor import Sight, judge, started_at, trouble, why_gone
 from presage.executors.kubernetes.pods import RunObjects, run_name
+from presage.executors.kubernetes.reading import NODE_NAME, where_of
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.runspec import RunSpec
 from presage.model.cluster import Worker
@@ -112,12 +115,6 @@ def test_what_a_cluster_cannot_run_is_refused(tmp_path: Path) -> None:
         (0.5, {"nvidia.com/gpu.shared": "4"}, {}, {"nvidia.com/gpu.shared": "1"}),
         (0.5, {"nvidia.com/gpu": "4"}, {"nvidia.com/gpu.replicas": "4"}, {"nvidia.com/gpu": "1"}),
         (
-            0.3,
-            {"nvidia.com/gpu": "10", "nvidia.com/gpucores": "800"},
-            {},
-            {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"},
-        ),
-        (
             0.4,
             {"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2"},
             {},
@@ -131,6 +128,37 @@ def test_gpus_are_asked_for_as_the_node_offers_them(
 ) -> None:
     node = {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": have}}
     assert gpu_request(gpus, 0, node) == asked
+
+
+_HAMI_GPUS = [{"id": f"GPU-{n}", "devmem": 40960, "type": "NVIDIA-A100"} for n in range(2)]
+
+
+@pytest.mark.parametrize(("gpus", "cores", "count"), [(0.3, "30", "1"), (2, "100", "2")])
+def test_on_a_node_of_hami_its_scheduler_binds(
+    tmp_path: Path, gpus: float, cores: str, count: str
+) -> None:
+    annotations = {"hami.io/node-nvidia-register": json.dumps(_HAMI_GPUS)}
+    node = {
+        "metadata": {"name": "n1", "annotations": annotations},
+        "status": {"allocatable": {"nvidia.com/gpu": "20"}},
+    }
+    assert [device.memory_mib for device in run_node(node).devices] == [40960, 40960]
+    objects = replace(_objects(tmp_path, resources={"gpus": gpus}), nodes={"n1": node})
+    for item in _all(objects):
+        kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
+    spec = objects.pods({**objects.record(), "metadata": {"name": "r", "uid": "u"}})["worker-0"][
+        "spec"
+    ]
+    assert spec["containers"][0]["resources"]["limits"] == {
+        "nvidia.com/gpu": count,
+        "nvidia.com/gpucores": cores,
+    }
+    assert spec["schedulerName"] == "hami-scheduler"
+    (rules,) = where_of({"spec": spec}).any_of
+    assert [rule.values for rule in rules if rule.key == NODE_NAME] == [("n1",)]
+    objects = replace(_objects(tmp_path, resources={"gpus": 0}), nodes={"n1": node})
+    pods = objects.pods({**objects.record(), "metadata": {"name": "r", "uid": "u"}})
+    assert pods["worker-0"]["spec"]["schedulerName"] == "presage"
 
 
 def test_a_node_that_cannot_share_says_so() -> None:

@@ -23,6 +23,7 @@ RIGHTS = (
     },
     {"resources": ["pods/binding"], "verbs": ["create"]},
     {"resources": ["pods/log"], "verbs": ["get"]},
+    {"resources": ["pods/exec", "pods/portforward"], "verbs": ["get", "create"]},
     {"resources": ["configmaps"], "verbs": ["get", "list", "create", "patch", "delete"]},
     {"resources": ["services", "secrets"], "verbs": ["get", "create"]},
     {

@@ -2,7 +2,9 @@
 
 A whole GPU is one `nvidia.com/gpu` (or the same of another vendor). For a share, clusters have one
 of three ways, and a node's own resources say which: replicas by time-slicing or MPS, profiles of
-MIG, or shares of cores and memory by HAMi. Nothing here talks to a cluster.
+MIG, or shares of cores and memory by HAMi. HAMi's device plugin gives nothing, not even a whole
+GPU, to a pod that its own scheduler has not placed: there we name the node, and that scheduler
+binds. Nothing here talks to a cluster.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
-from presage.executors.kubernetes.reading import GPU_RESOURCE, node_of
+from presage.executors.kubernetes.reading import GPU_RESOURCE, HAMI, NODE_NAME, node_of
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import RunSpecError
 
-__all__ = ["TOLERATED", "gpu_request", "is_usable", "run_node"]
+__all__ = ["HAMI_SCHEDULER", "TOLERATED", "by_hami", "gpu_request", "is_usable", "run_node"]
 
 TOLERATED = "nvidia.com/gpu"
 """The key of the taint that keeps pods off nodes with GPUs."""
@@ -26,6 +28,7 @@ _SHARED = "nvidia.com/gpu.shared"
 _CORES, _MEMORY = "nvidia.com/gpucores", "nvidia.com/gpumem"
 _REPLICAS = "nvidia.com/gpu.replicas"
 _MIG = re.compile(r"nvidia\.com/mig-(\d+)g\.(\d+)gb")
+HAMI_SCHEDULER = "hami-scheduler"
 _SEVENTHS = 7
 """Slices of compute that a GPU with MIG has."""
 
@@ -49,6 +52,18 @@ def is_usable(item: Json) -> bool:
     return ready and not leaving and not item.get("spec", {}).get("unschedulable")
 
 
+def by_hami(node: Mapping[str, Any]) -> Json:
+    """What a pod with GPUs says so that HAMi's scheduler puts it on this node; empty where HAMi
+    has none of its GPUs."""
+    meta = node["metadata"]
+    if HAMI not in (meta.get("annotations") or {}):
+        return {}
+    rule = {"key": NODE_NAME, "operator": "In", "values": [meta["name"]]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [rule]}]}
+    must = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return {"schedulerName": HAMI_SCHEDULER, "affinity": {"nodeAffinity": must}}
+
+
 def gpu_request(gpus: float, memory_mib: int, node: Mapping[str, Any]) -> dict[str, str]:
     """What a container asks of a node for so many GPUs; raises RunSpecError where that node has no
     way to give it."""
@@ -57,14 +72,11 @@ def gpu_request(gpus: float, memory_mib: int, node: Mapping[str, Any]) -> dict[s
     meta, have = node["metadata"], node.get("status", {}).get("allocatable") or {}
     labels = meta.get("labels") or {}
     whole = node_of(dict(node)).labels.get(GPU_RESOURCE, "nvidia.com/gpu")
+    if HAMI in (meta.get("annotations") or {}):
+        asked = {whole: str(math.ceil(gpus)), _CORES: str(math.ceil(min(gpus, 1) * 100))}
+        return {**asked, _MEMORY: str(memory_mib)} if memory_mib else asked
     if gpus >= 1:
         return {whole: str(math.ceil(gpus))}
-    percent = math.ceil(gpus * 100)
-    if _CORES in have or any(
-        name.startswith("hami.io/") for name in meta.get("annotations") or {}
-    ):
-        asked = {whole: "1", _CORES: str(percent)}
-        return {**asked, _MEMORY: str(memory_mib)} if memory_mib else asked
     fitting = sorted(
         (int(found[1]), int(found[2]), name)
         for name in have

@@ -42,13 +42,22 @@ _HERE = (
     ("create", PODS, ""),
     ("delete", PODS, ""),
     ("create", PODS, "binding"),
+    ("patch", PODS, ""),
     ("get", PODS, "log"),
-    ("create", PODS, "exec"),
-    ("create", PODS, "portforward"),
     ("create", CONFIG_MAPS, ""),
+    ("patch", CONFIG_MAPS, ""),
     ("create", SERVICES, ""),
     ("create", SECRETS, ""),
     ("create", NETWORK_POLICIES, ""),
+)
+_ATTACHING = "presage exec, shell and forward are refused"
+_BESIDES = (
+    # A WebSocket is a GET; since 1.35 it needs both.
+    ("get", PODS, "exec", _ATTACHING),
+    ("create", PODS, "exec", _ATTACHING),
+    ("get", PODS, "portforward", _ATTACHING),
+    ("create", PODS, "portforward", _ATTACHING),
+    ("list", EVENTS, "", "why pods do not start is said in fewer words"),
 )
 _GATES = (1, 27)
 """Pods may wait without being looked at: schedulingGates, on by default."""
@@ -70,6 +79,11 @@ def _permissions(api: KubeApi) -> Iterator[Finding]:
         good = api.may(verb, resource, api.namespace, sub=sub)
         text = "" if good else f"give a Role in {api.namespace} with {verb} on {named}"
         yield Finding(RUN, f"may {verb} {named} in {api.namespace}", good, text)
+    for verb, resource, sub, without in _BESIDES:
+        named = _named(resource, sub)
+        good = api.may(verb, resource, api.namespace, sub=sub)
+        text = "" if good else f"{without} without a Role with {verb} on {named}"
+        yield Finding(RUN, f"may {verb} {named} in {api.namespace}", good, text, needed=False)
 
 
 def _features(api: KubeApi) -> Iterator[Finding]:
@@ -78,9 +92,12 @@ def _features(api: KubeApi) -> Iterator[Finding]:
     gates = api.version >= _GATES
     text = "" if gates else "pods of a gang are held back by their scheduler's name alone"
     yield Finding(RUN, "schedulingGates", gates, text, needed=False)
-    resize = api.offers(f"pods/{RESIZE}")
-    text = "" if resize else "CPU and memory of pods that run stay as they are"
-    yield Finding(RUN, "pods/resize", resize, text, needed=False)
+    resize, text = api.offers(f"pods/{RESIZE}"), ""
+    if not resize:
+        text = "CPU and memory of pods that run stay as they are: this server is too old"
+    elif not api.may("patch", PODS, api.namespace, sub=RESIZE):
+        resize, text = False, f"give a Role in {api.namespace} with patch on pods/{RESIZE}"
+    yield Finding(RUN, f"pods/{RESIZE}", resize, text, needed=False)
     groups = set()
     with suppress(KubernetesError):
         groups = {one["name"] for one in api.request("GET", "/apis").get("groups") or ()}

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from presage.executors.kubernetes.reading import Json, ask_of_pod, is_over, node_of
+from presage.executors.kubernetes.reading import (
+    GPU_RESOURCE,
+    HAMI,
+    Json,
+    ask_of_pod,
+    is_over,
+    node_of,
+)
 from presage.executors.taken import devices_of_others
 from presage.model.cluster import WHOLE_GPU, Node, Resources, Taken
 from presage.model.job import Job
@@ -36,6 +43,9 @@ class OtherPods:
     def node(self, item: Json, *, gone: bool) -> None:
         """A node came, went or changed."""
         node = node_of(item)
+        if HAMI in (item["metadata"].get("annotations") or {}):
+            # Its kubelet refuses GPUs to pods that HAMi's scheduler has not placed.
+            node = replace(node, labels={**node.labels, GPU_RESOURCE: "of HAMi"})
         if gone or item["metadata"].get("deletionTimestamp"):
             self._nodes.pop(node.name, None)
             self._offered.pop(node.name, None)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.executors.kubernetes.api import Json
-from presage.executors.kubernetes.devices import TOLERATED, gpu_request
+from presage.executors.kubernetes.devices import TOLERATED, by_hami, gpu_request
 from presage.executors.kubernetes.settings import ClusterUse
 from presage.executors.node.messages import RunPlan
 from presage.executors.node.plan import bare_plan, secret_path, worker_environment
@@ -220,6 +220,8 @@ class RunObjects:
             "containers": containers,
             "volumes": self._volumes(),
         }
+        if role.gpus:
+            made |= by_hami(self.nodes[worker.node])
         if self.brings:
             bring = self._step(BRING, "bring", self._progress(plan, worker))
             made["initContainers"] = [bring]

@@ -34,6 +34,8 @@ from presage.model.job import Role
 
 __all__ = [
     "GPU_RESOURCE",
+    "HAMI",
+    "NODE_NAME",
     "Json",
     "ask_of_pod",
     "gpu_resource_of",
@@ -52,7 +54,9 @@ Json = Mapping[str, Any]
 
 GPU_RESOURCE = "presage.dev/gpu-resource"
 """A label that we add to nodes: the name under which they offer their GPUs."""
-_NODE_NAME = "metadata.name"
+HAMI = "hami.io/node-nvidia-register"
+"""The annotation of a node whose GPUs HAMi hands out."""
+NODE_NAME = "metadata.name"
 """The one field that node affinity may name; a label of ours, to be looked at like others."""
 
 _GPU = re.compile(
@@ -75,7 +79,6 @@ _PLACES = {
     "rack": ("topology.kubernetes.io/rack", "topology.kubernetes.io/block"),
     "area": ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"),
 }
-_HAMI = "hami.io/node-nvidia-register"
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
@@ -87,7 +90,7 @@ def node_of(item: Json) -> Node:
     Kubernetes gives it, whether that has come or not."""
     meta, status = item["metadata"], item.get("status") or {}
     offered = status.get("allocatable") or status.get("capacity") or {}
-    labels = {**(meta.get("labels") or {}), _NODE_NAME: meta["name"]}
+    labels = {**(meta.get("labels") or {}), NODE_NAME: meta["name"]}
     resource = _main_gpu(offered)
     if resource:
         labels[GPU_RESOURCE] = resource
@@ -112,9 +115,10 @@ def node_remarks(item: Json) -> list[str]:
     main = _main_gpu(status.get("allocatable") or {})
     rest = sorted(name for name in offered if name != main)
     name = item["metadata"]["name"]
-    return [
-        f"node {name} offers {main} and {other}: only {main} is counted there" for other in rest
-    ]
+    said = [f"node {name} offers {main} and {one}: only {main} is counted there" for one in rest]
+    if HAMI in (item["metadata"].get("annotations") or {}):
+        said.append(f"node {name} has GPUs of HAMi: pods of others get none there through Presage")
+    return said
 
 
 def _gpus(offered: Json) -> dict[str, int]:
@@ -135,7 +139,7 @@ def _devices(item: Json, offered: Json, resource: str) -> tuple[Device, ...]:
     if not resource:
         return ()
     labels = item["metadata"].get("labels") or {}
-    registered = (item["metadata"].get("annotations") or {}).get(_HAMI)
+    registered = (item["metadata"].get("annotations") or {}).get(HAMI)
     if registered and resource == "nvidia.com/gpu":
         physical = _hami_devices(registered)
         if physical:
@@ -305,7 +309,7 @@ def _where(spec: Json, asked: Iterable[str]) -> Where:
     return Where(any_of, tuple(_tolerated(spec.get("tolerations") or ())))
 
 
-_NOWHERE = (LabelRule(_NODE_NAME, LabelOperator.DOES_NOT_EXIST),)
+_NOWHERE = (LabelRule(NODE_NAME, LabelOperator.DOES_NOT_EXIST),)
 
 
 def _required(spec: Json) -> list[list[LabelRule]] | None:

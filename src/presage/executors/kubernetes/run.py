@@ -26,7 +26,7 @@ from presage.executors.kubernetes.api import (
     Resource,
 )
 from presage.executors.kubernetes.context import RunContext, may_pass
-from presage.executors.kubernetes.devices import is_usable
+from presage.executors.kubernetes.devices import HAMI_SCHEDULER, is_usable
 from presage.executors.kubernetes.limiting import PodLimits
 from presage.executors.kubernetes.monitor import (
     Key,
@@ -322,6 +322,8 @@ class PodRun:
             ungated = [{"op": "remove", "path": "/spec/schedulingGates"}]
             with suppress(KubernetesError):  # it was removed before; else the binding says so
                 cluster.api.patch(PODS, called, ungated, cluster.namespace)
+        if pod["spec"]["schedulerName"] == HAMI_SCHEDULER:
+            return  # that binds it, to the same node
         body = objects.binding(pod, worker.node)
         try:
             cluster.api.create(PODS, body, cluster.namespace, name=called, sub="binding")
