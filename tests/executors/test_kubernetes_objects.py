@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,14 @@ import kubernetes_validate  # type: ignore[import-untyped]  # ships none
 import pytest
 
 from presage.executors.kubernetes.devices import gpu_request, run_node
-from presage.executors.kubernetes.monitor import Sight, judge, started_at, trouble, why_gone
+from presage.executors.kubernetes.monitor import (
+    Sight,
+    judge,
+    started_at,
+    stuck,
+    trouble,
+    why_gone,
+)
 from presage.executors.kubernetes.pods import RunObjects, run_name
 from presage.executors.kubernetes.reading import NODE_NAME, where_of
 from presage.executors.kubernetes.settings import ClusterUse
@@ -96,6 +105,24 @@ def test_all_belongs_to_the_record_and_waits_for_us(tmp_path: Path) -> None:
         assert "nodeName" not in pod["spec"]
     assert secret["data"] == {"TOKEN": "c2VzYW1l"}
     assert "sesame" not in str((record, service, policy, pods))
+
+
+@pytest.mark.parametrize("wanted", ["out/ckpt", "/ckpt", "."])
+def test_checkpoints_are_where_the_program_writes_them(tmp_path: Path, wanted: str) -> None:
+    for use in (ClusterUse(), ClusterUse(host_path="/data", helper_image="presage:1")):
+        objects = _objects(tmp_path, use, checkpoint={"dir": wanted})
+        *_, pod = _all(objects)
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+        mounts = pod["spec"]["containers"][0]["volumeMounts"]
+        at = {mount["mountPath"]: (mount["name"], mount["subPath"]) for mount in mounts}
+        assert len(at) == len(mounts)
+        place = wanted if wanted.startswith("/") else f"/presage/runs/My Job_1/3/work/{wanted}"
+        if wanted != ".":
+            assert at[place] == at["/presage/jobs/My Job_1/checkpoints"]
+        for step in (
+            pod["spec"]["containers"][1:] if wanted != "." else ()
+        ):  # what they see there would become results
+            assert at.keys() - {mount["mountPath"] for mount in step["volumeMounts"]} == {place}
 
 
 def test_what_a_cluster_cannot_run_is_refused(tmp_path: Path) -> None:
@@ -267,6 +294,18 @@ def test_what_keeps_a_pod_from_starting() -> None:
     older = {**mount, "reason": "Old", "lastTimestamp": "2026-01-01T00:00:00Z"}
     assert trouble(pod, []) == ""
     assert trouble(pod, [older, mount]).startswith("FailedMount: MountVolume.SetUp failed")
+
+
+def test_a_pod_that_does_not_end_is_said_to_be_stuck() -> None:
+    def leaving(ago_s: float, **meta: Any) -> str:
+        at = datetime.fromtimestamp(time.time() - ago_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        pod = {"metadata": {"deletionTimestamp": at, **meta}, "spec": {"nodeName": "n1"}}
+        return stuck("worker-0", pod)
+
+    assert stuck("worker-0", {"metadata": {}, "spec": {"nodeName": "n1"}}) == ""
+    assert leaving(-20) == ""
+    assert leaving(100) == "stopping: node n1 does not end worker-0"
+    assert leaving(100, finalizers=["a/b"]).endswith("; it is held by a/b")
 
 
 def test_who_took_a_pod_away() -> None:

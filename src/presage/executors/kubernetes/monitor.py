@@ -35,6 +35,7 @@ __all__ = [
     "seconds",
     "silent_s",
     "started_at",
+    "stuck",
     "trouble",
     "why_gone",
 ]
@@ -62,6 +63,8 @@ _BY_OTHERS = {
 }
 _NO_ROOM = re.compile(r"OutOf.+|UnexpectedAdmissionError|NodeAffinity|MatchNodeSelector")
 _LONGEST = 300
+_SLOW_S = 30.0
+"""What a kubelet has beyond the time that a pod is given to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,16 @@ def trouble(pod: Json, events: Sequence[Json]) -> str:
         return ""
     last = max(warnings, key=lambda event: str(event.get("lastTimestamp") or ""))
     return _short(f"{last.get('reason')}{_said(last.get('message'))}")
+
+
+def stuck(name: str, pod: Json) -> str:
+    """That a pod does not end although its time to do so is over; empty if that is not so."""
+    by = pod["metadata"].get("deletionTimestamp")  # when its grace period ends
+    if by is None or time.time() - seconds(by) < _SLOW_S:
+        return ""
+    meta, place = pod["metadata"], pod["spec"].get("nodeName") or "nowhere"
+    held = f"; it is held by {', '.join(meta['finalizers'])}" if meta.get("finalizers") else ""
+    return f"stopping: node {place} does not end {name}{held}"
 
 
 # -- one worker ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import secrets
 import shlex
@@ -264,7 +265,7 @@ class RunObjects:
             "workingDir": str(plan.work),
             "env": variables,
             "resources": {"limits": limits, "requests": limits},
-            "volumeMounts": self._mounts(),
+            "volumeMounts": self._mounts_of_job(),
             # An error's last words come with the status, also where no kubelet can be asked.
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
@@ -323,6 +324,18 @@ class RunObjects:
             inside = str(folder.relative_to(_INSIDE.data))
             mount = {"mountPath": str(folder), "subPath": inside, "readOnly": True}
             mounts.append({"name": "data", **mount})
+        return mounts
+
+    def _mounts_of_job(self) -> list[Json]:
+        """With checkpoints also where the program writes them. The steps must not see them there:
+        what is in the work directory becomes results."""
+        mounts = self._mounts()
+        kept = str(_INSIDE.checkpoints(self.job))
+        wanted = self.spec.checkpoint_dir or "~"
+        place = os.path.normpath(_INSIDE.run(self.job, self.attempt) / "work" / wanted)
+        by_place = {mount["mountPath"]: mount for mount in mounts}
+        if not wanted.startswith("~") and place not in by_place:
+            mounts.append({**by_place[kept], "mountPath": place})
         return mounts
 
     def _volumes(self) -> list[Json]:

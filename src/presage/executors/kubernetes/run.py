@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 
 from presage.executors.kubernetes.api import (
     CONFIG_MAPS,
@@ -27,6 +27,7 @@ from presage.executors.kubernetes.api import (
 )
 from presage.executors.kubernetes.context import RunContext, may_pass
 from presage.executors.kubernetes.devices import HAMI_SCHEDULER, is_usable
+from presage.executors.kubernetes.hearing import StepsHeard
 from presage.executors.kubernetes.limiting import PodLimits
 from presage.executors.kubernetes.monitor import (
     Key,
@@ -39,6 +40,7 @@ from presage.executors.kubernetes.monitor import (
     over,
     silent_s,
     started_at,
+    stuck,
     trouble,
     why_gone,
 )
@@ -56,7 +58,6 @@ from presage.executors.kubernetes.pods import (
 from presage.executors.kubernetes.resizing import SizeChange
 from presage.executors.node.messages import ProgressReport, StepWord
 from presage.executors.node.runspec import RunSpec
-from presage.executors.node.samples import SampleLog
 from presage.model.cluster import Worker
 from presage.model.errors import KubernetesError, RunSpecError
 from presage.model.event import (
@@ -113,8 +114,7 @@ class PodRun:
         """How long our logs were when the present pods began, by worker."""
         self._began: float | None = None
         """When the first workers of this attempt began, once there were others."""
-        self._report: ProgressReport | None = None
-        self._used_mib: dict[str, float | None] = {}
+        self._heard = StepsHeard(context.layout.telemetry(*key), self._tell_progress)
         self.limits = PodLimits()
         self._since = time.monotonic()
         self._look_at = self._since + _LOOK_AT_EVENTS_S
@@ -210,9 +210,7 @@ class PodRun:
             return
         tell, started = self._context.tell, not self._told_start
         self._told_start = True
-        if self._stage:
-            tell(StageChanged(*self.key, ""))
-            self._stage = ""
+        self._say("")
         if started:
             tell(JobStarted(*self.key, (self._began or began) if self._adopted else None))
         if change.owed:
@@ -365,8 +363,7 @@ class PodRun:
                 self._tell_start()
                 return None
             if not change.begun:
-                self._stage = "resizing"
-                self._context.tell(StageChanged(*self.key, self._stage))
+                self._say("resizing")
             grace_s = self._spec_now().grace_s
             if not change.stands_still(len(self.workers), len(change.asked), grace_s):
                 return 0.05
@@ -454,10 +451,15 @@ class PodRun:
                 f"not started after {cluster.use.patience_s:g} s: {said or 'no reason is given'}"
             )
             self._refuse(text, ReasonCode.ERROR)
-        elif said != self._stage:
-            self._stage = said
-            cluster.tell(StageChanged(*self.key, said))
+        else:
+            self._say(said)
         return again_s
+
+    def _say(self, stage: str) -> None:
+        """What the run is at now, if that is new."""
+        if stage != self._stage:
+            self._stage = stage
+            self._context.tell(StageChanged(*self.key, stage))
 
     def _hold_to_limits(self) -> None:
         """Hold the workers of the first role to less, or to all that the job asked for again."""
@@ -469,7 +471,7 @@ class PodRun:
             name = self._called(worker)
             pod = self.pods.get(name) if worker.role == 0 else None
             if pod is not None and not over(pod):
-                held = self.limits.hold(api, pod, spec.roles[0], self._used_mib.get(name))
+                held = self.limits.hold(api, pod, spec.roles[0], self._heard.used_mib.get(name))
                 self.pods[name] = held or self.pods.get(name, pod)
 
     # -- ending ---------------------------------------------------------------------------------
@@ -482,6 +484,7 @@ class PodRun:
         for name, pod in left:
             self._end_pod(name, pod)
         if any(name in self.pods for name, _ in left):
+            self._say(next(filter(None, (stuck(name, pod) for name, pod in left)), self._stage))
             return 1.0
         for name, pod in list(self.pods.items()):
             if has_begun(pod):
@@ -489,27 +492,17 @@ class PodRun:
         if not cluster.logs_are_in(self.key):
             return 0.1
         self.told_end = True
-        self._tell_progress()
-        cluster.tell(self.end)
-        return None
-
-    def _tell_progress(self) -> None:
-        """How far the job was in the end, as the step beside its first worker said."""
         for name, pod in sorted(self.pods.items()):
             if (word := last_word(Sight(name, pod))) is not None:
                 self._hear(name, word)
+        cluster.tell(self.end)
+        return None
 
     def _hear(self, worker: str, word: StepWord | Row) -> None:
-        """Tell how far the job is, if that is new and its first worker says so; write down what a
-        worker uses."""
-        if isinstance(word, Row):
-            self._used_mib[worker] = word.rss_mib
-            self._samples.add([word._replace(worker=worker)])
-            return
-        report = word.progress if worker == self._called(self.workers[0]) else None
-        if report is not None and report != self._report:
-            self._report = report
-            self._context.tell(Progress(*self.key, report.done, report.detail, report.not_finite))
+        self._heard.hear(worker, word, self._called(self.workers[0]))
+
+    def _tell_progress(self, report: ProgressReport) -> None:
+        self._context.tell(Progress(*self.key, report.done, report.detail, report.not_finite))
 
     def _end_pod(self, name: str, pod: Json) -> None:
         """Ask a pod to end; where no kubelet can, remove it."""
@@ -586,10 +579,6 @@ class PodRun:
     def _node_of(self, name: str) -> str:
         spec = self._spec_now()
         return next((w.node for w in self.workers if worker_name(spec, w) == name), "")
-
-    @cached_property
-    def _samples(self) -> SampleLog:
-        return SampleLog(self._context.layout.telemetry(*self.key))
 
     def _called(self, worker: Worker) -> str:
         return worker_name(self._spec_now(), worker)
