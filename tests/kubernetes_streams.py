@@ -24,12 +24,65 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
+from presage.executors.node import frames
+from presage.executors.node.frames import Frames, frame
 from presage.executors.node.guardian import free_port
 from tests.kubernetes_plane import Plane
+from tests.waiting import PATIENCE_S
 
-__all__ = ["StreamingNode"]
+__all__ = ["AttachedClient", "StreamingNode"]
 
 _PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+
+
+class AttachedClient:
+    """What speaks frames at the other end."""
+
+    def __init__(self, link: socket.socket, **order: Any) -> None:
+        self._link, self._heard = link, Frames()
+        self._found = self._heard.feed(b"")
+        link.settimeout(PATIENCE_S)
+        self.say(frames.ORDER, json.dumps({"worker": "worker-0", **order}).encode())
+
+    def say(self, kind: bytes, body: bytes = b"") -> None:
+        """Send a frame."""
+        self._link.sendall(frame(kind, body))
+
+    def next(self) -> tuple[bytes, bytes]:
+        """The next frame; raises EOFError."""
+        while (one := next(self._found, None)) is None:
+            data = self._link.recv(65536)
+            if not data:
+                raise EOFError
+            self._found = self._heard.feed(data)
+        return one
+
+    def begin(self) -> dict[str, Any]:
+        """Wait until it has; what is said then."""
+        kind, body = self.next()
+        assert kind == frames.STARTED, body
+        return dict(json.loads(body))
+
+    def until(self, text: bytes) -> bytes:
+        """What is printed, until a text was."""
+        said = b""
+        while text not in said:
+            kind, body = self.next()
+            said += body if kind == frames.STDOUT else b""
+        return said
+
+    def rest(self) -> tuple[int, bytes, bytes]:
+        """Exit code, and what was printed on both streams."""
+        out = {frames.STDOUT: b"", frames.STDERR: b"", frames.TAKEN: b""}
+        while True:
+            kind, body = self.next()
+            if kind == frames.EXIT:
+                return json.loads(body)["code"], out[frames.STDOUT], out[frames.STDERR]
+            out[kind] += body
+
+    def leave(self) -> None:
+        """Go away."""
+        self._link.close()
 
 
 class StreamingNode:
@@ -103,7 +156,8 @@ class StreamingNode:
         code = process.wait()
         for thread in readers:
             thread.join()
-        link.send(b"\x03" + json.dumps(_status(code)).encode())
+        with suppress(ConnectionClosed):
+            link.send(b"\x03" + json.dumps(_status(code)).encode())
         link.close()
         typing.join()
         for stream in (process.stdin, process.stdout, process.stderr):

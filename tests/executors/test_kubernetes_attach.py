@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.server
 import json
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,58 +18,11 @@ from presage.executors.kubernetes.api import PODS, Json, KubeApi, connect
 from presage.executors.kubernetes.attaching import PodDoors
 from presage.executors.kubernetes.executor import KubernetesExecutor
 from presage.executors.node import frames
-from presage.executors.node.frames import Frames, frame
 from tests.kubernetes_plane import Plane
-from tests.kubernetes_streams import StreamingNode
-from tests.waiting import PATIENCE_S, eventually
+from tests.kubernetes_streams import AttachedClient, StreamingNode
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.engine
-
-
-class Client:
-    """What speaks frames at the other end."""
-
-    def __init__(self, link: socket.socket, **order: Any) -> None:
-        self._link, self._heard = link, Frames()
-        self._found = self._heard.feed(b"")
-        link.settimeout(PATIENCE_S)
-        self.say(frames.ORDER, json.dumps({"worker": "worker-0", **order}).encode())
-
-    def say(self, kind: bytes, body: bytes = b"") -> None:
-        self._link.sendall(frame(kind, body))
-
-    def next(self) -> tuple[bytes, bytes]:
-        while (one := next(self._found, None)) is None:
-            data = self._link.recv(65536)
-            if not data:
-                raise EOFError
-            self._found = self._heard.feed(data)
-        return one
-
-    def begin(self) -> dict[str, Any]:
-        kind, body = self.next()
-        assert kind == frames.STARTED, body
-        return dict(json.loads(body))
-
-    def until(self, text: bytes) -> bytes:
-        """What is printed, until a text was."""
-        said = b""
-        while text not in said:
-            kind, body = self.next()
-            said += body if kind == frames.STDOUT else b""
-        return said
-
-    def rest(self) -> tuple[int, bytes, bytes]:
-        """Exit code, and what was printed on both streams."""
-        out = {frames.STDOUT: b"", frames.STDERR: b"", frames.TAKEN: b""}
-        while True:
-            kind, body = self.next()
-            if kind == frames.EXIT:
-                return json.loads(body)["code"], out[frames.STDOUT], out[frames.STDERR]
-            out[kind] += body
-
-    def leave(self) -> None:
-        self._link.close()
 
 
 @pytest.fixture
@@ -107,7 +59,9 @@ def doors(api: KubeApi) -> Iterator[PodDoors]:
 
 def test_a_command_prints_and_ends(doors: PodDoors, pod: Json, node: StreamingNode) -> None:
     script = 'echo here; echo "there $TERM" >&2; exit 3'
-    client = Client(doors.open(pod, "worker-0", ()), argv=["sh", "-c", script], term="vt100")
+    client = AttachedClient(
+        doors.open(pod, "worker-0", ()), argv=["sh", "-c", script], term="vt100"
+    )
     client.say(frames.EOF)
     client.begin()
     assert client.rest() == (3, b"here\n", b"there vt100\n")
@@ -119,7 +73,9 @@ def test_a_command_prints_and_ends(doors: PodDoors, pod: Json, node: StreamingNo
 
 def test_several_clients_at_the_same_time(doors: PodDoors, pod: Json) -> None:
     clients = [
-        Client(doors.open(pod, "worker-0", ()), argv=["sh", "-c", f"read line; echo {n} $line"])
+        AttachedClient(
+            doors.open(pod, "worker-0", ()), argv=["sh", "-c", f"read line; echo {n} $line"]
+        )
         for n in range(4)
     ]
     for client in clients:
@@ -132,7 +88,9 @@ def test_several_clients_at_the_same_time(doors: PodDoors, pod: Json) -> None:
 
 
 def test_a_server_that_cannot_end_input_says_so(doors: PodDoors, pod: Json) -> None:
-    client = Client(doors.open(pod, "worker-0", ()), argv=["sh", "-c", "read a; read b; echo $a"])
+    client = AttachedClient(
+        doors.open(pod, "worker-0", ()), argv=["sh", "-c", "read a; read b; echo $a"]
+    )
     client.say(frames.STDIN, b"one\n")
     client.begin()
     client.say(frames.EOF)
@@ -148,7 +106,7 @@ def test_a_server_that_cannot_end_input_says_so(doors: PodDoors, pod: Json) -> N
 def test_a_newer_server_ends_input(api: KubeApi, pod: Json) -> None:
     api.version = (1, 30)  # what is new there is between us and the kubelet alone
     with closing(PodDoors(api)) as doors:
-        client = Client(doors.open(pod, "worker-0", ()), argv=["cat"])
+        client = AttachedClient(doors.open(pod, "worker-0", ()), argv=["cat"])
         data = bytes(range(256)) * 1500
         client.begin()
         for start in range(0, len(data), frames.LARGEST):
@@ -160,7 +118,7 @@ def test_a_newer_server_ends_input(api: KubeApi, pod: Json) -> None:
 
 def test_a_terminal_has_a_size_and_is_resized(doors: PodDoors, pod: Json) -> None:
     order = {"argv": ["sh"], "tty": True, "rows": 33, "columns": 77}
-    client = Client(doors.open(pod, "worker-0", ()), **order)
+    client = AttachedClient(doors.open(pod, "worker-0", ()), **order)
     client.begin()
     client.say(frames.STDIN, b"while [ \"$(stty size)\" != '33 77' ]; do :; done; echo se''en\n")
     client.until(b"seen")
@@ -173,7 +131,9 @@ def test_a_terminal_has_a_size_and_is_resized(doors: PodDoors, pod: Json) -> Non
 
 
 def test_a_command_ends_with_its_client(doors: PodDoors, pod: Json, node: StreamingNode) -> None:
-    client = Client(doors.open(pod, "worker-0", ()), argv=["sh", "-c", "echo up; sleep 1000"])
+    client = AttachedClient(
+        doors.open(pod, "worker-0", ()), argv=["sh", "-c", "echo up; sleep 1000"]
+    )
     client.begin()
     client.until(b"up")
     assert node.running[0].poll() is None
@@ -186,13 +146,13 @@ def test_what_cannot_be_is_one_line(doors: PodDoors, pod: Json) -> None:
         ({"console": True}, "a console cannot be offered"),
         ({"port": 80}, "port 80 is not among the ports of the job's manifest: 6006"),
     ]:
-        client = Client(doors.open(pod, "worker-0", (6006,)), **order)
+        client = AttachedClient(doors.open(pod, "worker-0", (6006,)), **order)
         kind, body = client.next()
         assert kind == frames.REFUSED
         assert says in json.loads(body)["text"]
         client.leave()
     gone = {"metadata": {"name": "gone", "namespace": "default"}, "spec": {"containers": []}}
-    client = Client(doors.open(gone, "worker-0", ()), argv=["true"])
+    client = AttachedClient(doors.open(gone, "worker-0", ()), argv=["true"])
     kind, body = client.next()
     assert kind == frames.REFUSED
     assert 'pods "gone" not found' in json.loads(body)["text"]
@@ -202,7 +162,7 @@ def test_what_cannot_be_is_one_line(doors: PodDoors, pod: Json) -> None:
 def test_without_the_right_it_is_said_which(plane: Plane, pod: Json) -> None:
     plane.allow("executor", {"resources": ["pods"], "verbs": ["get"]})
     with closing(PodDoors(connect(kubeconfig=plane.kubeconfig("executor")))) as doors:
-        client = Client(doors.open(pod, "worker-0", ()), argv=["true"])
+        client = AttachedClient(doors.open(pod, "worker-0", ()), argv=["true"])
         kind, body = client.next()
         assert kind == frames.REFUSED
         assert "pods/exec" in json.loads(body)["text"]
@@ -226,7 +186,7 @@ def test_a_port_is_reached(doors: PodDoors, pod: Json) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
         link = doors.open(pod, "worker-0", (port,))
-        client = Client(link, port=port)
+        client = AttachedClient(link, port=port)
         assert client.begin() == {"token": "sesame"}
         link.sendall(b"GET / HTTP/1.0\r\n\r\n")
         answer = b""

@@ -3,18 +3,30 @@ this machine can run one."""
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from presage.model.event import Outcome
+from presage.core.ports import CanAttach
+from presage.executors.node import frames
+from presage.executors.node.guardian import free_port
+from presage.layout import Layout
+from presage.model.cluster import Worker
+from presage.model.event import Launch, Outcome
+from presage.telemetry.rows import rows
 from presage.testing.executors import ExecutorKit, ExecutorSuite, RoleWork, Watcher
 from presage.testing.runs import dedented
 from tests.executors.kubernetes_kit import KubernetesKit
 from tests.kubernetes_kubelet import Kubelet, cannot_run
 from tests.kubernetes_plane import Plane, PlaneError, find_programs
+from tests.kubernetes_streams import AttachedClient
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
@@ -85,3 +97,125 @@ class TestKubernetes(ExecutorSuite):
         assert watch.end("without").outcome is Outcome.SUCCEEDED
         env = json.loads(watch.kit.log("without", 1, "worker-0"))
         assert (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_VISIBLE_DEVICES"]) == ("void", "")
+
+
+def test_a_command_and_a_port_of_a_pod(kubelet: Kubelet, tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    serves = f"""
+        import http.server, os
+        print("token", os.environ["PRESAGE_PORT_TOKEN"], flush=True)
+        handler = http.server.SimpleHTTPRequestHandler
+        http.server.HTTPServer(("127.0.0.1", {port}), handler).serve_forever()
+    """
+    with closing(KubernetesKit(tmp_path, kubelet.plane, kubelet.name)) as kit:
+        watch = Watcher(kit)
+        watch.run("serves", RoleWork(dedented(serves)), ports=[port], env={"A": "b"})
+        watch.until_log("serves", "token")
+        executor = watch.executor
+        assert isinstance(executor, CanAttach)
+        script = 'echo "$A $TERM $PWD"; cat /nothing; exit 7'
+        command = AttachedClient(
+            executor.attach("serves", 1, "worker-0"), argv=["sh", "-c", script], term="vt100"
+        )
+        command.say(frames.EOF)
+        command.begin()
+        code, out, err = command.rest()
+        assert (code, out) == (7, b"b vt100 /presage/runs/serves/1/work\n")
+        assert b"/nothing" in err
+        command.leave()
+
+        shell = AttachedClient(
+            executor.attach("serves", 1, "worker-0"), argv=["sh"], tty=True, rows=33, columns=77
+        )
+        shell.begin()
+        shell.say(frames.STDIN, b"echo ty''ped\n")
+        shell.until(b"typed")
+        shell.say(frames.STDIN, b"exit 5\n")
+        assert shell.rest()[0] == 5
+        shell.leave()
+
+        leaver = AttachedClient(executor.attach("serves", 1, "worker-0"), argv=["sleep", "1000"])
+        leaver.begin()
+        assert _sleepers() == 1
+        leaver.leave()
+        eventually(lambda: _sleepers() == 0)
+
+        link = executor.attach("serves", 1, "worker-0")
+        client = AttachedClient(link, port=port)
+        token = client.begin()["token"]
+        assert f"token {token}\n" in kit.log("serves", 1, "worker-0")
+        link.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        answer = b""
+        while data := link.recv(65536):
+            answer += data
+        assert answer.startswith(b"HTTP/1.0 200")
+        client.leave()
+        watch.stop("serves")
+        watch.end("serves")
+    kubelet.plane.clear(nodes=False)
+
+
+def _sleepers() -> int:
+    told = subprocess.run(["pgrep", "-xf", "sleep 1000"], capture_output=True, check=False)
+    return len(told.stdout.split())
+
+
+def test_what_a_worker_uses_is_measured(kubelet: Kubelet, tmp_path: Path) -> None:
+    busy = """
+        import time
+        held, until = b"x" * (96 << 20), time.time() + 6
+        while time.time() < until: pass
+    """
+    with closing(KubernetesKit(tmp_path, kubelet.plane, kubelet.name)) as kit:
+        watch = Watcher(kit)
+        watch.run("busy", RoleWork(dedented(busy), workers=2))
+        assert watch.end("busy").outcome is Outcome.SUCCEEDED
+        text = Layout(tmp_path).telemetry("busy", 1).read_bytes()
+        for worker in ("worker-0", "worker-1"):
+            mine = [row for row in rows(text.splitlines()) if row.worker == worker]
+            assert max(row.rss_mib or 0 for row in mine) > 96
+            assert (mine[-1].cpu_s or 0) > 0
+            assert [row.at for row in mine] == sorted({row.at for row in mine})
+    kubelet.plane.clear(nodes=False)
+
+
+def test_files_are_brought_and_kept(kubelet: Kubelet, tmp_path: Path) -> None:
+    script = """
+        import os, pathlib, sys
+        data = pathlib.Path(os.environ["PRESAGE_DATA_DIR"], "set", "numbers.txt").read_text()
+        print("data", data.strip(), "here", sorted(os.listdir()), flush=True)
+        before = sorted(os.listdir("ckpt"))
+        print("before", before, flush=True)
+        pathlib.Path("ckpt", f"step-{len(before)}").write_text("saved")
+        pathlib.Path("made.txt").write_text("made here")
+        sys.exit(0 if before else 3)
+    """
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("given/numbers.txt")
+        entry.size = 6
+        archive.addfile(entry, io.BytesIO(b"1 2 3\n"))
+    layout = Layout(tmp_path)
+    layout.folders.mkdir(parents=True)
+    layout.folder("0123abcd").write_bytes(packed.getvalue())
+    with closing(KubernetesKit(tmp_path, kubelet.plane, kubelet.name)) as kit:
+        watch = Watcher(kit)
+        kit.add_job(
+            "files",
+            RoleWork(dedented(script)),
+            data={"set": "given"},
+            checkpoint={"dir": "ckpt"},
+            results="/presage/jobs/files/checkpoints/stored",
+        )
+        file = layout.job_file("files")
+        file.write_text(json.dumps({**json.loads(file.read_text()), "folder": "0123abcd"}))
+        for attempt, outcome in ((1, Outcome.FAILED), (2, Outcome.SUCCEEDED)):
+            watch.executor.launch(Launch("files", attempt, (Worker(0, 0, kubelet.name, ()),)))
+            assert watch.end("files", attempt).outcome is outcome
+        assert "data 1 2 3 here ['ckpt', 'given']" in kit.log("files", 1, "worker-0")
+        kept = layout.checkpoints("files")
+        assert (kept / "step-0").read_text() == "saved"
+        assert (layout.results("files") / "made.txt").read_text() == "made here"
+        assert (kept / "stored" / "made.txt").read_text() == "made here"
+        assert not (layout.results("files") / "ckpt").exists()
+    kubelet.plane.clear(nodes=False)

@@ -92,10 +92,9 @@ class PodDoors:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Serve until the loop is stopped; then end whoever is left."""
     loop.run_forever()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    while left := asyncio.all_tasks(loop):
+        loop.run_until_complete(_ended(*left))
+    loop.run_until_complete(asyncio.sleep(0))  # sockets are closed one turn later
     loop.close()
 
 
