@@ -1,6 +1,7 @@
 """Time from a pod's creation to its binding, as a drop-in scheduler, beside kube-scheduler.
 
     python -m benchmarks.kubernetes_pods [--nodes 1000] [--pods 1000] [--gang 1] [--pending 0]
+                                         [--only presage]
 
 Nodes of 8 GPUs are API objects on a real control plane; pods of one GPU are made as fast as
 eight threads can, in gangs of a size, while so many others that fit nowhere wait. For each
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--gang", type=int, default=1)
     parser.add_argument("--pending", type=int, default=0)
+    parser.add_argument("--only", choices=("default-scheduler", "presage"))
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for each")
     wanted = parser.parse_args()
     plane = Plane()
@@ -48,7 +50,7 @@ def main() -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
             for done in [pool.submit(plane.add_node, f"n{i}", 8) for i in range(wanted.nodes)]:
                 done.result()
-        for name in ("default-scheduler", "presage"):
+        for name in [wanted.only] if wanted.only else ("default-scheduler", "presage"):
             print(_measured(plane, name, wanted), flush=True)
             plane.clear(nodes=False)
     finally:

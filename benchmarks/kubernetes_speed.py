@@ -1,6 +1,8 @@
 """How fast pods are bound: by Presage and by kube-scheduler, on one Kubernetes control plane.
 
-    python -m benchmarks.kubernetes_speed [PODS ...]    # 1000 unless told otherwise
+    python -m benchmarks.kubernetes_speed [PODS ...] [--only presage|kube-scheduler]
+
+PODS is 1000 unless told otherwise.
 
 A thousand nodes of 16 GPUs are API objects; nothing runs the pods. All jobs are there at once. For
 kube-scheduler, pods are created as fast as the API server takes them, before it is started; for
@@ -12,8 +14,8 @@ second.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +62,10 @@ class Bound:
 
 def main() -> None:
     """Print a line for each scheduler and number of pods."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pods", type=int, nargs="*", default=[1000])
+    parser.add_argument("--only", choices=_SCHEDULERS)
+    wanted = parser.parse_args()
     try:
         plane = Plane()
     except PlaneError as error:
@@ -70,21 +76,18 @@ def main() -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: plane.add_node(f"n{n}", _GPUS), range(_NODES)))
         api = connect(kubeconfig=plane.kubeconfig())
-        for pods in map(int, sys.argv[1:] or ["1000"]):
-            before = _cpu_s(plane), time.process_time()
-            times = _by_presage(api, pods)
-            _report("presage", pods, times, time.process_time() - before[1], plane, before[0])
-            _clear(plane, api)
-            before = _cpu_s(plane), 0.0
-            times, own_s = _by_kube_scheduler(plane, api, pods)
-            _report("kube-scheduler", pods, times, own_s, plane, before[0])
-            _clear(plane, api)
+        for pods in wanted.pods:
+            for who in [wanted.only] if wanted.only else _SCHEDULERS:
+                before = _cpu_s(plane)
+                times, own_s = _SCHEDULERS[who](plane, api, pods)
+                _report(who, pods, times, own_s, plane, before)
+                _clear(plane, api)
     finally:
         plane.close()
 
 
-def _by_presage(api: KubeApi, pods: int) -> list[float]:
-    bound = Bound(api)
+def _by_presage(_: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
+    bound, before_s = Bound(api), time.process_time()
     with TemporaryDirectory() as data:
         specs = [gang_job(Path(data), f"job-{number}", 1) for number in range(pods)]
         executor = KubernetesExecutor(Path(data), api, ClusterUse(logs=False))
@@ -98,9 +101,10 @@ def _by_presage(api: KubeApi, pods: int) -> list[float]:
             step(engine, executor, store, time.time(), requests)
             requests = []
             executor.wait(0.05)
+        own_s = time.process_time() - before_s
         executor.close()
     bound.close()
-    return [at - began for at in bound.at.values()]
+    return [at - began for at in bound.at.values()], own_s
 
 
 def _by_kube_scheduler(plane: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
@@ -115,6 +119,9 @@ def _by_kube_scheduler(plane: Plane, api: KubeApi, pods: int) -> tuple[list[floa
     plane.kill("kube-scheduler")
     bound.close()
     return [at - began for at in bound.at.values()], own_s
+
+
+_SCHEDULERS = {"presage": _by_presage, "kube-scheduler": _by_kube_scheduler}
 
 
 def _report(

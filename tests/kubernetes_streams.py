@@ -88,7 +88,7 @@ class AttachedClient:
 class StreamingNode:
     """A node of a plane whose kubelet has streams and nothing else."""
 
-    def __init__(self, plane: Plane, name: str = "localhost") -> None:
+    def __init__(self, plane: Plane, name: str = "localhost", *, gpus: int = 4) -> None:
         self.name = name
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         """What came in: path and query."""
@@ -106,7 +106,7 @@ class StreamingNode:
             compression=None,
         )
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        plane.add_node(name, 4)
+        plane.add_node(name, gpus)
         status = {
             "addresses": [{"type": "Hostname", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},

@@ -12,6 +12,7 @@ from presage.executors.kubernetes.api import CONFIG_MAPS, PODS, KubeApi, connect
 from presage.executors.kubernetes.pods import RUN
 from tests.kubernetes_fire import StandIn
 from tests.kubernetes_plane import Plane
+from tests.kubernetes_streams import StreamingNode
 from tests.server.kit import Server, Zygote, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -87,6 +88,23 @@ def test_a_gang_runs_and_nothing_is_left(api: KubeApi, server: Server) -> None:
     eventually(lambda: not api.list(PODS, "default", labels=RUN).items)
     eventually(lambda: not api.list(CONFIG_MAPS, "default", labels=RUN).items)
     standin.close()
+
+
+def test_a_command_runs_beside_a_worker(plane: Plane, api: KubeApi, server: Server) -> None:
+    node = StreamingNode(plane, "n2", gpus=8)
+    standin = StandIn(api, lambda pod: None)
+    try:
+        job = server.submit("train", image="none", resources={"gpus": 8})
+        server.wait(job, "PROCESSING")
+        done = server.presage("exec", job, "--", "sh", "-c", "echo inside; exit 4")
+        assert (done.code, done.out) == (4, "inside\n"), done
+        (path, _) = node.asked[0]
+        assert path.startswith("/exec/default/presage-")
+        done = server.presage("run", "--image", "none", "--", "true")
+        assert "a console cannot be offered on Kubernetes; submit the job" in done.err
+    finally:
+        standin.close()
+        node.close()
 
 
 def test_a_job_without_an_image_is_refused_in_words(server: Server) -> None:

@@ -97,6 +97,10 @@ class RunObjects:
 
     def check(self) -> None:
         """Raise RunSpecError for what cannot be run in a cluster like this."""
+        if self.spec.console:
+            raise RunSpecError(
+                "a console cannot be offered on Kubernetes; submit the job, and use presage exec"
+            )
         if not (self.spec.image or self.use.image):
             raise RunSpecError("the manifest names no image, and the server has no default one")
         if (self.brings or self.spec.results) and not self.use.helper_image:
@@ -109,8 +113,6 @@ class RunObjects:
                 "the job has a work folder, and pods see no storage with the server's data; name "
                 "a claim in executor.kubernetes.claim, or put the code into the job's image"
             )
-        if self.spec.console:
-            raise RunSpecError("a console cannot be offered on Kubernetes")
 
     def record(self) -> Json:
         """The object that owns all others and holds what was decided about the run."""
