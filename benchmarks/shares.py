@@ -2,7 +2,7 @@
 the rules promise, what a launch costs, and how long a process hangs when the daemon or a neighbour
 is killed. The device is no real GPU; only CPU times and the rules mean anything elsewhere.
 
-    python -m benchmarks.shares [grid|overhead|kills] [--whole] [--nice]
+    python -m benchmarks.shares [grid|overhead|kills|memory] [--whole] [--nice]
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ class _Node:
             self.daemon.kill()
             self.daemon.communicate()
 
-    def tenant(self, share: str | None, *options: object) -> subprocess.Popen[str]:
+    def environment(self, share: str | None) -> dict[str, str]:
         env = self.machine.environment(self.built)
         if share is not None:
             env |= {"LD_PRELOAD": str(self.built.interposer), "PRESAGE_SHARE": share}
             env["PRESAGE_SHARE_SOCKET"] = str(socket_path(self.shares))
-        return start([self.built.tenant, *options], env)
+        return env
+
+    def tenant(self, share: str | None, *options: object) -> subprocess.Popen[str]:
+        return start([self.built.tenant, *options], self.environment(share))
 
 
 @contextmanager
@@ -184,6 +187,54 @@ def kills(built: StandIn, times: int) -> dict[str, Any]:
         }
 
 
+def memory(built: StandIn, sequences: int, killed: int) -> dict[str, Any]:
+    """Random sequences over all allocation calls, one process alone and two with one quota; then
+    processes that are killed among theirs, and what is counted and held afterwards."""
+    quota = 64 << 20
+    program = Path(__file__).parents[1] / "tests" / "standin" / "sequences.py"
+    with _node(built) as node:
+        write_terms(node.shares, "t", ShareTerms(0.5, memory=quota))
+        node.serve()
+
+        def run(*arguments: object) -> subprocess.Popen[str]:
+            env = {**node.environment("t"), "PYTHONUNBUFFERED": "1"}
+            return start([sys.executable, program, quota, *arguments], env)
+
+        def left() -> tuple[int, int]:
+            (row,) = (call(node.shares, {"ask": "status"}) or {})["shares"]
+            held = sum(user.memory for pid, user in node.machine.users().items() if _lives(pid))
+            return row["memory_bytes"], held
+
+        found = {}
+        for name, seeds in (("alone", [(0,)]), ("two beside", [(1, "beside"), (2, "beside")])):
+            each = [run(seed, sequences // len(seeds), *word) for seed, *word in seeds]
+            said = [json.loads(one.communicate()[0]) for one in each]
+            assert not any(one.returncode for one in each), name
+            found[name] = {
+                "asked": sum(sum(one["asked"].values()) for one in said),
+                "refused": sum(one["refused"] for one in said),
+                "peak_bytes": max(one["peak"] for one in said),
+                "quota_bytes": quota,
+                "left": left(),
+            }
+        wrong = 0
+        for number in range(killed):
+            one = run(100 + number, 1_000_000)
+            while not node.machine.users().get(one.pid) or not left()[0]:
+                time.sleep(0.005)
+            one.kill()
+            one.communicate()
+            until = time.monotonic() + 5
+            while left() != (0, 0) and time.monotonic() < until:
+                time.sleep(0.005)
+            wrong += left() != (0, 0)
+        return found | {"killed": killed, "wrong_after_a_kill": wrong}
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 def _pause(node: _Node, pid: int) -> float:
     """How long until a process launches again, in ms."""
     begin, before = time.monotonic(), node.machine.users()[pid].launches
@@ -212,6 +263,8 @@ def main() -> None:
             found["overhead"] = overhead(built)
         if not names or "kills" in names:
             found["kills"] = kills(built, 200)
+        if not names or "memory" in names:
+            found["memory"] = memory(built, 10_000, 50)
     print(json.dumps(found, indent=2))
 
 
