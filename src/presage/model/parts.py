@@ -53,12 +53,13 @@ def held_slowdowns(
     """How many times longer jobs take whose shares of a device are enforced. Each wants it for a
     part of the time, and would take `free` times as long if nothing were.
 
-    Turns are exclusive, and a part of the time goes with their changes. So together they get what
-    they would get without, but no more than the whole; and of that each at least its request.
+    Turns are exclusive, and a part of a full device's time goes with their changes. So together
+    they get what they would get without, but no more than the rest; and each at least its request.
     """
     useful = 1.0 - turn_cost
-    there = useful * min(1.0, sum(want / times for want, times in zip(wants, free, strict=True)))
+    there = min(useful, sum(want / times for want, times in zip(wants, free, strict=True)))
     most = [min(want, limit) for want, limit in zip(wants, limits, strict=True)]
-    least = [useful * min(asked, cap) for asked, cap in zip(requests, most, strict=True)]
-    got = divided(least, most, [1.0] * len(wants), there)
+    least = [min(asked, cap) for asked, cap in zip(requests, most, strict=True)]
+    fits = min(1.0, useful / sum(least))
+    got = divided([fits * part for part in least], most, [1.0] * len(wants), there)
     return [max(1.0, want / part) for want, part in zip(wants, got, strict=True)]

@@ -426,6 +426,8 @@ class World:
     def slowdown(self, task: Task, others: Sequence[Task]) -> float:
         """How many times longer a job takes while it shares a device with others. Shares hold
         where all of them are enforced: who takes no turns does not wait for any."""
+        if not task.spec.labels:
+            return self._free_slowdown(task, others)
         crew = [task, *others]
         limits = [limit for one in crew if (limit := enforced_limit(one.spec)) is not None]
         if len(limits) < len(crew):
