@@ -300,8 +300,10 @@ POOLED(_ptsz)
 
 SHOWN result cuMemPoolDestroy(void *pool)
 {
-    if (sharing())
+    if (sharing()) { /* first what nobody holds: else it would be free in the count, and not on the device */
+        CALL((void *, size_t), "cuMemPoolTrimTo", pool, 0);
         pool_gone(pool);
+    }
     return CALL((void *), "cuMemPoolDestroy", pool);
 }
 
@@ -369,6 +371,15 @@ static uint64_t element(int format)
 
 static uint64_t texels(size_t w, size_t h, size_t d) { return w * (h ? h : 1) * (d ? d : 1); }
 
+/* Of one level. Arrays that are sparse, or mapped later, hold nothing of their own (flags 0x40, 0x80). */
+static uint64_t array_size(const struct array3 *what, unsigned level)
+{
+    size_t w = what->width >> level, h = what->height >> level, d = what->depth >> level;
+    if (what->flags & 0xc0)
+        return 0;
+    return texels(w ? w : 1, h, d) * element(what->format) * what->channels;
+}
+
 SHOWN result cuArrayCreate_v2(void **made, const struct array2 *what)
 {
     ALLOCATE(texels(what->width, what->height, 1) * element(what->format) * what->channels, *made, ARRAY,
@@ -377,17 +388,14 @@ SHOWN result cuArrayCreate_v2(void **made, const struct array2 *what)
 
 SHOWN result cuArray3DCreate_v2(void **made, const struct array3 *what)
 {
-    ALLOCATE(texels(what->width, what->height, what->depth) * element(what->format) * what->channels, *made, ARRAY,
-        CALL((void **, const void *), "cuArray3DCreate_v2", made, what));
+    ALLOCATE(array_size(what, 0), *made, ARRAY, CALL((void **, const void *), "cuArray3DCreate_v2", made, what));
 }
 
 SHOWN result cuMipmappedArrayCreate(void **made, const struct array3 *what, unsigned levels)
 {
     uint64_t size = 0;
-    for (unsigned i = 0; i < levels; i++) {
-        size_t h = what->height >> i, d = what->depth >> i, w = what->width >> i;
-        size += texels(w ? w : 1, h, d) * element(what->format) * what->channels;
-    }
+    for (unsigned i = 0; i < levels; i++)
+        size += array_size(what, i);
     ALLOCATE(size, *made, ARRAY, CALL((void **, const void *, unsigned), "cuMipmappedArrayCreate", made, what, levels));
 }
 

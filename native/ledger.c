@@ -54,7 +54,7 @@ static struct entry **find(uint64_t key, int kind)
 static uint64_t pool_reserved(struct pool *pool)
 {
     uint64_t reserved = 0;
-    if (CALL((void *, int, void *), "cuMemPoolGetAttribute", pool->pool, 5, &reserved))
+    if (!pool->pool || CALL((void *, int, void *), "cuMemPoolGetAttribute", pool->pool, 5, &reserved))
         reserved = 0;
     return reserved > pool->live ? reserved : pool->live;
 }
@@ -84,7 +84,7 @@ static bool trim(struct seat *seat)
 {
     bool any = false;
     for (struct pool *pool = pools; pool; pool = pool->next)
-        if (pool->seat == seat && pool_reserved(pool) > pool->live) {
+        if (pool->seat == seat && pool->pool && pool_reserved(pool) > pool->live) {
             CALL((void *, size_t), "cuMemPoolTrimTo", pool->pool, 0);
             any = true;
         }
@@ -172,11 +172,27 @@ void give_back(struct seat *seat, uint64_t size, void *from)
     pthread_mutex_unlock(&lock);
 }
 
+/* Forget pools that were destroyed and of which nothing is held. Needs the lock. */
+static void drop_empty_pools(void)
+{
+    for (struct pool **at = &pools; *at;) {
+        struct pool *pool = *at;
+        if (pool->pool || pool->live) {
+            at = &pool->next;
+            continue;
+        }
+        *at = pool->next;
+        free(pool);
+    }
+}
+
 static void drop(struct entry **at)
 {
     struct entry *entry = *at;
     *at = entry->next;
     *(entry->pool ? &entry->pool->live : &entry->seat->plain) -= entry->size;
+    if (entry->pool && !entry->pool->pool)
+        drop_empty_pools();
     publish(entry->seat);
     free(entry);
 }
@@ -204,23 +220,16 @@ void drop_owned(struct seat *seat, void *context)
 
 /* -- pools --------------------------------------------------------------------------------------- */
 
+/* A pool is destroyed: what is still held of it stays, on the device and in the count, until it is freed. */
 void pool_gone(void *handle)
 {
     pthread_mutex_lock(&lock);
-    for (struct pool **at = &pools; *at; at = &(*at)->next)
-        if ((*at)->pool == handle) {
-            struct pool *pool = *at;
-            for (int i = 0; i < BUCKETS; i++)
-                for (struct entry **one = &buckets[i]; *one;)
-                    if ((*one)->pool == pool)
-                        drop(one);
-                    else
-                        one = &(*one)->next;
-            *at = pool->next;
+    for (struct pool *pool = pools; pool; pool = pool->next)
+        if (pool->pool == handle) {
+            pool->pool = 0; /* the driver may give another pool the same name */
             publish(pool->seat);
-            free(pool);
-            break;
         }
+    drop_empty_pools();
     pthread_mutex_unlock(&lock);
 }
 

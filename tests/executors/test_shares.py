@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from tests.standin import Machine, StandIn, answer, build, python, start
 from tests.waiting import eventually
 
 MIB = 1 << 20
+SEQUENCES = Path(__file__).parents[1] / "standin" / "sequences.py"
 DAEMON = (
     "import sys; from pathlib import Path;"
     "from presage.executors.node.shares.daemon import ShareDaemon; ShareDaemon(Path(sys.argv[1])).run()"
 )
 CUDA = """
-import ctypes, random, sys
+import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 u64, size = ctypes.c_uint64, ctypes.c_size_t
 cuda.cuInit(0)
@@ -33,10 +35,6 @@ context = ctypes.c_void_p()
 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 cuda.cuCtxSetCurrent(context)
 cuda.cuMemFree_v2.argtypes = [u64]
-cuda.cuMemFreeAsync.argtypes = [u64, ctypes.c_void_p]
-cuda.cuMemRelease.argtypes = [u64]
-cuda.cuArrayDestroy.argtypes = [u64]
-cuda.cuMipmappedArrayDestroy.argtypes = [u64]
 def info():
     free, total = size(), size()
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
@@ -125,75 +123,37 @@ def test_two_processes_get_their_shares(node: Node) -> None:
     assert got[1] > 1.5 * got[0]
 
 
-MEMORY = """
-quota = int(sys.argv[1]) if len(sys.argv) > 1 else 64 << 20
-random.seed(SEED)
-held, peak, refused = [], 0, 0
-class Property(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("kind", ctypes.c_int), ("id", ctypes.c_int)]
-class Shape(ctypes.Structure):
-    _fields_ = [("w", size), ("h", size), ("d", size), ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint)]
-class Flat(ctypes.Structure):
-    _fields_ = [("w", size), ("h", size), ("format", ctypes.c_int), ("channels", ctypes.c_uint)]
-def ask(kind, count):
-    at, pitch = u64(), size()
-    out, edge = ctypes.byref(at), max(1, int((count // 4) ** 0.5))
-    if kind == 0: return cuda.cuMemAlloc_v2(out, size(count)), at.value
-    if kind == 1: return cuda.cuMemAllocManaged(out, size(count), 1), at.value
-    if kind == 2: return cuda.cuMemAllocPitch_v2(out, ctypes.byref(pitch), size(count // 64 + 1), size(64), 4), at.value
-    if kind == 3: return cuda.cuMemAllocAsync(out, size(count), None), at.value
-    if kind == 4: return cuda.cuMemCreate(out, size(count), ctypes.byref(Property(1, 0, 1, 0)), u64(0)), at.value
-    if kind == 5: return cuda.cuArrayCreate_v2(out, ctypes.byref(Flat(edge, edge, 0x20, 1))), at.value
-    if kind == 6: return cuda.cuArray3DCreate_v2(out, ctypes.byref(Shape(edge, edge, 1, 0x20, 1, 0))), at.value
-    return cuda.cuMipmappedArrayCreate(out, ctypes.byref(Shape(edge, edge, 0, 0x20, 1, 0)), 3), at.value
-def release(kind, at):
-    if kind == 3: assert cuda.cuMemFreeAsync(at, None) == 0
-    elif kind == 4: assert cuda.cuMemRelease(at) == 0
-    elif kind in (5, 6): assert cuda.cuArrayDestroy(at) == 0
-    elif kind == 7: assert cuda.cuMipmappedArrayDestroy(at) == 0
-    else: assert cuda.cuMemFree_v2(at) == 0
-pool = ctypes.c_void_p()
-cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0)
-for sequence in range(SEQUENCES):
-    cuda.cuMemPoolSetAttribute(pool, 4, ctypes.byref(u64(random.choice((0, 8 << 20, 1 << 40)))))
-    for step in range(random.randint(3, 12)):
-        if held and random.random() < 0.4:
-            release(*held.pop(random.randrange(len(held))))
-        else:
-            kind = random.randrange(8)
-            answer, at = ask(kind, random.randint(1, 24 << 20))
-            assert answer in (0, 2), answer
-            if answer == 0: held.append((kind, at))
-            refused += answer == 2
-        free, total = real()
-        assert total - free <= 64 << 20, (sequence, step, total - free)
-    while held: release(*held.pop())
-assert refused > SEQUENCES / 20
-cuda.cuMemPoolTrimTo(pool, size(0))
-assert info() == (64 << 20, 64 << 20), info()
-print('{"refused": %d}' % refused)
-"""
+def _sequences(node: Node, share: str, *arguments: object) -> subprocess.Popen[str]:
+    """A program that allocates by all calls there are (tests/standin/sequences.py)."""
+    command = [sys.executable, SEQUENCES, 64 * MIB, *arguments]
+    node.running.append(start(command, node.environment(share)))
+    return node.running[-1]
 
 
 def test_nothing_is_had_beyond_the_quota(node: Node) -> None:
     write_terms(node.shares, "a", ShareTerms(0.5, memory=64 * MIB))
     node.serve()
-    # What the device says itself: the driver's own function, past the interposer.
-    real = """
-table = ctypes.CDLL(None)
-table.dlvsym.restype = ctypes.c_void_p
-table.dlvsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
-find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    table.dlvsym(ctypes.c_void_p(-1).value, b"dlsym", b"GLIBC_2.34") or table.dlvsym(ctypes.c_void_p(-1).value, b"dlsym", b"GLIBC_2.2.5"))
-truth = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(find(cuda._handle, b"cuMemGetInfo_v2"))
-def real():
-    free, total = size(), size()
-    assert truth(ctypes.addressof(free), ctypes.addressof(total)) == 0
-    assert total.value == 16 << 30
-    return free.value, total.value
-"""
-    code = real + MEMORY.replace("SEQUENCES", os.environ.get("SHARES_SEQUENCES", "400"))
-    assert answer(node.python("a", code.replace("SEED", "23")))["refused"] > 20
+    said = answer(_sequences(node, "a", 23, 150))
+    assert len(said["asked"]) == 11
+    assert min(said["asked"].values()) > 10
+    assert said["refused"] > 20
+    assert 32 * MIB < said["peak"] <= 64 * MIB
+    assert said["left"] == 0
+
+
+def test_processes_that_ask_at_once_do_not_pass_their_quota_together(node: Node) -> None:
+    write_terms(node.shares, "a", ShareTerms(0.5, memory=64 * MIB))
+    node.serve()
+    both = [_sequences(node, "a", seed, 80, "beside") for seed in (1, 2)]
+    assert all(answer(one)["peak"] <= 64 * MIB for one in both)
+    eventually(lambda: node.status("a")["memory_bytes"] == 0)
+
+
+@pytest.mark.soak
+def test_nothing_is_had_beyond_the_quota_in_many_sequences(node: Node) -> None:
+    write_terms(node.shares, "a", ShareTerms(0.5, memory=64 * MIB))
+    node.serve()
+    assert answer(_sequences(node, "a", random.randrange(1 << 30), 10_000), 900)["left"] == 0
 
 
 def test_a_quota_is_for_all_processes_of_a_share_and_comes_back_after_a_kill(node: Node) -> None:

@@ -20,6 +20,7 @@ from presage.model import event as ev
 from presage.model.cluster import Worker
 from presage.model.errors import ManifestError, RunSpecError
 from presage.model.event import Outcome
+from presage.model.parts import enforced_limit
 from presage.testing.executors import Watcher
 from tests.executors.kit import LocalKit
 from tests.standin import Machine, build
@@ -30,6 +31,7 @@ name: a
 command: python a.py
 resources: {gpu: {request: 0.3, limit: 0.6, memory: 8Gi}}
 """
+GPUS = "{name: a, command: a, resources: {gpus: 0.3}}"
 CODE = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -46,6 +48,8 @@ def test_the_scheduler_counts_the_request() -> None:
     spec = to_spec(parse_manifest(MANIFEST), "a", "ada")
     assert spec.roles[0].resources.gpu_milli == 300
     assert spec.roles[0].resources.gpu_memory_mib == 8192
+    assert enforced_limit(spec) == 0.6
+    assert enforced_limit(to_spec(parse_manifest(GPUS), "a", "ada")) is None
 
 
 def test_a_manifest_that_was_read_is_read_again() -> None:
@@ -64,7 +68,7 @@ def test_a_manifest_that_was_read_is_read_again() -> None:
 )
 def test_a_share_that_makes_no_sense_is_refused(share: str, said: str) -> None:
     with pytest.raises(ManifestError, match=said):
-        parse_manifest(f"name: a\ncommand: a\nresources: {{gpu: {share}}}")
+        to_spec(parse_manifest(f"name: a\ncommand: a\nresources: {{gpu: {share}}}"), "a", "ada")
 
 
 def test_shares_are_not_enforced_in_containers(tmp_path: Path) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from presage.core.ports import Predictor
-from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, TimeSharing
+from presage.foresee.adapter import (
+    EnforcedSlowdowns,
+    EstimatePredictor,
+    FittedSlowdowns,
+    TimeSharing,
+)
 from presage.foresee.fitting import MODELS
 from presage.foresee.gpus import find
 from presage.foresee.interference import InterferenceEstimator
-from presage.model.cluster import Worker
+from presage.model.cluster import Resources, Worker
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import Job, JobSpec, Role
+from presage.model.parts import ENFORCED
 from presage.model.speed import SpeedBook, SpeedPoint
 from presage.model.workload import same_work
 from presage.testing.machine import StablePredictor
@@ -109,6 +116,22 @@ def test_jobs_take_turns_on_a_core() -> None:
     assert sharing.slowdown(heavy, [heavy]).p50 == pytest.approx(1.81)
     assert sharing.slowdown(heavy, [heavy, heavy]).p50 == pytest.approx(2.7)
     assert sharing.slowdown(job("c"), [job("d")]).p50 == 2.0
+
+
+def test_a_request_bounds_what_is_foreseen_beside_others() -> None:
+    def held(name: str, busy: float, milli: int, limit: str = "1") -> Job:
+        made = job(name, needs(busy, 100), labels={ENFORCED: limit})
+        role = Role(resources=Resources(gpu_milli=milli))
+        made.spec = replace(made.spec, roles=(role,))
+        return made
+
+    free, told = Half(), EnforcedSlowdowns(Half(), 0.0)
+    calm, rude, plain = held("a", 0.6, 400), held("b", 1.0, 600), job("c", needs(0.6, 100))
+    assert told.slowdown(calm, [rude]).p50 == pytest.approx(1.5)
+    assert told.slowdown(rude, [calm]).p50 > free.slowdown(rude, [calm]).p50
+    assert told.slowdown(calm, []).p50 == 1.0
+    assert told.slowdown(plain, [rude]).p50 == free.slowdown(plain, [rude]).p50
+    assert told.slowdown(held("d", 0.6, 100, "0.2"), [calm]).p50 == pytest.approx(3.0)
 
 
 def elastic(command: str) -> Job:

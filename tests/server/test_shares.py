@@ -84,7 +84,7 @@ def test_a_share_is_measured_shown_and_changed_while_it_is_used(
     for options, text in (
         (("--limit", "0.2"), "requests 0.3 of a GPU"),
         (("--memory", "8Gi"), "asked for 512 MiB"),
-        (("2",), "fixed number of workers"),
+        (("2", "--yes"), "fixed number of workers"),
         ((), "either a number of workers, or --limit"),
     ):
         refused = server.presage("scale", job, *options)
@@ -134,7 +134,7 @@ def test_what_cannot_be_given_is_refused_in_one_line(
     answer = _ask(server, gpu, queue=queue)
     assert answer.status_code in (400, 422)
     assert text in answer.text
-    assert "\n" not in answer.json()["detail"]
+    assert "\n" not in answer.json()["error"]["text"]
 
 
 def test_what_is_given_may_be_demanded(server: Server) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import polars as pl
 import pytest
 
 from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor
-from presage.model.cluster import Device, Node
+from presage.model.cluster import Device, Node, Resources
 from presage.model.estimate import Estimate, Estimates
+from presage.model.job import JobSpec, Role
+from presage.model.parts import ENFORCED
 from presage.policy.registry import build
 from presage.sim.result import SimResult
 from presage.sim.run import simulate
@@ -81,3 +84,32 @@ def test_a_job_that_ran_out_of_memory_is_remembered_by_its_model() -> None:
     assert found.jobs["status"].to_list() == ["finished"] * 4
     assert predictors[0].ran_out > 0
     assert "out of memory" in predictors[0].version
+
+
+def held(requests: list[float], *models: str) -> dict[str, JobSpec]:
+    """Jobs that ask for enforced shares."""
+    return {
+        str(n): JobSpec(
+            str(n),
+            (Role(resources=Resources(gpu_milli=round(1000 * part))),),
+            model=model,
+            labels={ENFORCED: "1"},
+        )
+        for n, (part, model) in enumerate(zip(requests, models, strict=True))
+    }
+
+
+def test_a_request_holds_in_a_world_that_enforces_it() -> None:
+    jobs = trace([100.0, 100.0])
+    specs = held([0.3, 0.5], "calm", "rude")
+    found = run(jobs, ["calm", "rude"], specs=specs)
+    assert found.jobs["end_s"].to_list() == [100.0, 100.0]  # as much as it wants is its request
+    less = run(jobs, ["calm", "rude"], specs=held([0.25, 0.5], "calm", "rude"))
+    assert 100.0 < less.jobs["end_s"][0] < 100.0 * 0.3 / 0.25 / 0.95 + 1e-6
+
+
+def test_beside_a_job_that_takes_no_turns_nothing_is_enforced() -> None:
+    specs = held([0.3, 0.5], "calm", "rude")
+    specs["1"] = replace(specs["1"], labels={})
+    found = run(trace([100.0, 100.0]), ["calm", "rude"], specs=specs)
+    assert found.jobs["end_s"].to_list() == [120.0, 100.0]

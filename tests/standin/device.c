@@ -53,7 +53,7 @@ typedef struct { uint64_t ns; } graph;
 typedef struct { int device; uint64_t reserved, live, threshold; } pool;
 typedef struct context { int device, refs; stream zero; } context;
 
-struct block { uint64_t at, size; int device, mapped, released; pool *from; };
+struct block { uint64_t at, size; int device, mapped, references; pool *from; };
 
 static struct machine *machine;
 static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
@@ -447,7 +447,7 @@ static struct block *keep(uint64_t at, uint64_t size, int device, pool *from)
     pthread_mutex_lock(&own);
     for (unsigned i = 0; i < sizeof blocks / sizeof *blocks && !found; i++)
         if (!blocks[i].at) {
-            blocks[i] = (struct block){at, size, device, 0, 0, from};
+            blocks[i] = (struct block){at, size, device, 0, 1, from};
             found = &blocks[i];
         }
     pthread_mutex_unlock(&own);
@@ -531,7 +531,12 @@ static int from_pool(uint64_t *at, uint64_t size, pool *p)
 }
 int cuMemPoolCreate(pool **p, const void *properties)
 { (void)properties; *p = calloc(1, sizeof **p); (*p)->device = current->device; return OK; }
-int cuMemPoolDestroy(pool *p) { give(p->device, p->reserved); p->reserved = 0; return OK; }
+int cuMemPoolTrimTo(pool *p, size_t keep_bytes);
+int cuMemPoolDestroy(pool *p) /* what is still held of it stays until it is freed */
+{
+    p->threshold = 0;
+    return cuMemPoolTrimTo(p, 0);
+}
 int cuDeviceGetDefaultMemPool(pool **p, int device)
 { pools[device].device = device; *p = &pools[device]; return OK; }
 int cuDeviceGetMemPool(pool **p, int device) { return cuDeviceGetDefaultMemPool(p, device); }
@@ -577,7 +582,7 @@ int cuMemCreate(uint64_t *handle, size_t size, const struct property *property, 
 }
 static void settle(struct block *block)
 {
-    if (block->released && !block->mapped)
+    if (block->references <= 0 && !block->mapped)
         release(block->at);
 }
 int cuMemRelease(uint64_t handle)
@@ -585,11 +590,20 @@ int cuMemRelease(uint64_t handle)
     struct block *block = find(handle);
     if (!block)
         return INVALID;
-    block->released = 1;
+    block->references--;
     settle(block);
     return OK;
 }
 static struct { uint64_t at, size, handle; } maps[4096];
+int cuMemRetainAllocationHandle(uint64_t *handle, void *at)
+{
+    for (int i = 0; i < 4096; i++)
+        if (maps[i].at && maps[i].at <= (uint64_t)at && (uint64_t)at < maps[i].at + maps[i].size) {
+            find(*handle = maps[i].handle)->references++;
+            return OK;
+        }
+    return INVALID;
+}
 int cuMemAddressReserve(uint64_t *at, size_t size, size_t alignment, uint64_t wish, unsigned long long flags)
 { (void)alignment; (void)wish; (void)flags; *at = address(size); return OK; }
 int cuMemAddressFree(uint64_t at, size_t size) { (void)at; (void)size; return OK; }

@@ -16,13 +16,14 @@ from presage.core.ports import Predictor
 from presage.foresee.gpus import Gpu
 from presage.foresee.interference import InterferenceEstimator, JobAlone, taking_turns
 from presage.foresee.scaling import Foreseen, ScalingModel, Speeds
-from presage.model.cluster import Worker
+from presage.model.cluster import WHOLE_GPU, Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec, OomRetry
+from presage.model.parts import TURN_COST, enforced_limit, held_slowdowns
 from presage.model.speed import SpeedBook
 from presage.model.workload import same_needs, same_work
 
-__all__ = ["EstimatePredictor", "FittedSlowdowns", "Slowdowns", "TimeSharing"]
+__all__ = ["EnforcedSlowdowns", "EstimatePredictor", "FittedSlowdowns", "Slowdowns", "TimeSharing"]
 
 _MOST_KNOWN = 100_000
 _SLOWEST = 0.01
@@ -89,6 +90,42 @@ class TimeSharing:
         """A job that nothing is known of is taken to be always busy."""
         low, middle, high = taking_turns(_busy(job), [_busy(other) for other in neighbours])
         return Estimate(float(low), float(middle), float(high), "times", self.version)
+
+
+class EnforcedSlowdowns:
+    """Slowdowns of jobs whose shares of a device are enforced: each gets its request, whatever
+    the others want. Where one of them takes no turns, nothing is enforced."""
+
+    def __init__(self, free: Slowdowns, turn_cost: float = TURN_COST) -> None:
+        self._free, self._cost = free, turn_cost
+        self._kind = getattr(free, "kind", None)
+
+    @property
+    def version(self) -> str:
+        """That of what is foreseen without."""
+        return self._free.version
+
+    def kind(self, job: Job) -> Hashable | None:
+        """What is foreseen of it without, and its share."""
+        kind = self._kind(job) if self._kind is not None else None
+        share = _share(job)
+        return kind if share is None or kind is None else (kind, share, _busy(job))
+
+    def slowdown(self, job: Job, neighbours: Sequence[Job]) -> Estimate:
+        """By the parts that each is to get; an interval says how sure that is without."""
+        crew = [job, *neighbours]
+        shares = [share for one in crew if (share := _share(one)) is not None]
+        told = self._free.slowdown(job, neighbours)
+        if len(shares) < len(crew) or not neighbours:
+            return told
+        others = [[two for two in crew if two is not one] for one in crew[1:]]
+        free = [told.p50]
+        free += [self._free.slowdown(*one).p50 for one in zip(neighbours, others, strict=True)]
+        requests, limits = zip(*shares, strict=True)
+        wants = [max(_busy(one), _SLOWEST) for one in crew]
+        value = held_slowdowns(wants, requests, limits, free, self._cost)[0]
+        off = value / told.p50
+        return Estimate(told.p10 * off, value, told.p90 * off, "times", f"{told.source}, enforced")
 
 
 class EstimatePredictor:
@@ -202,6 +239,12 @@ def _sharpened(foreseen: Estimate, job: Job) -> Estimate:
 
 def _shape(workers: Sequence[Worker]) -> tuple[int, int]:
     return len(workers), len({worker.node for worker in workers})
+
+
+def _share(job: Job) -> tuple[float, float] | None:
+    """What of a GPU is enforced for its workers, request and limit, as it was submitted."""
+    limit = enforced_limit(job.spec)
+    return None if limit is None else (job.spec.roles[0].resources.gpu_milli / WHOLE_GPU, limit)
 
 
 def _busy(job: Job) -> float:

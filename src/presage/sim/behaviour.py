@@ -27,6 +27,7 @@ class WorldConfig(BaseModel):
     node_repair_h: Seconds = 1.0
     sync_share: Seconds = 0.05
     sharing_cost: Seconds = 0.05
+    turn_cost: Annotated[float, Field(ge=0, lt=1)] = 0.05
 
 
 def world_rules(
@@ -42,5 +43,6 @@ def world_rules(
         node_mtbf_s=3600 * config.node_mtbf_h,
         node_repair_s=3600 * config.node_repair_h,
         speed=SpeedModel(config.sync_share, config.sharing_cost),
+        turn_cost=config.turn_cost,
         seed=seed,
     )

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from presage.model.cluster import Worker
 from presage.model.estimate import Estimate
 from presage.model.job import Job, JobSpec
+from presage.model.parts import enforced_limit
 from presage.sim.world import World
 
 __all__ = ["LearnsMemory", "Oracle"]
@@ -66,7 +67,11 @@ class Oracle:
     def kind(self, job: Job) -> Hashable:
         """What the world looks at when jobs share a device."""
         task = self._world.tasks[job.id]
-        return task.utilization if self._world.rules.beside is None else task.spec.model or ""
+        kind = task.utilization if self._world.rules.beside is None else task.spec.model or ""
+        limit = enforced_limit(job.spec)
+        if limit is None:
+            return kind
+        return kind, task.utilization, limit, job.spec.roles[0].resources.gpu_milli
 
     def stopped(self, job_id: str) -> None:
         """A job was stopped: what it costs to start it again comes on top."""

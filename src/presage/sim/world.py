@@ -32,6 +32,7 @@ from presage.model.event import (
     Stop,
 )
 from presage.model.job import JobSpec, Reason, ReasonCode
+from presage.model.parts import TURN_COST, enforced_limit, held_slowdowns
 from presage.sim.speed import SpeedModel, slowest_device
 from presage.sim.usage import RecordedUse
 
@@ -69,6 +70,8 @@ class WorldRules:
     beside: Callable[[str, Sequence[str]], float] | None = None
     """How many times longer a job of a model takes beside jobs of other models on its device;
     without it, `speed` says so from how busy each keeps the device."""
+    turn_cost: float = TURN_COST
+    """The part of a device's time that goes with changes of turns, where shares are enforced."""
 
 
 @dataclass(slots=True, eq=False)
@@ -421,7 +424,22 @@ class World:
         return 1.0 / self.slowdown(task, others) if others else 1.0
 
     def slowdown(self, task: Task, others: Sequence[Task]) -> float:
-        """How many times longer a job takes while it shares a device with others."""
+        """How many times longer a job takes while it shares a device with others. Shares hold
+        where all of them are enforced: who takes no turns does not wait for any."""
+        if not task.spec.labels:
+            return self._free_slowdown(task, others)
+        crew = [task, *others]
+        limits = [limit for one in crew if (limit := enforced_limit(one.spec)) is not None]
+        if len(limits) < len(crew):
+            return self._free_slowdown(task, others)
+        free = [
+            self._free_slowdown(one, [other for other in crew if other is not one]) for one in crew
+        ]
+        requests = [one.spec.roles[0].resources.gpu_milli / WHOLE_GPU for one in crew]
+        wants = [one.utilization for one in crew]
+        return held_slowdowns(wants, requests, limits, free, self.rules.turn_cost)[0]
+
+    def _free_slowdown(self, task: Task, others: Sequence[Task]) -> float:
         beside = self.rules.beside
         if beside is not None:
             return beside(task.spec.model or "", [other.spec.model or "" for other in others])

@@ -23,7 +23,13 @@ from typing import Any
 from presage.control.admission import PodNeeds
 from presage.control.advisors.starts import Declared
 from presage.core.ports import Predictor
-from presage.foresee.adapter import EstimatePredictor, FittedSlowdowns, Slowdowns, TimeSharing
+from presage.foresee.adapter import (
+    EnforcedSlowdowns,
+    EstimatePredictor,
+    FittedSlowdowns,
+    Slowdowns,
+    TimeSharing,
+)
 from presage.foresee.champions import QUANTITIES, Champions
 from presage.foresee.gpus import find
 from presage.foresee.own import SIZES, OwnRun, OwnRuns
@@ -92,7 +98,8 @@ def predictor(nodes: Sequence[Node], shares: bool) -> Predictor:
         known = find(gpu or _REFERENCE_GPU)
         slowdowns = FittedSlowdowns(estimators.interference(), known, version)
     foreseen = foreseen_on(find(gpu)) if gpu is not None else None
-    return EstimatePredictor(slowdowns, Declared(), own_scaling(), foreseen)
+    held = EnforcedSlowdowns(slowdowns)
+    return EstimatePredictor(held, Declared(), own_scaling(), foreseen)
 
 
 class NeedsEstimator:

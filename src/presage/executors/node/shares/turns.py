@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from presage.executors.node.shares.page import FOREVER
+from presage.model.parts import divided
 
 __all__ = ["DeviceTurns", "Grant", "ShareTerms", "promised"]
 
@@ -309,14 +310,8 @@ def promised(terms: Sequence[ShareTerms]) -> list[float]:
     """What each share gets of a device when all want it all the time: its request, and of the rest
     by weight as much as its limit allows. Where requests add up to more than the device, each
     gets its part of it."""
-    asked = sum(one.request for one in terms)
-    got = [one.request / max(1.0, asked) for one in terms]
-    while True:
-        rest = 1.0 - sum(got)
-        open_ = [at for at, one in enumerate(terms) if got[at] < one.limit - 1e-9]
-        if rest <= 1e-9 or not open_:
-            return got
-        weights = sum(terms[at].weight for at in open_)
-        for at in open_:
-            more = rest * terms[at].weight / weights
-            got[at] = min(terms[at].limit, got[at] + more)
+    return divided(
+        [one.request for one in terms],
+        [one.limit for one in terms],
+        [one.weight for one in terms],
+    )
