@@ -89,3 +89,18 @@ def test_mistakes_are_one_line(table: Path, tmp_path: Path) -> None:
     assert "no column 'z'" in refused("fit", table, "--out", out, *NAMED, "--ignore", "z")
     assert "fit" in refused("score", table, "--bundle", out, "--out", tmp_path / "s.csv", *NAMED)
     assert "is no time" in refused("causes", table, "--from", "x", "--to", "9", *NAMED)
+
+
+def test_rows_of_one_time_are_not_mixed_when_nothing_names_the_series(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    rows = [f"{name},{t},{t % 7}" for t in range(60) for name in ("one", "two")]
+    file.write_text("\n".join(["whose,t,x", *rows]))
+    said = refused("fit", file, "--out", tmp_path / "b.npz")
+    assert "--id" in said
+    assert "whose" in said
+    assert '"series": 2' in call(
+        "fit", file, "--out", tmp_path / "b.npz", "--id", "whose", "--json"
+    )
+    known = tmp_path / "known.csv"
+    known.write_text("\n".join(["PodName,t,x", *rows]))
+    assert '"series": 2' in call("fit", known, "--out", tmp_path / "b.npz", "--json")

@@ -70,6 +70,11 @@ _PODS = (
     "job_id",
     "container",
     "id",
+    "podname",
+    "machine",
+    "host",
+    "hostname",
+    "instance",
 )
 _NAMES = ("metric", "name", "feature", "resource")
 _VALUE = "value"
@@ -80,6 +85,7 @@ _COUNTERS = ("read_bytes", "write_bytes", "net_sent_bytes", "net_received_bytes"
 _LEVELS = ("cpu_cores", "rss_mib", "processes", "threads", "gpu_util_pct", "gpu_memory_mib")
 _FEATURES = attrgetter(*_LEVELS, *_COUNTERS)
 """Of a row."""
+_MOST = 0.9
 _NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 _HINTS = (
     (r"gpu.*mem", "gpu_memory"),
@@ -162,6 +168,11 @@ def read_rows(
     out = [name for name in out if name not in (pod, time)]
     pod = pod or _find(table.columns, _PODS)
     time = time or _find(table.columns, _TIMES)
+    if pod is None and (names := _could_name_series(table.drop(out), time)):
+        raise TelemetryError(
+            f"{file} has several rows for one time; say with --id which column names the series: "
+            f"{' or '.join(names)}"
+        )
     series = _read_table(file, table.drop(out), pod, time)
     rows = np.zeros(len(table), dtype=np.int64)
     if pod is not None:
@@ -345,6 +356,23 @@ def _codes(file: Path, column: pl.Series) -> tuple[list[str], Ints]:
     rank = np.empty(len(first), dtype=np.int64)
     rank[by_row] = np.arange(len(first))
     return column[first[by_row]].cast(pl.String).to_list(), rank[inverse]
+
+
+def _could_name_series(table: pl.DataFrame, time: str | None) -> list[str]:
+    """Columns of text that tell (nearly) all rows of one time apart."""
+    long = {_find(table.columns, _NAMES)} if _find(table.columns, (_VALUE,)) else {None}
+    key = [name for name in (time, *long) if name is not None]
+    if not key or not table.select(key).is_duplicated().any():
+        return []
+    text = [
+        name
+        for name in table.columns
+        if name not in key
+        and table[name].dtype in (pl.String, pl.Categorical, pl.Enum)
+        and table[name].cast(pl.String).cast(pl.Float64, strict=False).null_count() == len(table)
+        and table[name].null_count() == 0
+    ]
+    return [name for name in text if table.select(*key, name).n_unique() >= _MOST * len(table)]
 
 
 def _seconds(file: Path, column: pl.Series) -> Floats:

@@ -33,10 +33,11 @@ _SPREAD_OVER, _SLOW_OVER = 20_000, 6_000
 _OUTLIER = 6.0
 """A deviation teaches no more than this many spreads."""
 _MOST_ENERGY, _MOST_SLOW = 225.0, 100.0
-_QUICK, _LONG, _OFF = 0.2, 0.03, 0.06
+_QUICK, _LONG, _OFF = 0.2, 0.02, 0.2
 """How much one sample moves the three averages of energy."""
-_LASTING = 2.0
-"""Energy of one sample beyond this says no more about whether trouble lasts."""
+_LASTING, _WORST = 8.0, 3
+"""Whether trouble lasts is seen by the so many metrics that are worst at each sample; energy beyond
+this says no more about it."""
 _LEAST, _LEAST_SLOW = 0.01, 0.1
 _LONG_WEIGHT, _OFF_WEIGHT = 2.0, 0.6
 _OFF_BLAME = 0.1
@@ -119,13 +120,21 @@ class Watch:
         self.samples[:n] += some
         quick, lasting, off = self._quick[:n], self._long[:n], self._off[:n]
         quick += np.where(some, _QUICK * (now - quick), 0.0)
-        capped = np.minimum(now, _LASTING)
+        capped = np.minimum(_mean_of_worst(energy), _LASTING)
         lasting += np.where(some, _LONG * (capped - lasting), 0.0)
         off += np.where(some, _OFF * (away - off), 0.0)
         level = np.log(quick + _LEAST) + _LONG_WEIGHT * np.log(lasting + _LEAST)
         level += _OFF_WEIGHT * np.log(off + _LEAST_SLOW)
         speak = np.argsort(-self._blame[:n], axis=1, kind="stable")[:, :SPOKEN]
         return Step(np.where(some, now, np.nan), level, speak, deviation)
+
+
+def _mean_of_worst(energy: Floats) -> Floats:
+    """Of each series' metrics; one that was not measured has none."""
+    metrics = energy.shape[1]
+    if metrics > _WORST:
+        energy = np.partition(energy, metrics - _WORST, axis=1)[:, -_WORST:]
+    return np.asarray(energy.mean(axis=1))
 
 
 def _learn(

@@ -27,7 +27,7 @@ __all__ = ["QUANTILES", "AnomalyModel", "Judged", "MetricForecast", "deviations"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Of the forecast of each metric."""
 
-_NAME, _VERSION = "health-anomalies", "1"
+_NAME, _VERSION = "health-anomalies", "2"
 _FLOOR, _SLOW_FLOOR = 0.1, 0.03
 """Shares of a metric's range."""
 _WIDEST = 10.0
@@ -148,8 +148,10 @@ class AnomalyModel:
     def load(cls, path: Path) -> AnomalyModel:
         """Read a bundle; anything wrong with it is a `BundleError`."""
         arrays, card = load_bundle(path)
-        if card["name"] != _NAME or card["version"] != _VERSION:
+        if card["name"] != _NAME:
             raise BundleError(f"{path} is no bundle of `presage health fit`; fit one first")
+        if card["version"] != _VERSION:
+            raise BundleError(f"{path} was fitted by another version of presage: fit it again")
         try:
             return cls._from(arrays, card)
         except (KeyError, TypeError, ValueError):
