@@ -61,6 +61,8 @@ class LoaderTiming:
     the slowest of them: a training may run beside others as well."""
     core_ms: float = 0.0
     """Of cores, for a sample, by all its processes; 0 where the kernel does not tell."""
+    take_ms: float = 0.0
+    """Of these, what it takes the training itself to get a sample that workers made."""
     cores: int = 1
     """That its workers share with the training."""
 
@@ -159,6 +161,7 @@ def _timing(target: str, told: dict[str, Any]) -> LoaderTiming:
         prefetches=workers > 0,
         waited=max(0.0, 1.0 - alone / max(passed, 1e-9)),
         core_ms=1e3 * sum(b.computed_s for b in steady) / sum(b.samples for b in steady),
+        take_ms=1e3 * sum(b.taking_s for b in steady) / sum(b.samples for b in steady),
         cores=max(1, int(told["cores"])),
     )
 
@@ -202,9 +205,11 @@ def fed(
 
 
 def _behind(step: Any, feed: Any, timing: LoaderTiming, batch: float) -> Any:
-    """Workers and the training, which keeps a core for as long as its step, share the cores."""
+    """Workers and the training share the cores, one of which it keeps for as long as its step and
+    as it takes to get the batch from them: the host gives a device nothing to do meanwhile."""
     if not timing.prefetches:
         return step + feed
+    step = step + np.minimum(timing.take_ms * batch, feed)
     if timing.core_ms:
         feed = np.maximum(feed, (timing.core_ms * batch + step) / timing.cores)
     return (step**_SHARPNESS + feed**_SHARPNESS) ** (1 / _SHARPNESS)

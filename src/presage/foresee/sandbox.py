@@ -97,7 +97,7 @@ def _run_child(given: IO[bytes], answer: IO[bytes], timeout_s: float) -> _ChildE
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=[answer.fileno()],
-        start_new_session=True,
+        process_group=0,  # not a session: Linux shares cores among those, whatever was `nice`d
     )
 
     def stop_late() -> None:
@@ -150,7 +150,7 @@ def _show_output(child: subprocess.Popen[bytes], end: _ChildExit) -> None:
 
 
 def _kill(group: int) -> None:
-    """End the child, all of its session that is still in its group, and its descendants that have
+    """End the child, all of its group, and its descendants that have
     left it."""
     import psutil
 

@@ -8,7 +8,6 @@ elsewhere.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,11 +26,12 @@ __all__ = [
 
 
 class CoreTime(NamedTuple):
-    """What a process had of the cores so far, in seconds; of its main thread."""
+    """What a process had of the cores so far, in seconds."""
 
     computed_s: float
+    """All its threads: one of a worker's hands its batches over."""
     waited_s: float
-    """Ready to compute, while others had the cores."""
+    """Its main thread: ready to compute, while others had the cores."""
 
 
 class TimedBatch(NamedTuple):
@@ -40,40 +40,64 @@ class TimedBatch(NamedTuple):
     seconds: float
     samples: int
     waited_s: float
-    """The taker, or its worker processes on average, for a core."""
+    """The taker, or its worker processes on average if that is more, for a core."""
     computed_s: float
     """All of them together."""
+    taking_s: float = 0.0
+    """Of what was computed, what it took the taker."""
 
 
 def core_time(pid: int | None = None) -> CoreTime:
     """Of this process, or another; nothing where the kernel does not tell."""
+    place = Path(f"/proc/{pid or 'self'}")
     try:
-        told = Path(f"/proc/{pid or 'self'}/schedstat").read_text().split()
-        return CoreTime(int(told[0]) / 1e9, int(told[1]) / 1e9)
+        waited = int((place / "schedstat").read_text().split()[1])
+        computed = sum(map(_computed_ns, (place / "task").iterdir()))
+        return CoreTime(computed / 1e9, waited / 1e9)
     except (OSError, ValueError, IndexError):
         return CoreTime(0.0, 0.0)
+
+
+def _computed_ns(thread: Path) -> int:
+    try:
+        return int((thread / "schedstat").read_text().split()[0])
+    except OSError:  # it ended meanwhile
+        return 0
 
 
 class BatchMakers:
     """The process that takes batches, and its workers."""
 
     def __init__(self) -> None:
-        self._before: dict[int, CoreTime] = {os.getpid(): core_time()}
+        self._workers: dict[int, CoreTime] = {}
+        self._own = core_time()
 
-    def since(self) -> tuple[float, float]:
-        """Seconds waited (its own, or the mean of the workers' if that is more: they wait side by
-        side) and computed by all of them, since this was last asked; a worker that is new counts
-        from its start."""
-        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
-        now = {pid: core_time(pid) for pid in pids if pid is not None}
-        waited, computed = [], 0.0
-        for pid, after in now.items():
-            before = self._before.get(pid, CoreTime(0.0, 0.0))
-            waited.append(after.waited_s - before.waited_s)
-            computed += after.computed_s - before.computed_s
-        self._before = now
-        own, others = waited[0], waited[1:]
-        return max(own, sum(others) / len(others) if others else 0.0), computed
+    @property
+    def have_workers(self) -> bool:
+        """Whether processes besides the taker were there when this was last asked."""
+        return bool(self._workers)
+
+    def since(self) -> tuple[float, float, float]:
+        """Seconds since this was last asked: waited for a core (the taker, or the workers on
+        average if that is more: they wait side by side), computed by all of them, and by the taker
+        alone. A worker that is new counts from its start, and asking does not count."""
+        own = core_time()
+        children = (child.pid for child in multiprocessing.active_children())
+        workers = {pid: core_time(pid) for pid in children if pid is not None}
+        waited, taking = _passed(self._own, own)[::-1]
+        others = [_passed(self._workers.get(pid), after) for pid, after in workers.items()]
+        if others:
+            waited = max(waited, sum(other.waited_s for other in others) / len(others))
+        computed = taking + sum(other.computed_s for other in others)
+        self._workers, self._own = workers, core_time()
+        return waited, computed, taking
+
+
+def _passed(before: CoreTime | None, after: CoreTime) -> CoreTime:
+    if before is None:
+        return after
+    computed = max(0.0, after.computed_s - before.computed_s)  # threads may have ended
+    return CoreTime(computed, after.waited_s - before.waited_s)
 
 
 def time_batches(loader: Iterable[Any], batches: int, most_s: float) -> list[TimedBatch]:
@@ -87,7 +111,7 @@ def time_batches(loader: Iterable[Any], batches: int, most_s: float) -> list[Tim
         for batch in loader:
             now = time.perf_counter()
             found.append(TimedBatch(now - last, samples_in(batch), *makers.since()))
-            last = now
+            last = now if makers.have_workers else time.perf_counter()  # they did not stop
             if len(found) >= batches or last - start >= most_s:
                 break
         again = len(found) > before and iter(loader) is not loader
