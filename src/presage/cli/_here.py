@@ -1,5 +1,5 @@
-"""Policies of one's own beside what a server answers to `what-if`: their code never leaves this
-machine, so the jobs of the journal come here and are simulated here."""
+"""Policies of one's own beside what a server answers to `what-if`: their code and their bundles
+never leave this machine, so the jobs of the journal come here and are simulated here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from presage.model.server_answers import ExportedTrace, WhatIf
 
 if TYPE_CHECKING:
     from presage.core.ports import Predictor
+    from presage.policy.config import PolicyConfig
     from presage.policy.own import OwnPolicy
 
-__all__ = ["beside", "decides_there", "own_policies"]
+__all__ = ["LEARNED", "beside", "decides_there", "own_policies"]
 
 
-def own_policies(names: Sequence[str]) -> dict[str, OwnPolicy]:
-    """What each `file.py:name` stands for, by its title in the answer."""
+LEARNED = "learned:"
+"""How names begin that stand for bundles; said here so that asking a server imports no policy."""
+
+
+def own_policies(names: Sequence[str]) -> dict[str, OwnPolicy | PolicyConfig]:
+    """What each `file.py:name` and `learned:FILE` stands for, by its title in the answer."""
+    from presage.policy import registry
     from presage.policy.own import find_own
 
-    mine: dict[str, OwnPolicy] = {}
+    mine: dict[str, OwnPolicy | PolicyConfig] = {}
     for name in names:
+        if name.startswith(LEARNED):
+            mine[name] = registry.policy_config(name)
+            continue
         own = find_own(name, {}, {})
         assert own is not None
         if own.name in mine:
@@ -41,12 +50,17 @@ def decides_there(client: Client) -> list[str]:
 
 
 def beside(
-    answer: WhatIf, exported: ExportedTrace, mine: Mapping[str, OwnPolicy], foreseen: bool
+    answer: WhatIf,
+    exported: ExportedTrace,
+    mine: Mapping[str, OwnPolicy | PolicyConfig],
+    foreseen: bool,
 ) -> WhatIf:
     """The server's answer, and these policies simulated here."""
     import polars as pl
 
     from presage.control.advisors.needs import predictor
+    from presage.policy import registry
+    from presage.policy.config import PolicyConfig
     from presage.sim.traces import COLUMNS, Trace
     from presage.sim.whatif import Extras, figures
 
@@ -65,10 +79,13 @@ def beside(
         with progress(name) as shown:
             try:
                 foresee = as_there if foreseen else None
-                result = extras.run(trace, own.make(), name, foresee, shown)
+                made = registry.build(own) if isinstance(own, PolicyConfig) else own.make()
+                result = extras.run(trace, made, name, foresee, shown)
             except UserError:
                 raise
             except Exception as error:
+                if isinstance(own, PolicyConfig):
+                    raise
                 raise ConfigError(own.went_wrong(error)) from error
         told[name] = figures(result, trace)
     return replace(answer, policies=told)

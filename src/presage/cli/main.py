@@ -84,6 +84,7 @@ _PANELS = {
     "Study policies and telemetry": {
         "simulate": "simulate:simulate",
         "trace": "trace:trace",
+        "gym": "gym:gym",
         "phases": "phases:phases",
         "health": "health:health",
         "rightsize": "rightsize:rightsize",

@@ -33,6 +33,8 @@ def show(context: typer.Context, json: Json = False) -> None:
         return
     typer.echo(status.name)
     say(_why(status))
+    if status.guard:
+        say(status.guard)
     others = [name for name in status.choices if name != status.name]
     say(f"others: {', '.join(others)}")
     say("compare: presage what-if --policy NAME; then: presage policy set NAME")

@@ -141,7 +141,8 @@ def serve(
     policy: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(registry.names())}, one of --config, or file.py:name.",
+            help=f"{', '.join(registry.names())}, one of --config, file.py:name or learned:FILE; "
+            "NAME@fifo: guarded by fifo.",
             show_default="fifo",
         ),
     ] = None,
@@ -254,7 +255,11 @@ def serve(
     pipeline = (
         own.base()
         if own is not None
-        else registry.policy_config(wanted.policy, known, section=wanted.guard)
+        else registry.live(
+            wanted.policy,
+            registry.policy_config(wanted.policy, known, section=wanted.guard),
+            wanted.guard,
+        )
     )
     if print_config:
         _print(wanted)

@@ -36,7 +36,8 @@ Cluster = Annotated[
 Policies = Annotated[
     str | None,
     typer.Option(
-        help="Policies to compare, separated by commas; also file.py:name.", show_default="fifo"
+        help="Policies to compare, with commas between; also file.py:name, learned:FILE, A@B.",
+        show_default="fifo",
     ),
 ]
 PlacementName = Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli._here import beside, decides_there, own_policies
+from presage.cli._here import LEARNED, beside, decides_there, own_policies
 from presage.cli._input import listed, seconds
 from presage.cli._output import check_file, print_json, say
 from presage.cli._tables import Column, show_table
@@ -35,7 +35,9 @@ _COLUMNS = {
 def what_if(
     policy: Annotated[
         str | None,
-        typer.Option(help="Policies to compare, separated by commas; also file.py:name."),
+        typer.Option(
+            help="Policies to compare, with commas between; also file.py:name, learned:FILE."
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -69,7 +71,7 @@ def what_if(
     if watch is not None:
         _watched(watch, names, since_s, text, export, json)
         return
-    files = [name for name in names if is_file(name)]
+    files = [name for name in names if is_file(name) or name.startswith(LEARNED)]
     mine = own_policies(files)
     report: dict[str, Any] = {}
     with Client() as client:

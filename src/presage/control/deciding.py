@@ -18,11 +18,12 @@ from pydantic import ValidationError
 from presage.control.advisors.needs import predictor
 from presage.core.ports import CountsHours, Policy, Predictor
 from presage.model.cluster import Node
-from presage.model.errors import ConfigError
+from presage.model.errors import ConfigError, UserError
 from presage.model.event import RulesChanged
 from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
+from presage.policy.learned.serve import refuse_bundles
 from presage.policy.own import OwnPolicy
 
 __all__ = ["Decider", "Deciders"]
@@ -95,6 +96,7 @@ class Deciders:
                 return self.started
             return self._decider(name, policy, chosen=True)
         known = self._pipelines if text is None else text.policies
+        refuse_bundles(name, None if text is None else text.policies.get(name))
         config = registry.policy_config(name, dict(known))
         if text is not None and name in self.names() and config != self._pipelines.get(name):
             raise ConfigError(f"this server has another policy called {name}; rename yours")
@@ -123,11 +125,16 @@ class Deciders:
         if rules is not None and rules.chosen:
             try:
                 config = PolicyConfig.model_validate_json(rules.policy)
+                registry.build(config)
             except ValidationError:
                 log.error(
                     "policy %s, which was chosen, is not known to this version: %s decides",
                     rules.chosen,
                     self.started.name,
+                )
+            except UserError as error:  # its bundle is gone
+                log.error(
+                    "%s, which was chosen: %s: %s decides", rules.chosen, error, self.started.name
                 )
             else:
                 config = config.model_copy(update={"queues": self._queues})
@@ -135,5 +142,6 @@ class Deciders:
         return self.now
 
     def _decider(self, name: str, config: PolicyConfig, *, chosen: bool = False) -> Decider:
+        config = registry.live(name, config)
         predict = predictor(self._nodes, config.colocate)
         return Decider(name, config, chosen, predict, partial(registry.build, config))

@@ -144,10 +144,11 @@ def _audit(steps: Iterable[Step], own: _Policy, nodes: Sequence[Node]) -> tuple[
     def rules(fact: RulesChanged) -> tuple[Policy, Predictor]:
         try:
             policy = _decided_by(fact.policy, own)
-        except ValueError as unknown:
+            built, predict = made(policy)
+        except (ValueError, UserError) as unknown:  # or its bundle is not there any more
             notes[str(unknown)] = None
             policy = own
-        built, predict = made(policy)
+            built, predict = made(policy)
         if predict.version != fact.predictor:
             notes[f"decided by what foresaw as {fact.predictor}; here is {predict.version}"] = None
         return built, predict

@@ -55,6 +55,7 @@ class GuardedPolicy:
         self.prefers_estimates = any(
             bool(getattr(one, "prefers_estimates", False)) for one in self._both
         )
+        self.needs_history = any(bool(getattr(one, "needs_history", False)) for one in self._both)
         self.counts_hours = any(
             isinstance(one, CountsHours) and one.counts_hours for one in self._both
         )
@@ -65,12 +66,17 @@ class GuardedPolicy:
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """In the words of who decides; with why that is not the candidate."""
-        verdict = judged(plan.state)
-        reason = self._both[trusted(plan.state)].explain(job, plan, predict)
-        if verdict is not None and verdict.trusted:
+        decides = trusted(plan.state)
+        reason = self._both[decides].explain(job, plan, predict)
+        if decides:
             return reason
+        return replace(reason, text=f"{reason.text} ({self.status(plan.state)})")
+
+    def status(self, state: State) -> str:
+        """Who decides now, and why."""
+        verdict = judged(state)
         why = verdict.text if verdict is not None else f"{self.names[0]} was not judged yet"
-        return replace(reason, text=f"{reason.text} ({self.names[1]} decides: {why})")
+        return f"{self.names[not trusted(state)]} decides: {why}"
 
     def never(self, job: Job, plan: Plan, predict: Predictor) -> Reason | None:
         """What the fallback says: a candidate refuses nobody for good."""

@@ -1,5 +1,5 @@
-"""The Gymnasium environments: `order`, `scale` and `share`, each an `Episode` that an agent
-chooses for.
+"""The Gymnasium environment of a task, an `Episode` that an agent chooses for; importing this
+registers `presage/Order-v0`.
 
 An observation is one flat array (`Layout`): the slots, then the cluster. An action is a slot (and
 what to do with it), or the last one, nothing. `action_masks` says what can be done; an action that
@@ -62,7 +62,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     ) -> None:
         """`rules` are numbers of the task beside the network; an episode is cut after so many
         decisions."""
-        self._worlds = worlds or Generated(elastic=task == "scale")
+        self._worlds = worlds or Generated()
         self.weights = weights or Weights()
         self._make: Callable[[], tuple[Policy, Chooses]] = maker(task, slots, rules)
         self.layout = self._make()[1].layout
@@ -127,6 +127,8 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._mask = self.layout.mask(seen)
         return np.minimum(seen, _HIGHEST).astype(np.float32)
 
+
+gymnasium.register("presage/Order-v0", "presage.gym.envs:ClusterEnv", kwargs={"task": "order"})
 
 _TRIES = 20
 """Scenes in which nothing is to be chosen are drawn again, at most so often."""

@@ -6,6 +6,7 @@ The start of every training; needs neither torch nor Gymnasium.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,8 @@ def imitate(
     epochs: int = 30,
     rate: float = 0.01,
 ) -> tuple[Net, float]:
-    """A network that was fitted to these choices (softmax, Adam), and how often it chooses so."""
+    """A network that was fitted to these choices (softmax, Adam), and how often it chooses so.
+    Where doing nothing was never chosen, it is never chosen, also in states unlike these."""
     count, width = len(observations), net.of_slot.shape[0]
     rows = observations[:, : slots * width].reshape(count, slots, width)
     cluster = observations[:, slots * width :]
@@ -82,6 +84,12 @@ def imitate(
             now = rate * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
             flat = flat - now * mean / (np.sqrt(square) + 1e-8)
     made = net.like(flat)
+    if (actions < slots * layout_actions).all():
+        idle = np.zeros_like(made.idle)
+        idle[-1] = (
+            made.out_bias.min() - np.abs(made.out).sum(axis=0).max() - 1.0
+        )  # tanh is below 1
+        made = replace(made, idle=idle)
     chosen = _scores(made, rows, cluster, open_)[0].argmax(axis=1)
     return made, float((chosen == actions).mean())
 

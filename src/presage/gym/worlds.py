@@ -20,12 +20,13 @@ from presage.sim.generate import make_trace
 from presage.sim.traces import Trace
 from presage.sim.world import WorldRules
 
-__all__ = ["Generated", "Mixed", "Scene", "Weeks", "Worlds", "elastic", "sized", "weeks_of"]
+__all__ = ["Generated", "Mixed", "Scene", "Weeks", "Worlds", "of_queue", "sized", "weeks_of"]
 
 WEEK_S = 7 * 86_400.0
 _RULES = WorldRules(restart_cost_s=40.0, resize_cost_s=40.0)
 """What starting again from a checkpoint costs in published simulators."""
 _GPUS = 8
+_JOBS_OF_NODE = 50
 _FEWEST = 50
 """Jobs below which a week is not worth an episode."""
 
@@ -55,17 +56,17 @@ class Generated:
     jobs: tuple[int, int] = (300, 1500)
     nodes: tuple[int, int] = (4, 32)
     load: tuple[float, float] = (0.9, 1.5)
-    elastic: bool = False
-    """Whether jobs may run with fewer or more workers."""
     rules: WorldRules = _RULES
 
     def draw(self, rng: np.random.Generator) -> Scene:
-        """A trace of a kind, for a cluster of 8 GPUs a node."""
+        """A trace of a kind, for a cluster of 8 GPUs a node; small where there are few jobs, since
+        nobody would wait in a large one."""
         kind = self.kinds[int(rng.integers(len(self.kinds)))]
-        nodes = Cluster(f"{int(rng.integers(self.nodes[0], self.nodes[1] + 1))}x{_GPUS}")
         jobs = int(rng.integers(self.jobs[0], self.jobs[1] + 1))
+        most = max(min(self.nodes[1], jobs // _JOBS_OF_NODE), 1)
+        nodes = Cluster(f"{int(rng.integers(min(self.nodes[0], most), most + 1))}x{_GPUS}")
         trace = make_trace(kind, jobs, rng, nodes.gpus, float(rng.uniform(*self.load)))
-        return Scene(elastic(trace, rng) if self.elastic else trace, nodes, self.rules)
+        return Scene(trace, nodes, self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,6 @@ class Weeks:
     traces: tuple[Trace, ...]
     jobs: int = 1500
     load: tuple[float, float] = (0.9, 1.5)
-    elastic: bool = False
     rules: WorldRules = field(default=_RULES)
 
     def draw(self, rng: np.random.Generator) -> Scene:
@@ -83,8 +83,6 @@ class Weeks:
         trace = self.traces[int(rng.integers(len(self.traces)))]
         first = int(rng.integers(max(trace.jobs.height - self.jobs, 0) + 1))
         part = _from_zero(trace, trace.jobs.slice(first, self.jobs))
-        if self.elastic:
-            part = elastic(part, rng)
         return sized(part, float(rng.uniform(*self.load)), self.rules)
 
 
@@ -101,9 +99,7 @@ class Mixed:
 
 def weeks_of(trace: Trace, queue: str | None = None) -> list[Trace]:
     """The weeks of a trace that have jobs enough, counted from its first submission."""
-    jobs = trace.jobs if queue is None else trace.jobs.filter(pl.col("queue") == queue)
-    if not jobs.height:
-        raise TraceError(f"trace {trace.name} has no jobs of queue {queue}")
+    jobs = of_queue(trace, queue).jobs
     number = (jobs["submit_s"] // WEEK_S).cast(pl.Int64)
     found = []
     for week in number.unique().sort():
@@ -112,6 +108,14 @@ def weeks_of(trace: Trace, queue: str | None = None) -> list[Trace]:
             name = f"{trace.name}-week{week}" + (f"-{queue}" if queue else "")
             found.append(_from_zero(replace(trace, name=name), part))
     return found
+
+
+def of_queue(trace: Trace, queue: str | None) -> Trace:
+    """The jobs of one queue; all of them without one."""
+    jobs = trace.jobs if queue is None else trace.jobs.filter(pl.col("queue") == queue)
+    if not jobs.height:
+        raise TraceError(f"trace {trace.name} has no jobs of queue {queue}")
+    return _from_zero(trace, jobs)
 
 
 def sized(trace: Trace, load: float, rules: WorldRules = _RULES) -> Scene:
@@ -125,22 +129,6 @@ def sized(trace: Trace, load: float, rules: WorldRules = _RULES) -> Scene:
     inside = np.minimum(jobs["duration_s"].to_numpy(), span - submitted)
     nodes = max(round(float((gpus * inside).sum()) / span / load / _GPUS), 1)
     return Scene(trace, Cluster(f"{max(nodes, -int(-gpus.max() // _GPUS))}x{_GPUS}"), rules)
-
-
-def elastic(trace: Trace, rng: np.random.Generator, share: float = 0.6) -> Trace:
-    """The same jobs, of which a share may run on a half to twice their GPUs, one each worker."""
-    jobs = trace.jobs
-    gpus = np.maximum(jobs["gpu_milli"].to_numpy() // WHOLE_GPU, 1)
-    workers = gpus * jobs["workers"].fill_null(1).to_numpy()
-    may = rng.random(jobs.height) < share
-    least = np.where(may, np.maximum(workers // 2, 1), workers)
-    most = np.where(may, workers * 2, workers)
-    columns = {"workers": workers, "min_workers": least, "max_workers": most}
-    made = jobs.with_columns(
-        gpu_milli=pl.lit(WHOLE_GPU, pl.Int64),
-        **{name: pl.Series(name, value, pl.Int64) for name, value in columns.items()},
-    )
-    return replace(trace, jobs=made)
 
 
 def _from_zero(trace: Trace, jobs: pl.DataFrame) -> Trace:

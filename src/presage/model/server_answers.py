@@ -240,6 +240,8 @@ class PolicyStatus:
     """The file or package of a policy of somebody's own."""
     choices: tuple[str, ...]
     """Names that can be chosen."""
+    guard: str = ""
+    """Of a guarded policy: whether it decides or its fallback does, and why."""
 
 
 @dataclass(frozen=True, slots=True)

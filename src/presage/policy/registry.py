@@ -36,6 +36,7 @@ __all__ = [
     "build",
     "guard_of",
     "guarded",
+    "live",
     "names",
     "pipeline",
     "pipelines",
@@ -161,6 +162,16 @@ def guarded(
     return GuardedPolicy(
         candidate, partial(pipeline, fallback), (guard.candidate, guard.name), rules
     )
+
+
+def live(name: str, config: PolicyConfig, section: GuardSection | None = None) -> PolicyConfig:
+    """As it may decide about real jobs: a learned policy never without a guard, which is fifo
+    unless another one was named."""
+    if config.learned is None or config.guard is not None:
+        return config
+    rules: dict[str, Any] = (section or GuardSection()).model_dump()
+    guard = GuardConfig(candidate=name, name="fifo", fallback=NAMED["fifo"], **rules)
+    return config.model_copy(update={"guard": guard})
 
 
 NOT_DECIDED = {"max_slowdown", "idle_stop", "remedies", "remedy_precision", "gpu"}

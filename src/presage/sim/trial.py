@@ -246,8 +246,9 @@ class Trial:
         mark, ended = self._mark, self.learner.ended
         assert mark is not None
         then = mark.now
-        came = [one for one in self._since if one[1].spec.id in state.jobs]
-        came += [one for one in self._since if one[1].spec.id in ended]
+        since = [one for one in self._since if one[1].spec.id not in mark.state.jobs]
+        came = [one for one in since if one[1].spec.id in state.jobs]
+        came += [one for one in since if one[1].spec.id in ended]
         came.sort(key=lambda one: one[0])
         new = {fact.spec.id for _, fact in came}
         before = {name: job.ran(then) for name, job in mark.state.jobs.items()}

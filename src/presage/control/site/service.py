@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from presage.control.advisors import Advisor
 from presage.control.advisors.failing import Failing
 from presage.control.advisors.health import HealthAdvisor
+from presage.control.advisors.judging import Judging
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
@@ -120,6 +121,7 @@ class Service:
             every_s=settings.health_every_s,
         )
         self.failing = Failing(StoredEnds(store), knowledge, StoredTelemetry(layout))
+        self.judging = Judging(store, lambda: deciders.now)
         advisors: list[Advisor] = [
             self.starts,
             self.learner,
@@ -129,6 +131,7 @@ class Service:
             Unattended(self.attendance, _idle_stops(settings)),
             self.health,
             self.failing,
+            self.judging,
         ]
         if settings.kubernetes is not None and settings.kubernetes.adopt:
             from presage.control.advisors.notes import WaitNotes
@@ -178,6 +181,7 @@ class Service:
     def close(self) -> None:
         """Stop deciding and let go of the database; jobs go on."""
         self.starts.close()
+        self.judging.close()
         self.advisors.stop()
         self.live.stop()
         self.tracker.close()

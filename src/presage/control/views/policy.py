@@ -8,6 +8,7 @@ from typing import Any
 from presage.control.deciding import Decider
 from presage.control.site.service import Service
 from presage.core.engine import Engine
+from presage.core.guard import GuardedPolicy
 from presage.policy.own import OwnPolicy
 
 __all__ = ["RESET_POLICY", "SET_POLICY", "policy_view"]
@@ -20,10 +21,13 @@ SET_POLICY, RESET_POLICY = "set policy", "reset policy"
 async def policy_view(service: Service) -> dict[str, Any]:
     """Its name and origin, who chose it and when, and the names of those that can be chosen."""
 
-    def question(engine: Engine) -> Decider:
-        return service.deciders.now  # while nothing is being decided
+    def question(engine: Engine) -> tuple[Decider, str]:
+        guarded = engine.policy if isinstance(engine.policy, GuardedPolicy) else None
+        words = "" if guarded is None else guarded.status(engine.state)
+        return service.deciders.now, words  # while nothing is being decided
 
-    now: Decider = await service.ask(question)
+    answer: tuple[Decider, str] = await service.ask(question)
+    now, guard = answer
     entry = None
     if now.chosen:
         entry = await asyncio.to_thread(service.store.audit.latest, SET_POLICY)
@@ -41,4 +45,5 @@ async def policy_view(service: Service) -> dict[str, Any]:
         "config": config,
         "origin": origin,
         "choices": service.deciders.names(),
+        "guard": guard,
     }

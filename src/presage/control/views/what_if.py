@@ -12,6 +12,7 @@ from presage.model.errors import ConfigError, Conflict
 from presage.plugins import is_file
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
+from presage.policy.learned.serve import refuse_bundles
 from presage.policy.own import OwnPolicy, find_own
 
 __all__ = ["ask_policies", "policy_names", "replay_journal"]
@@ -40,11 +41,14 @@ def _chosen(
     known = _known(service, file)
     pipelines = {name: one for name, one in known.items() if isinstance(one, PolicyConfig)}
     chosen: dict[str, PolicyConfig | OwnPolicy] = {}
+    for name, one in file.policies.items():
+        refuse_bundles(name, one)
     for name in dict.fromkeys(names):
         found = known.get(name)
         if found is None and not is_file(name):  # code of the machine that asks stays there
             found = find_own(name, pipelines, service.settings.queues, file.guard)
         if found is None and "@" in name:
+            refuse_bundles(name)
             found = registry.policy_config(name, pipelines, section=file.guard)
         if found is None:
             raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(known)}")

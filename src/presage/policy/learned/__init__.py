@@ -2,6 +2,6 @@
 choice is taken.
 
 `net` is the network and its bundle, `levels` how much service jobs had, `order` who starts next,
-`scale` which elastic job gets or gives a worker, `share` who goes beside whom. The environments of
-`presage.gym` drive the same choices from outside. Nothing here trains, and no bundle runs code.
+`serve` makes policies of bundles. The environments of `presage.gym` drive the same choices from
+outside. Nothing here trains, and no bundle runs code.
 """

@@ -22,7 +22,7 @@ from presage.model.errors import BundleError
 __all__ = ["TASKS", "Bundle", "Floats", "Layout", "Net", "Task", "read_bundle", "write_bundle"]
 
 Floats = npt.NDArray[np.float64]
-Task = Literal["order", "scale", "share"]
+Task = Literal["order"]
 TASKS: tuple[Task, ...] = get_args(Task)
 _FORM = 1
 """The version of the fields and of the network; a bundle of another one is refused."""

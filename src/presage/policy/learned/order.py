@@ -51,7 +51,7 @@ SLOT_FIELDS = (
     "alike",
 )
 CLUSTER_FIELDS = ("free", "waiting", "demand", "lanes", "running")
-ORDER_RULES = {"stops": 1.0, "first_gpu_s": 900.0, "factor": 2.0}
+ORDER_RULES = {"stops": 1.0, "first_gpu_s": 3600.0, "factor": 4.0}
 """Whether running jobs may be stopped, where the first level of service ends, and how many times
 longer each level is than the one before."""
 

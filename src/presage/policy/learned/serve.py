@@ -12,18 +12,20 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from presage.model.errors import ConfigError
+from presage.model.errors import BundleError, ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
 from presage.policy.learned.net import Bundle, Layout, Net, Task, read_bundle
-from presage.policy.learned.order import OrderWalk
+from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.rules import Rules
 
 __all__ = [
+    "BASES",
     "PREFIX",
     "is_learned",
     "learned_config",
     "learned_parts",
     "learned_rules",
+    "refuse_bundles",
     "with_learned",
 ]
 
@@ -53,6 +55,17 @@ BASES = {
 """What decides the rest, by task."""
 
 
+def refuse_bundles(name: str, config: PolicyConfig | None = None) -> None:
+    """Refuse a policy that somebody elsewhere named if it would have this machine read a file."""
+    inside = [config] if config is not None else []
+    inside += [one.guard.fallback for one in inside if one.guard is not None]
+    if is_learned(name) or any(one.learned is not None for one in inside):
+        raise ConfigError(
+            f"{name}: bundles are read only by the server's own command line and configuration: "
+            "presage serve --policy learned:FILE"
+        )
+
+
 @lru_cache(maxsize=8)
 def _bundle(path: str, digest: str) -> Bundle:
     bundle = read_bundle(Path(path))
@@ -71,6 +84,11 @@ def with_learned(config: LearnedConfig, rules: Rules) -> Rules:
 
 def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
     """The same with a bundle at hand."""
+    usual = order_layout(bundle.layout.slots)
+    if bundle.layout != usual:
+        raise BundleError(f"{bundle.name} has fields that this version has not; train it again")
+    if bundle.rules.keys() != ORDER_RULES.keys() or bundle.rules["factor"] <= 1:
+        raise BundleError(f"{bundle.name} has rules that this version has not; train it again")
     return learned_parts(bundle.task, bundle.layout, bundle.rules, bundle.net, rules)
 
 
