@@ -124,7 +124,8 @@ def _short_waits(jobs: pl.DataFrame) -> pl.Series:
 
 def _line(row: dict[str, object]) -> str:
     numbers = ", ".join(
-        f"{name} {row[name]:.2f}" for name in ("wait_h", "p50_wait_h", "p99_wait_h", "short_wait_h")
+        f"{name} {row[name]:.2f}"
+        for name in ("wait_h", "p50_wait_h", "p99_wait_h", "short_wait_h")
     )
     return f"{row['trace']} {row['policy']}, {row['told']}: {row['jobs']:,} jobs: {numbers}"
 

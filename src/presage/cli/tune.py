@@ -79,7 +79,9 @@ def tune(
     alone = Path(what[0]) if len(what) == 1 and not vary else None
     if alone is not None and alone.suffix.lower() not in (".yaml", ".yml"):
         if metric or keep:
-            raise UserError("--metric and --keep go with a command or a manifest, not with a table")
+            raise UserError(
+                "--metric and --keep go with a command or a manifest, not with a table"
+            )
         tables = [read_runs(alone)] + ([] if known is None else [read_runs(known)])
         found = read_trials(tables, objective, target=target, cost=cost, workload=workload)
         _print(_search_all(found, objective, runs, later_runs), json)

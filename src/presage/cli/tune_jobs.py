@@ -122,7 +122,9 @@ class TrialJobs:
         why = f"{info.status}: {info.reason.text}"
         if info.status == "COMPLETED" and objective is not None:
             why = f"it reported no {objective.metric} above 0"
-        self.failed.append(f"{job.id} is {why}" if info.status != "COMPLETED" else f"{job.id}: {why}")
+        self.failed.append(
+            f"{job.id} is {why}" if info.status != "COMPLETED" else f"{job.id}: {why}"
+        )
         say(f"note: {self.failed[-1]}")
         if len(self.failed) == len(self.jobs) == 2:
             raise UserError(
@@ -133,9 +135,7 @@ class TrialJobs:
 def ran_s(info: JobStatus) -> float:
     """Seconds that a job ran, over all its attempts."""
     ends = [*info.history]
-    spells = [
-        then.at - entry.at for entry, then in pairwise(ends) if entry.status == _RUNNING
-    ]
+    spells = [then.at - entry.at for entry, then in pairwise(ends) if entry.status == _RUNNING]
     return max(1e-3, sum(spells))
 
 
@@ -210,7 +210,9 @@ def words_of(command: Sequence[str]) -> str:
 
 
 def _objective(metric: str) -> dict[str, str]:
-    name, _, mode = metric.rpartition(":") if metric.endswith((":max", ":min")) else (metric, "", "")
+    name, _, mode = (
+        metric.rpartition(":") if metric.endswith((":max", ":min")) else (metric, "", "")
+    )
     return {"metric": name, "mode": mode or "min"}
 
 
