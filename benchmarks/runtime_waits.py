@@ -7,12 +7,12 @@ that carry its load (as `benchmarks.eta` has them), the first `--jobs` jobs of e
 is told of a run time:
 
 - `oracle`: the truth;
-- `history`: `RuntimeHistory`, what a server foresees: the runs of the same virtual cluster and size
-  that were over when the job came, and nothing else (the traces name no owner and no command);
-- `user`: these traces have no estimates of users, so they are made as in the studies of such
+- `history`: `RuntimeHistory`, what a server foresees: the runs of the same virtual cluster and
+  size that were over when the job came, and nothing else (the traces name no owner, no command);
+- `user`: these traces have no estimates of users, so they are made as in studies of such
   estimates: the truth times a factor drawn evenly from 1 to 5, up to the next usual limit (10
-  minutes, 1, 2, 4, 8, 12 hours, 1, 2, 4, 7, 14, 30 days). They contain the truth, so they are a
-  bound rather than a peer;
+  minutes, 1, 2, 4, 8, 12 hours, 1, 2, 4, 7, 14, 30 days). They contain the truth, so they are
+  a bound rather than a peer;
 - `none`: 24 hours for every job, as a server says of a job without a time limit.
 
 Waits are means over all jobs of all clusters of a trace; `fifo` without backfilling is beside them.

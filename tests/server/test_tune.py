@@ -18,6 +18,7 @@ name: train
 command: ["python", "-c", "from presage import job; p = job.params(); job.progress(step=1, steps=1,
   metrics={'speed': 100 / p['batch']})"]
 resources: {cpus: 0.1}
+env: {BATCH: "${batch}"}
 sweep: {grid: {batch: [8, 4, 2]}}
 objective: {metric: speed, mode: max}
 """
