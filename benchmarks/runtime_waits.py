@@ -15,7 +15,7 @@ is told of a run time:
   a bound rather than a peer;
 - `none`: 24 hours for every job, as a server says of a job without a time limit.
 
-Waits are means over all jobs of all clusters of a trace; `fifo` without backfilling is beside them.
+Waits are means over all jobs of all clusters of a trace; `fifo` without backfilling is beside.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.control.test_learning import Rows
 
 
 class Cluster:
-    """Jobs of two programs, foreseen alike, of which one takes three times as long as the other."""
+    """Jobs of two programs, foreseen alike, of which one takes longer than the other."""
 
     def __init__(self, home: Path) -> None:
         self.rows = Rows()
@@ -98,5 +98,5 @@ def test_runs_that_went_otherwise_than_asked_teach_no_run_time(tmp_path: Path) -
     for row in ({"attempt": 2}, {"status": "FAILED"}, {"estimates": None}, {"started_at": None}):
         cluster.run(1, {"short": 60.0}, **row)
     assert cluster.champions.runs("runtime") == []
-    cluster.run(6, {"short": 1e5, "long": 1e-5})  # wild, and no promise was made
+    cluster.run(6, {"short": 1e5, "long": 1e-5})  # wild, and nobody need look at that
     assert cluster.teacher.alerts() == {}

@@ -153,7 +153,7 @@ def _notes(model: Any, rows: pl.DataFrame, runs: pl.DataFrame | None) -> list[st
             told = f"; it is like {most}" if best else "; the interval is as wide as they differ"
             notes.append(
                 f"{name} {value or '(none)'} was not in the fit, {shown}"
-                f" run{'s' if shown != 1 else ''} of it {'are' if shown != 1 else 'is'} shown{told}"
+                f" {'run of it is' if shown == 1 else 'runs of it are'} shown{told}"
             )
     for name, values in model.columns.unknown(rows).items():
         if name not in model.groups:

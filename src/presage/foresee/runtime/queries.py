@@ -39,6 +39,8 @@ __all__ = ["KIND", "QueryModel", "QueryTimes", "StageTimes", "load_query_model"]
 KIND = "query"
 _STAGES_TO_TUNE = 16
 _LEAST_MEASURED = 3
+_LEAST_PLACES = 2
+"""Scales, or numbers of executors, that must be left when one is left out to judge by it."""
 _ROUND_S = 0.001
 
 Report = Callable[[int, int], None]
@@ -189,7 +191,8 @@ class QueryModel:
         for by in (0, 1):
             for query in self.queries.values():
                 places = query.places()
-                for value in sorted({place[by] for place in places}):
+                values = sorted({place[by] for place in places})
+                for value in values if len(values) > _LEAST_PLACES else ():
                     rest = _without(query, by, value)
                     if any(len(rest.measured.get(s, ())) < _LEAST_MEASURED for s in query.order):
                         continue
@@ -500,7 +503,8 @@ def _scale(query: Query, asked: float | None) -> float:
         return asked
     said = {scale for by_scale in query.tasks.values() for scale in by_scale if scale > 0}
     if len(said) != 1:
-        raise UserError(f"query {query.name} is there at {len(said)} scales; give --scale-gb")
+        there = f"is there at {len(said)} scales" if said else "tells no scale"
+        raise UserError(f"query {query.name} {there}; give --scale-gb")
     return said.pop()
 
 
