@@ -2,8 +2,8 @@
 
 `python -m benchmarks.runtime_waits [--jobs 4000] [--only philly] [--json]`.
 
-Each virtual cluster of Philly on the nodes it had, each cluster of ITP on the fewest 8-GPU nodes
-that carry its load (as `benchmarks.eta` has them), the first `--jobs` jobs of each. What a policy
+Each virtual cluster of Philly and each cluster of ITP on the fewest 8-GPU nodes that carry a mean
+load of 85 %, the first `--jobs` jobs of each (on the nodes it had, Philly hardly waits). What a policy
 is told of a run time:
 
 - `oracle`: the truth;
@@ -46,6 +46,7 @@ _LIMITS = np.array(
     [600.0, *(_HOUR_S * h for h in (1, 2, 4, 8, 12)), *(_DAY_S * d for d in (1, 2, 4, 7, 14, 30))]
 )
 _MOST_FACTOR = 5.0
+_LEAST_JOBS = 100
 
 
 def main() -> None:
@@ -89,17 +90,15 @@ def main() -> None:
 def clusters(source: str, most: int) -> Iterator[tuple[str, Trace, list[Node]]]:
     """Every cluster of a trace: its first jobs, with what users would say, and its nodes."""
     whole = read_trace(shared(f"traces/{source}_jobs.parquet"))
-    sizes = dict(pl.read_parquet(shared("traces/philly_vc_nodes.parquet")).iter_rows())
     rng = np.random.default_rng(0)
     for name in sorted(whole.jobs["queue"].unique()):
         jobs = whole.jobs.filter(pl.col("queue") == name).sort("submit_s").head(most)
-        count = sizes.get(name, 0) if source == "philly" else fewest_nodes(jobs)
-        if not count or jobs.height < 2:
+        if jobs.height < _LEAST_JOBS:
             continue
         said = jobs["duration_s"].to_numpy() * rng.uniform(1.0, _MOST_FACTOR, jobs.height)
         limit = _LIMITS[np.minimum(np.searchsorted(_LIMITS, said), len(_LIMITS) - 1)]
         jobs = jobs.with_columns(estimate_s=pl.Series(np.maximum(limit, said)))
-        yield str(name), replace(whole, jobs=jobs), list(read_cluster(f"{count}x8"))
+        yield str(name), replace(whole, jobs=jobs), list(read_cluster(f"{fewest_nodes(jobs)}x8"))
 
 
 def run(trace: Trace, nodes: list[Node], policy: str, told: str) -> SimResult:
