@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["missing_spark", "run_spark"]
@@ -20,7 +21,7 @@ settings = {
     "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "4", "spark.eventLog.compress": "false",
-}
+} | @CONF@
 builder = SparkSession.builder
 for key, value in settings.items():
     builder = builder.config(key, value)
@@ -48,17 +49,20 @@ def run_spark(
     directory: Path,
     *,
     cores: int,
-    conf: tuple[str, ...] = (),
+    conf: Mapping[str, str] = {},
+    through: Sequence[str] = (),
     timeout_s: float = 600.0,
 ) -> Path:
-    """Run a script in which `spark` is a session with so many cores; the log that it wrote."""
+    """Run a script in which `spark` is a session with so many cores; the log that it wrote.
+    `through` is a command that starts another, such as `nice`."""
     logs = directory / "events"
     logs.mkdir(parents=True, exist_ok=True)
     before = set(logs.iterdir())
     program = directory / "program.py"
-    program.write_text(_SESSION + script + "\nspark.stop()\n")
+    session = _SESSION.replace("@CONF@", repr(dict(conf)))
+    program.write_text(f"{session}{script}\nspark.stop()\n")
     said = [f"spark.master=local[{cores}]", "spark.eventLog.enabled=true"]
-    said += [f"spark.eventLog.dir={logs.as_uri()}", *conf]
+    said += [f"spark.eventLog.dir={logs.as_uri()}"]
     arguments = " ".join(f"--conf {one}" for one in said)
     env = {
         **os.environ,
@@ -69,7 +73,7 @@ def run_spark(
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     subprocess.run(
-        [sys.executable, program],
+        [*through, sys.executable, program],
         cwd=directory, env=env, check=True, capture_output=True, timeout=timeout_s,
     )  # fmt: skip
     (log,) = set(logs.iterdir()) - before

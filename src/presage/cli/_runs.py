@@ -14,8 +14,9 @@ from presage.model.errors import UserError
 __all__ = ["read_runs"]
 
 
-def read_runs(path: Path) -> pl.DataFrame:
-    """The table in a file, or an error that says what is wrong with it."""
+def read_runs(path: Path, *, empty: bool = False) -> pl.DataFrame:
+    """The table in a file, or an error that says what is wrong with it; `empty` if it may have no
+    rows."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     try:
@@ -26,6 +27,6 @@ def read_runs(path: Path) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         line = str(error).splitlines()[0][:120]
         raise UserError(f"{path} cannot be read as a table: {line}") from None
-    if not table.height:
+    if not table.height and not empty:
         raise UserError(f"{path} has no rows")
     return table

@@ -104,7 +104,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _ASK_A_SERVER = (
     *("cluster", "jobs", "live", "login", "logs", "results", "rm", "run", "scale", "secrets"),
-    *("diagnose", "policy", "sweep", "top", "usage", "users", "whatif"),
+    *("diagnose", "policy", "sweep", "top", "tune", "usage", "users", "whatif"),
 )
 """Modules whose commands do."""
 

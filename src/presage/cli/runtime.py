@@ -57,7 +57,7 @@ def fit(
     rows = read_runs(table)
     today = datetime.now(UTC).date().isoformat()
     if edges is not None:
-        card = _fit_queries(rows, read_runs(edges), out, today, table.name, seed)
+        card = _fit_queries(rows, read_runs(edges, empty=True), out, today, table.name, seed)
     else:
         if target is None or group is None:
             raise UserError("give --target and --group, or --edges for a table of stages")
@@ -150,12 +150,23 @@ def _notes(model: Any, rows: pl.DataFrame, runs: pl.DataFrame | None) -> list[st
             like = {} if runs is None else model.likest(name, value, runs)
             best = sorted(like.items(), key=lambda one: -one[1])[:3]
             most = ", ".join(f"{other} {100 * share:.0f} %" for other, share in best)
-            told = f"; it is like {most}" if best else ""
-            notes.append(f"{name} {value} was not in the fit, {shown} runs of it are shown{told}")
+            told = f"; it is like {most}" if best else "; the interval is as wide as they differ"
+            notes.append(
+                f"{name} {value or '(none)'} was not in the fit, {shown}"
+                f" {'run of it is' if shown == 1 else 'runs of it are'} shown{told}"
+            )
     for name, values in model.columns.unknown(rows).items():
         if name not in model.groups:
             known = ", ".join(model.columns.categories[name][:8])
-            notes.append(f"{name} {', '.join(values[:5])} was never seen (known: {known})")
+            said = ", ".join(value or "(none)" for value in values[:5])
+            notes.append(f"{name} {said} was never seen (known: {known})")
+    for name, (value, end) in model.columns.beyond(rows).items():
+        notes.append(f"{name} {value:g} is beyond what was measured (to {end:g})")
+    if runs is not None:
+        asked = {name: set(values) for name, values in model.strangers(rows).items()}
+        shown_of = {name: set(runs[name].cast(str).to_list()) for name in model.groups}
+        if not any(asked[name] & shown_of[name] for name in asked):
+            notes.append("no run of --seen is of a group that is new here: it changes nothing")
     return notes
 
 
@@ -211,7 +222,7 @@ def query(
     from presage.foresee.runtime.queries import load_query_model
 
     model = load_query_model(bundle)
-    answers = model.answer(read_runs(stages), read_runs(edges), executors, scale_gb)
+    answers = model.answer(read_runs(stages), read_runs(edges, empty=True), executors, scale_gb)
     if json:
         print_json({"queries": [answer.to_dict() for answer in answers]})
         return

@@ -10,7 +10,7 @@ from presage.manifest import Manifest, to_spec
 from presage.model.codec import decode
 from presage.model.estimate import Estimates
 from presage.model.job import ReasonCode
-from presage.store.records import Transition
+from presage.store.records import JobRow, Transition
 from presage.store.sql import SqlStore
 
 __all__ = ["StoredEnds"]
@@ -50,4 +50,12 @@ class StoredEnds:
             submitted_at=row.submitted_at,
             started_at=row.started_at,
             status=row.status if gone else "",
+            ran_s=_ran_s(row),
         )
+
+
+def _ran_s(row: JobRow) -> float | None:
+    """Seconds that a job ran at one go; of one that was started again nothing is told."""
+    if row.attempt > 1 or row.started_at is None or row.ended_at is None:
+        return None
+    return row.ended_at - row.started_at

@@ -22,7 +22,15 @@ from typing import Protocol
 import numpy as np
 
 from presage.control.advisors import StateReader, Telemetry
-from presage.control.advisors.needs import CORE, CPU, HOST, NeedsEstimator, workload
+from presage.control.advisors.needs import (
+    CORE,
+    CPU,
+    HOST,
+    RUNTIME,
+    Alone,
+    NeedsEstimator,
+    workload,
+)
 from presage.core.state import State
 from presage.core.workers import ask_of
 from presage.foresee.champions import QUANTITIES, Champions, EstimateDrift
@@ -43,8 +51,11 @@ _ESTIMATED = {
     "memory": ("memory_mib", 1.0),
     "step_time": ("step_s", 1e3),
     "utilization": ("utilization", 1.0),
+    RUNTIME: ("runtime_s", 1.0),
 }
 """Quantity -> its name in `Estimates`, and its unit in the other's."""
+_MOST_RUN_TIMES = 1000
+"""That a version is fitted on, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,8 @@ class Ended:
     started_at: float | None = None
     status: str = ""
     """How its job ended, as users see it; empty while it has not."""
+    ran_s: float | None = None
+    """Seconds that it ran at one go; None for one that was started again."""
 
 
 class EndedRuns(Protocol):
@@ -195,7 +208,19 @@ class Learner:
                 )
         if used.memory_mib is not None and alone.device not in (CPU, CORE):
             self._keep("memory", OwnRun(name, HOST, run.at, used.memory_mib))
+        self._learn_runtime(run, name, alone)
         return any(actual is not None for actual in told.values())
+
+    def _learn_runtime(self, run: Ended, name: str, alone: Alone) -> None:
+        """How far a run time was off that was foreseen without own runs. What runs at several
+        sizes tells of none."""
+        if run.ran_s is None or run.ran_s <= 0 or run.estimates is None or run.spec.elastic:
+            return
+        said = self._estimator.runtime_alone(run.spec, run.model, alone, run.estimates)
+        if said is not None:
+            self._judge(RUNTIME, run, run.ran_s)
+            sizes = dict(alone.sizes)
+            self._keep(RUNTIME, OwnRun(name, alone.device, run.at, run.ran_s, said, sizes))
 
     def _keep(self, quantity: str, run: OwnRun) -> None:
         self._champions.add(quantity, run)
@@ -222,10 +247,12 @@ class Learner:
 
     def _challenge(self, now: float) -> None:
         for quantity, new in self._new.items():
-            if new < self._every:
+            if new < self._every or new < self._patience(quantity):
                 continue
             self._new[quantity] = 0
             runs = self._champions.runs(quantity)
+            if quantity == RUNTIME:
+                runs = runs[-_MOST_RUN_TIMES:]
             version = self._champions.challenge(quantity, runs, now)
             if version is None:
                 continue
@@ -238,6 +265,12 @@ class Learner:
             )
             self._estimator.refresh()
             self._drift = None
+
+    def _patience(self, quantity: str) -> int:
+        """Every job has a run time, and fitting takes longer the more there are: it is done again
+        when there are a quarter more."""
+        versions = self._champions.standing(quantity).versions if quantity == RUNTIME else ()
+        return versions[-1].runs // 4 if versions else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ from presage.model.setup import Setup
 from presage.model.workload import same_needs
 from presage.provision.tasks import TaskSizer
 
-__all__ = ["Alone", "NeedsEstimator", "predictor", "workload"]
+__all__ = ["RUNTIME", "Alone", "NeedsEstimator", "predictor", "workload"]
 
 log = logging.getLogger("presage.estimates")
 
@@ -61,6 +62,9 @@ _READ_S = 60.0
 """How long it may take to read a model."""
 _AFTER_OOM = 1.5
 """A workload that ran out of memory is foreseen to need this much more than it had."""
+RUNTIME = "runtime"
+"""Version 0 of it is the history of the cluster, or steps × step time."""
+_VERSION = re.compile(rf"\b{RUNTIME} (\d+)")
 _DATA = (".onnx", ".json")
 _NAMES = ("zoo:", "hf:")
 
@@ -138,8 +142,9 @@ class NeedsEstimator:
     @property
     def version(self) -> str:
         """Of what answers, for the journal."""
+        answering = sorted(self._answering()[0].items())
         return ", ".join(
-            f"{name} {number}" for name, number in sorted(self._answering()[0].items())
+            f"{name} {number}" for name, number in answering if number or name != RUNTIME
         )
 
     def of(
@@ -153,9 +158,38 @@ class NeedsEstimator:
         if step is not None and steps:
             runtime = _times(step, steps, "s", f"{steps:,} steps × {step.source}")
         runtime = runtime or self._runtime(spec)
+        if runtime is not None:
+            runtime = self._by_own_runs(spec, model, alone, runtime)
         if not (memory or busy or step or runtime):
             return None
         return Estimates(self.version, runtime, memory, busy, step)
+
+    def _by_own_runs(
+        self, spec: JobSpec, model: ModelReference | None, alone: Alone, said: Estimate
+    ) -> Estimate:
+        """A run time as own runs correct it, where a version that learned them answers."""
+        versions, models = self._answering()
+        if not versions[RUNTIME]:
+            return said
+        name, sizes = workload(spec, model), alone.sizes
+        learned = models[RUNTIME].predict(name, alone.device, said.p50, sizes)
+        if learned is None or "own" not in learned.source:
+            return said
+        return replace(learned, unit="s", source=f"{learned.source} × {said.source}")
+
+    def runtime_alone(
+        self, spec: JobSpec, model: ModelReference | None, alone: Alone, said: Estimates
+    ) -> float | None:
+        """What was foreseen of a run time before own runs corrected it: the version that did so is
+        kept, so it can be taken back."""
+        if said.runtime_s is None or said.runtime_s.p50 <= 0:
+            return None
+        used = _VERSION.search(said.version)
+        if used is None or not said.runtime_s.source.startswith("own"):
+            return said.runtime_s.p50
+        corrected = self._champions.model(RUNTIME, int(used[1]))
+        factor = corrected.predict(workload(spec, model), alone.device, 1.0, alone.sizes)
+        return said.runtime_s.p50 / factor.p50 if factor is not None else None
 
     def needs(self, spec: JobSpec, model: ModelReference | None, folder: str | None) -> Needs:
         """What `auto` in a manifest stands for."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Columns:
     """Name -> the values that were seen; others have no column of their own."""
     left_out: dict[str, str]
     """Name -> why a model must not look at it."""
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Number -> the smallest and the largest that were seen."""
 
     @property
     def names(self) -> list[str]:
@@ -80,6 +82,21 @@ class Columns:
                 f"the table lacks {_listed(lacking)};"
                 f" the bundle was fitted on {_listed(self.names)}"
             )
+        for name in self.numeric:
+            _refuse_words(table, name)
+
+    def beyond(self, table: pl.DataFrame) -> dict[str, tuple[float, float]]:
+        """Numbers that are smaller or larger than any that was seen: the one furthest off, and the
+        end of the range that it is beyond."""
+        found = {}
+        for name, (low, high) in self.ranges.items():
+            values = numbers(table, name)
+            values = values[np.isfinite(values)]
+            if values.size and values.max() > high:
+                found[name] = float(values.max()), high
+            elif values.size and values.min() < low:
+                found[name] = float(values.min()), low
+        return found
 
     def unknown(self, table: pl.DataFrame) -> dict[str, list[str]]:
         """Values of categories that were never seen, by column."""
@@ -95,6 +112,7 @@ class Columns:
             "numeric": [[name, middle] for name, middle in self.numeric.items()],
             "categories": [[name, list(seen)] for name, seen in self.categories.items()],
             "left_out": self.left_out,
+            "ranges": [[name, *ends] for name, ends in self.ranges.items()],
         }
 
     @classmethod
@@ -104,6 +122,7 @@ class Columns:
             {str(k): float(v) for k, v in said["numeric"]},
             {str(k): tuple(map(str, v)) for k, v in said["categories"]},
             {str(k): str(v) for k, v in said["left_out"].items()},
+            {str(k): (float(low), float(high)) for k, low, high in said.get("ranges", [])},
         )
 
 
@@ -125,7 +144,24 @@ def choose_columns(table: pl.DataFrame, target: str, groups: Sequence[str]) -> C
         raise UserError(
             "the table has no column that describes a run beside the target and its groups"
         )
-    return Columns(numeric, categories, left_out)
+    ranges = {name: _range(numbers(table, name)) for name in numeric}
+    return Columns(numeric, categories, left_out, ranges)
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    there = values[np.isfinite(values)]
+    return (float(there.min()), float(there.max())) if there.size else (-np.inf, np.inf)
+
+
+def _refuse_words(table: pl.DataFrame, name: str) -> None:
+    """A number must be one, or not there."""
+    column = table[name]
+    if column.dtype.is_numeric():
+        return
+    words = np.flatnonzero(np.isnan(numbers(table, name)) & column.is_not_null().to_numpy())
+    if words.size:
+        row = int(words[0])
+        raise UserError(f"column {name} must be a number; row {row + 1} has {column[row]}")
 
 
 def numbers(table: pl.DataFrame, name: str) -> Floats:
@@ -143,7 +179,7 @@ def targets(table: pl.DataFrame, name: str) -> Floats:
     if name not in table.columns:
         raise UserError(f"the table has no column {name}; it has {_listed(table.columns)}")
     values = numbers(table, name)
-    bad = np.flatnonzero(~(values > 0))
+    bad = np.flatnonzero(~((values > 0) & np.isfinite(values)))
     if bad.size:
         row = int(bad[0])
         raise UserError(

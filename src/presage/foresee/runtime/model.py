@@ -238,7 +238,8 @@ def _check(table: pl.DataFrame, target: str, groups: Sequence[str]) -> None:
         raise UserError("the target and the groups are different columns")
     if table.height < LEAST_ROWS:
         raise UserError(
-            f"{table.height} runs are too few to learn from; give {LEAST_ROWS} or more"
+            f"{table.height} run{'s are' if table.height != 1 else ' is'} too few to learn from;"
+            f" give {LEAST_ROWS} or more"
         )
 
 

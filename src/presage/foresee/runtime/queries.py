@@ -2,14 +2,15 @@
 
 Stages that were measured at other sizes or on other executors are carried over by `stagelaws`;
 stages nobody has measured are foreseen by trees from their place in the DAG. Both are then
-scheduled by `dag.simulate`. Beside the second stand trees of the totals; their share is chosen on
-queries left out. Runs nothing.
+scheduled by `dag.simulate`. Beside the second stand trees of the totals and a recurrent network
+over the stages (`recurrence`); what share each has is chosen on queries left out. Runs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.runtime.dag import Schedule, StageWork, simulate
+from presage.foresee.runtime.recurrence import StageRecurrence
 from presage.foresee.runtime.stagelaws import at_places, most_probable_powers
 from presage.foresee.runtime.stages import (
     MeasuredWave,
@@ -39,7 +41,13 @@ __all__ = ["KIND", "QueryModel", "QueryTimes", "StageTimes", "load_query_model"]
 KIND = "query"
 _STAGES_TO_TUNE = 16
 _LEAST_MEASURED = 3
+_LEAST_PLACES = 2
+"""Scales, or numbers of executors, that must be left when one is left out to judge by it."""
 _ROUND_S = 0.001
+_FOLDS = 6
+_PARTS = 10
+"""Shares of models are multiples of one in so many."""
+_NEW_BY = ("stages", "totals", "recurrent")
 
 Report = Callable[[int, int], None]
 
@@ -89,8 +97,10 @@ class QueryModel:
     powers: Floats
     stage_trees: TreeEnsemble
     total_trees: TreeEnsemble
-    share: float
-    """Of the simulation, against trees of totals, for a query nobody has measured."""
+    recurrence: StageRecurrence | None
+    shares: Floats
+    """Of the stages' trees, the trees of totals, and the recurrent network, for a query nobody has
+    measured."""
     known: Conformal
     new: Conformal
     errors: dict[str, float]
@@ -117,16 +127,17 @@ class QueryModel:
             )
         report(0, 4)
         powers = most_probable_powers(_some_stages(queries, seed))
-        draft = cls(queries, powers, *_no_trees(), 0.5, *_unknown(), {})
+        draft = cls(queries, powers, *_no_trees(), None, np.zeros(3), *_unknown(), {})
         report(1, 4)
         known, known_errors = draft._judge_known()
         report(2, 4)
-        share, new, new_errors = _judge_new(queries, powers, seed)
+        shares, new, new_errors = _judge_new(queries, seed)
         report(3, 4)
         trees = _fit_trees(queries, list(queries), seed)
+        used = StageRecurrence.fit(queries, list(queries), seed) if shares[2] else None
         report(4, 4)
         errors = {**known_errors, **new_errors}
-        return cls(queries, powers, *trees, share, known, new, errors)
+        return cls(queries, powers, *trees, used, shares, known, new, errors)
 
     def answer(
         self,
@@ -156,10 +167,11 @@ class QueryModel:
 
     def _blended(self, query: Query, scale_gb: float, executors: int, made: Schedule) -> float:
         row = _total_row(query, scale_gb, executors)
-        beside = float(self.total_trees.predict(row[None, :])[0])
-        return float(
-            np.exp(self.share * np.log(made.total_s + _ROUND_S) + (1 - self.share) * beside)
-        )
+        said = [np.log(made.total_s + _ROUND_S), self.total_trees.predict(row[None, :])[0], 0.0]
+        if self.recurrence is not None:
+            works = self.recurrence.works(query, scale_gb, executors)
+            said[2] = np.log(simulate(works, query.edges, executors).total_s + _ROUND_S)
+        return float(np.exp(self.shares @ np.array(said)))
 
     def _one(self, query: Query, executors: int, scale_gb: float) -> QueryTimes:
         schedule, measured = self.total(query, scale_gb, executors)
@@ -189,7 +201,8 @@ class QueryModel:
         for by in (0, 1):
             for query in self.queries.values():
                 places = query.places()
-                for value in sorted({place[by] for place in places}):
+                values = sorted({place[by] for place in places})
+                for value in values if len(values) > _LEAST_PLACES else ():
                     rest = _without(query, by, value)
                     if any(len(rest.measured.get(s, ())) < _LEAST_MEASURED for s in query.order):
                         continue
@@ -229,7 +242,8 @@ class QueryModel:
             "measured": np.array(rows, np.float64),
             "edges": np.array(edges, np.int64).reshape(len(edges), 3),
             "powers": self.powers,
-            "share": np.array(self.share),
+            "shares": self.shares,
+            **prefixed("recurrence", self.recurrence.to_arrays() if self.recurrence else {}),
             **prefixed("stage_trees", self.stage_trees.to_arrays()),
             **prefixed("total_trees", self.total_trees.to_arrays()),
             **prefixed("known", self.known.to_arrays()),
@@ -264,7 +278,8 @@ def load_query_model(path: Path) -> QueryModel:
             arrays["powers"],
             TreeEnsemble.from_arrays(under("stage_trees", arrays)),
             TreeEnsemble.from_arrays(under("total_trees", arrays)),
-            float(arrays["share"]),
+            StageRecurrence.from_arrays(under("recurrence", arrays)),
+            _three_shares(arrays["shares"]),
             Conformal.from_arrays(under("known", arrays)),
             Conformal.from_arrays(under("new", arrays)),
             dict(card["errors"]),
@@ -402,38 +417,54 @@ def _fit_trees(
 
 
 def _judge_new(
-    queries: Mapping[str, Query], powers: Floats, seed: int
-) -> tuple[float, Conformal, dict[str, float]]:
-    """Queries left out in turn: the share of the simulation, and how far answers are off."""
+    queries: Mapping[str, Query], seed: int
+) -> tuple[Floats, Conformal, dict[str, float]]:
+    """Queries left out in turn: what share each model has, and how far answers are off."""
     names = list(queries)
     order = np.random.default_rng(seed).permutation(len(names))
-    simulated, beside, truth, belong = [], [], [], []
-    for fold in range(min(6, len(names))):
-        out = [names[n] for n in order[fold::6]]
-        stage_trees, total_trees = _fit_trees(
-            queries, [name for name in names if name not in out], seed
-        )
+    said: list[list[float]] = []
+    truth, belong = [], []
+    for fold in range(min(_FOLDS, len(names))):
+        out = [names[n] for n in order[fold::_FOLDS]]
+        learn = [name for name in names if name not in out]
+        stage_trees, total_trees = _fit_trees(queries, learn, seed)
+        recurrence = StageRecurrence.fit(queries, learn, seed)
         for name in out:
             query = queries[name]
             for scale, executors in query.places():
-                works = _guessed(stage_trees, query, scale, executors)
-                made = simulate(works, query.edges, executors).total_s
-                actual = measured_total(query, scale, executors)
+                works = [_guessed(stage_trees, query, scale, executors)]
+                if recurrence is not None:
+                    works.append(recurrence.works(query, scale, executors))
+                made = [simulate(one, query.edges, executors).total_s for one in works]
                 row = _total_row(query, scale, executors)
-                simulated.append(np.log(made + _ROUND_S))
-                beside.append(float(total_trees.predict(row[None, :])[0]))
+                totals = np.log(np.array(made) + _ROUND_S).tolist()
+                totals.insert(1, float(total_trees.predict(row[None, :])[0]))
+                said.append(totals)
+                actual = measured_total(query, scale, executors)
                 truth.append(actual.total_s if actual else np.nan)
                 belong.append(name)
-    left, right, actuals = np.array(simulated), np.array(beside), np.array(truth)
-    shares = np.linspace(0, 1, 11)
-    off = [
-        np.mean(np.abs(np.exp(share * left + (1 - share) * right) / actuals - 1))
-        for share in shares
+    logs, actuals = np.array(said), np.array(truth)
+
+    def off(shares: Floats) -> float:
+        return float(np.mean(np.abs(np.exp(logs @ shares) / actuals - 1)))
+
+    grid = [
+        np.array(one) / _PARTS
+        for one in product(range(_PARTS + 1), repeat=logs.shape[1])
+        if sum(one) == _PARTS
     ]
-    best = int(np.argmin(off))
-    guess = np.exp(shares[best] * left + (1 - shares[best]) * right)
-    errors = {"query_left_out_mape": float(off[best])}
-    return float(shares[best]), Conformal.fit(actuals, guess, belong), errors
+    best = min(grid, key=off)
+    errors = {"query_left_out_mape": off(best)}
+    for alone, name in zip(np.eye(logs.shape[1]), _NEW_BY, strict=False):
+        errors[f"query_left_out_mape_{name}"] = off(alone)
+    interval = Conformal.fit(actuals, np.exp(logs @ best), belong)
+    return np.append(best, np.zeros(3 - len(best))), interval, errors
+
+
+def _three_shares(shares: Floats) -> Floats:
+    if shares.shape != (3,):
+        raise ValueError("shares of three models are missing")
+    return shares
 
 
 def _some_stages(queries: Mapping[str, Query], seed: int) -> list[tuple[Floats, Floats]]:
@@ -500,7 +531,8 @@ def _scale(query: Query, asked: float | None) -> float:
         return asked
     said = {scale for by_scale in query.tasks.values() for scale in by_scale if scale > 0}
     if len(said) != 1:
-        raise UserError(f"query {query.name} is there at {len(said)} scales; give --scale-gb")
+        there = f"is there at {len(said)} scales" if said else "tells no scale"
+        raise UserError(f"query {query.name} {there}; give --scale-gb")
     return said.pop()
 
 

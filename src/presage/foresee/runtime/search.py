@@ -24,6 +24,8 @@ __all__ = ["ConfigSearch", "Pick", "SearchSettings", "Taught", "Tuning", "settin
 
 _LEAST_SHARED = 3
 """Configurations that a known workload must share with others to teach anything."""
+_FAILED = float(np.log(2.0))
+"""How much worse than the worst a trial counts that failed, in logarithms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,23 @@ class Pick:
     """One trial: what was expected of it and what it took."""
 
     config: dict[str, Any]
-    expected: float
-    low: float
-    high: float
+    expected: float | None
+    """None before anything is known; so are its bounds."""
+    low: float | None
+    high: float | None
     gain_pct: float
     """Expected improvement on the best so far, in percent of it."""
     took: float
+    """Infinite for a trial that failed."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it came to nothing."""
+        return not np.isfinite(self.took)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "took": None if self.failed else self.took}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +248,10 @@ class ConfigSearch:
         workload: str = "",
         objective: str = "time",
         later_runs: float = 1000.0,
+        told: Callable[[Pick], None] = lambda _: None,
     ) -> Tuning:
-        """Try configurations until `runs` are used up or another would not pay."""
+        """Try configurations until `runs` are used up or another would not pay; a measurement that
+        is infinite is one that failed. `told` hears of each trial when it is over."""
         picks: list[Pick] = []
         stopped = f"{runs} runs were asked for"
         while len(picks) < runs:
@@ -256,12 +267,15 @@ class ConfigSearch:
                 break
             value = measure(int(self._allowed[place]))
             self._tried[place] = float(np.log(value))
-            low, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 1]))
+            low, middle, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 0, 1]))
             config = self._configs.row(int(self._allowed[place]), named=True)
-            picks.append(
-                Pick(config, float(np.exp(expected)), float(low), float(high), 100 * gain, value)
-            )
+            blind = not picks and not self._n_tasks
+            said = (None,) * 3 if blind else (float(middle), float(low), float(high))
+            picks.append(Pick(config, *said, 100 * gain, value))
+            told(picks[-1])
         best = min(picks, key=lambda pick: pick.took)
+        if best.failed:
+            raise UserError(f"none of the {len(picks)} trials came to an end")
         left = 0.0 if len(self._tried) == len(self._allowed) else self._next()[3]
         return Tuning(
             workload,
@@ -285,7 +299,8 @@ class ConfigSearch:
             typical = float(np.median(expected[left]))
             gain = float(1 - np.exp(expected[first] - typical))
             return first, float(expected[first]), float(deviation[first]), gain
-        best = min(self._tried.values())
+        ended = [value for value in self._tried.values() if np.isfinite(value)]
+        best = min(ended, default=float(np.median(expected)))
         gains = _improvement(best - expected[left], deviation[left])
         at = int(np.argmax(gains))
         place = int(left[at])
@@ -299,12 +314,15 @@ class ConfigSearch:
         told = list(self._tried)
         level = float(np.mean(self._levels)) if len(self._levels) else 5.0
         if not told:
-            deviation = np.sqrt(np.diag(self._kernel()(self._rows)))
+            deviation = np.sqrt(self._kernel().diag(self._rows))
             return self._mean + level, deviation
         process = GaussianProcessRegressor(
             self._kernel(), alpha=self._settings.noise**2, optimizer=None
         )
         values = np.array([self._tried[place] for place in told])
+        ended = values[np.isfinite(values)]
+        worst = float(ended.max()) if len(ended) else level
+        values = np.where(np.isfinite(values), values, worst + _FAILED)
         off = values - self._mean[told]
         middle = float(off.mean())
         process.fit(self._rows[told], off - middle)

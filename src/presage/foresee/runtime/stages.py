@@ -50,7 +50,10 @@ class Query:
         """As said for that scale, else on the line through the nearest two scales."""
         said = self.tasks.get(stage, {})
         if not said:
-            raise UserError(f"query {self.name} has no number of tasks for stage {stage}")
+            raise UserError(
+                f"query {self.name} has no number of tasks for stage {stage} (where rows have a"
+                f" wave, those of {' and '.join(_WAVES)} count)"
+            )
         if scale_gb in said:
             return said[scale_gb]
         known = sorted(said)

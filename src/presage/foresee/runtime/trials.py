@@ -20,7 +20,7 @@ from presage.foresee.runtime.columns import choose_columns, numbers, texts
 from presage.learn import Floats
 from presage.model.errors import UserError
 
-__all__ = ["Objective", "Trials", "read_trials"]
+__all__ = ["Objective", "Trials", "read_trials", "trials_ahead"]
 
 Objective = Literal["time", "cost"]
 
@@ -145,6 +145,45 @@ def read_trials(
     return out
 
 
+def trials_ahead(
+    points: pl.DataFrame, known: pl.DataFrame | None, time: str
+) -> tuple[Trials, Trials | None]:
+    """Configurations that nobody has tried, a row each, and what is known of such ones: a table
+    with the same columns, `time`, and the workload if there are several."""
+    names = points.columns
+    if known is None:
+        return _unmeasured(points, points), None
+    if lacking := [name for name in (*names, time) if name not in known.columns]:
+        raise UserError(
+            f"the known table lacks the column {lacking[0]}; it has {', '.join(known.columns)}"
+        )
+    words = ["workload"] if "workload" in known.columns else []
+    rows = _measured(_completed(known, time), time, words, names, "time", None)
+    rows = rows.with_columns(
+        pl.col(name).cast(points[name].dtype, strict=False).alias(name) for name in names
+    )
+    configs = pl.concat([points, rows.select(names)]).unique(maintain_order=True)
+    at = rows.join(configs.with_row_index("_config"), on=names, how="left", nulls_equal=True)
+    ahead, labels = _unmeasured(points, configs), at["_workload"].to_numpy().astype(str)
+    taught = replace(
+        ahead,
+        workload=labels,
+        config=at["_config"].to_numpy().astype(np.intp),
+        value=at["_value"].to_numpy(),
+        programs=dict(zip(labels.tolist(), labels.tolist(), strict=True)),
+        words={name: () for name in labels.tolist()},
+    )
+    return ahead, taught
+
+
+def _unmeasured(points: pl.DataFrame, configs: pl.DataFrame) -> Trials:
+    """The first rows of `configs` are the points."""
+    assert configs.head(points.height).equals(points)
+    none = np.array([], np.str_)
+    features = _features(configs)
+    return Trials(none, np.array([], np.intp), np.empty(0), configs, features, ())
+
+
 def _found(table: pl.DataFrame, names: Sequence[str], option: str, what: str) -> str:
     for name in names:
         if name in table.columns:
@@ -183,14 +222,23 @@ def _machines(table: pl.DataFrame) -> tuple[str, ...]:
 def _completed(table: pl.DataFrame, time: str) -> pl.DataFrame:
     if time not in table.columns:
         raise UserError(f"the table has no column {time}")
-    if (table[time].cast(pl.Float64, strict=False) < 0).any():
-        raise UserError(f"column {time} has times below 0")
+    if not table[time].dtype.is_numeric() and not np.isfinite(numbers(table, time)).any():
+        raise UserError(f"column {time} has no times, but words such as {table[time][0]}")
+    _refuse_negative(table, time)
     if "completed" in table.columns and table["completed"].dtype == pl.Boolean:
         table = table.filter(pl.col("completed") & (pl.col(time) < _TIMEOUT_S))
-    kept = table.filter(pl.col(time).cast(pl.Float64, strict=False) > 0)
+    took = numbers(table, time)
+    kept = table.filter(pl.Series(np.isfinite(took) & (took > 0)))
     if not kept.height:
         raise UserError("no run of the table completed")
     return kept
+
+
+def _refuse_negative(table: pl.DataFrame, name: str) -> None:
+    below = np.flatnonzero(numbers(table, name) < 0)
+    if below.size:
+        row = int(below[0])
+        raise UserError(f"column {name} has {table[name][row]} in row {row + 1}; that is below 0")
 
 
 def _config_columns(
@@ -221,7 +269,7 @@ def _measured(
 ) -> pl.DataFrame:
     value = numbers(table, time)
     if objective == "cost":
-        value = numbers(table, cost) if cost is not None else value / 3600 * _hourly(table)
+        value = value / 3600 * _hourly(table) if cost is None else _costs(table, cost)
     label = [" ".join(parts) for parts in zip(*(texts(table, w) for w in words), strict=True)]
     main = _program(words)
     keyed = table.select(chosen).with_columns(
@@ -232,6 +280,17 @@ def _measured(
     keyed = keyed.with_columns(pl.Series(name, texts(table, name)) for name in _others(words))
     by = ["_workload", "_program", *_others(words), *chosen]
     return keyed.group_by(by, maintain_order=True).agg(pl.col("_value").mean())
+
+
+def _costs(table: pl.DataFrame, name: str) -> Floats:
+    if name not in table.columns:
+        raise UserError(f"--cost {name}: the table has no such column")
+    values = numbers(table, name)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if bad.size:
+        said = table[name][int(bad[0])]
+        raise UserError(f"column {name} must be money above 0 in every completed run, not {said}")
+    return values
 
 
 def _program(words: Sequence[str]) -> str:

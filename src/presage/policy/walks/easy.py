@@ -359,6 +359,9 @@ class _Fill:
 
 _Hold = tuple[int, Resources, tuple[int, ...]]
 """What one worker holds: the index of its node, what it asked for, its devices."""
+_OVERDUE = 1.5
+"""A run that is over its p90 is taken to need so many times as long as was thought, again and
+again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -561,9 +564,19 @@ class Shadow:
 
 
 def end(job: Job, now: float, predict: Predictor) -> tuple[float, float]:
-    """When a run ends, and until when that holds: it moves on while a job starts or stops."""
-    left = predict.runtime(job, job.allocation).p50 - job.ran_s
-    return (job.mark + left, inf) if job.state is _RUNNING else (now + left, now)
+    """When a run ends, and until when that holds: it moves on while a job starts or stops, and
+    where it is overdue by an estimate that told how unsure it was."""
+    foreseen = predict.runtime(job, job.allocation)
+    left = foreseen.p50 - job.ran_s
+    if job.state is not _RUNNING:
+        return now + left, now
+    if foreseen.p90 <= foreseen.p50:
+        return job.mark + left, inf
+    total, limit = foreseen.p50, job.spec.time_limit_s or inf
+    while job.mark + total - job.ran_s < now and total < limit:
+        total = foreseen.p90 if total < foreseen.p90 else _OVERDUE * total
+    at = job.mark + min(total, limit) - job.ran_s
+    return at, at if at >= now else inf
 
 
 def soonest(line: list[Run], now: float) -> list[Run]:
