@@ -269,6 +269,8 @@ class Job:
     """What follows when it is STOPPING."""
     wants: int | None = None
     """Workers of its first role that its owner asked for."""
+    wants_of: tuple[tuple[int, int], ...] = ()
+    """Workers of its other roles that somebody asked for, by role."""
     reason: Reason | None = None
     failures: int = 0
     lost: int = 0
@@ -300,6 +302,10 @@ class Job:
     def id(self) -> str:
         """The id of its spec."""
         return self.spec.id
+
+    def asked(self, role: int) -> int | None:
+        """Workers of a role that somebody asked for."""
+        return self.wants if role == 0 else dict(self.wants_of).get(role)
 
     def ran(self, now: float) -> float:
         """Seconds it has run until now, over all attempts."""

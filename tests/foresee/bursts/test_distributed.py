@@ -115,7 +115,7 @@ def socket_seconds(links: Links, size: int) -> float:
         "import socket; s = socket.create_server(('', 7001)); print('on', flush=True);"
         "c, _ = s.accept()\nwhile c.recv(1 << 16): pass\nc.sendall(b'.')"
     )
-    spaces = [f"{links._name}-{task}" for task in (0, 1)]
+    spaces = [f"{links.name}-{task}" for task in (0, 1)]
     server = subprocess.Popen(
         ["ip", "netns", "exec", spaces[0], sys.executable, "-c", receive], stdout=subprocess.PIPE
     )

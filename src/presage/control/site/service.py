@@ -16,6 +16,7 @@ from presage.control.advisors.health import HealthAdvisor
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
+from presage.control.advisors.ratio import RatioAdvisor
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
@@ -129,6 +130,7 @@ class Service:
             Unattended(self.attendance, _idle_stops(settings)),
             self.health,
             self.failing,
+            RatioAdvisor(),
         ]
         if settings.kubernetes is not None and settings.kubernetes.adopt:
             from presage.control.advisors.notes import WaitNotes
