@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -40,10 +41,10 @@ class Limits:
     start_s: float = 90.0
     """Until every worker has made its first steps."""
     warm_steps: int = 1
-    steps: int = 5
+    steps: int = 4
     """That the slowest worker makes while it is measured."""
     least_s: float = 1.6
-    most_s: float = 5.0
+    most_s: float = 3.5
     """If two steps were made; else twice as long."""
     hz: float = 40.0
 
@@ -104,6 +105,41 @@ class Lab:
                 children[name] = self._fork(rank, setting, workload, links, (steps, ended), log)
             own = slice(setting.workers)
             return self._measured(children, steps[own], ended[own], began, log)
+        finally:
+            for pid in children.values():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def together(
+        self, workloads: Sequence[dict[str, Any]], setting: Setting, seconds: float, log: Path
+    ) -> list[float]:
+        """Steps a second of each of some trainings that run at the same time, the first tasks of
+        all on one link, the second on another, and so on."""
+        roles, links = setting.roles, self.links(setting)
+        shared = mmap.mmap(-1, 16 * len(roles) * len(workloads))
+        told = np.frombuffer(shared, np.float64).reshape(len(workloads), 2, len(roles))
+        children: dict[str, int] = {}
+        try:
+            for at, (workload, own) in enumerate(zip(workloads, told, strict=True)):
+                self._port = 20_000 + (self._port + 1) % 20_000
+                for rank in range(len(roles)):
+                    children[f"{at}-{rank}"] = self._fork(rank, setting, workload, links, own, log)
+            began = time.monotonic()
+            steps, ended = told[:, 0, : setting.workers], told[:, 1, : setting.workers]
+            while steps.min() < self.limits.warm_steps:
+                self._check(children, log)
+                if time.monotonic() - began > self.limits.start_s:
+                    raise RunFailed(f"no step in {self.limits.start_s:g} s")
+                time.sleep(0.01)
+            first, since = steps.copy(), ended.copy()
+            start = time.monotonic()
+            while time.monotonic() - start < seconds or (steps - first).min() < 2:
+                self._check(children, log)
+                if time.monotonic() - start > 4 * seconds:
+                    raise RunFailed(f"not two steps in {4 * seconds:g} s")
+                time.sleep(0.01)
+            speeds: list[float] = ((steps - first) / (ended - since)).mean(1).tolist()
+            return speeds
         finally:
             for pid in children.values():
                 os.kill(pid, signal.SIGKILL)

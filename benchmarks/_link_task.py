@@ -15,7 +15,7 @@ from benchmarks._links import address, enter_space
 
 def main() -> None:
     prefix, script, *words = sys.argv[1:]
-    rank, workers = int(os.environ["PRESAGE_RANK"]), int(os.environ["PRESAGE_WORLD_SIZE"])
+    rank, workers = int(os.environ["PRESAGE_RANK"]), int(os.environ["PRESAGE_WORKERS"])
     enter_space(f"{prefix}-{rank}")
     os.environ["MASTER_ADDR"] = address(0)
     os.environ["MASTER_PORT"] = str(20_000 + 64 * int(os.environ["PRESAGE_ATTEMPT"]) + workers)

@@ -123,13 +123,12 @@ def run(setting: str, steps: int, step_ms: float, **labels: float) -> dict[str, 
 
 
 def test_steps_are_read_from_runs() -> None:
-    """Of runs that made few steps by their bytes, since counting is off by one."""
+    """Computing is what keeps workers busy in a step, the median over the settings."""
     busy = {"util_burst_pct": 50.0, "util_burst_ms": 30.0, "util_idle_ms": 10.0}
-    slow = {"received_burst_mib_s": 10.0, "received_burst_ms": 90.0, "received_idle_ms": 10.0}
-    runs = [run("W2/1gbit", 8, 100.0, **busy), run("W2/100mbit", 3, 4000.0, **busy, **slow)]
+    runs = [run("W2/1gbit", 8, 100.0, **busy), run("W2/100mbit", 3, 4000.0, **busy)]
     name = json.dumps(runs[0]["workload"], sort_keys=True)
     first, second = measured_steps(runs, {name: 9.0 * 2**20}, {"mlp": "mlp"})
     assert first.step_ms == 100.0
-    assert second.step_ms == pytest.approx(1030)  # 9 MiB and headers at 9 MiB/s
-    assert first.work.compute_ms == pytest.approx((37.5 + 386.25) / 2)
+    assert second.step_ms == 4000.0
+    assert first.work.compute_ms == pytest.approx((37.5 + 1500.0) / 2)
     assert str(second.setting) == "W2/100mbit"

@@ -44,10 +44,6 @@ TERMS = (
     "fixed_servers",
     "hidden",
 )
-_LEAST_STEPS = 6
-"""Runs with fewer steps are timed by their bytes: counting is off by a step."""
-_ENVELOPE = 1.03
-"""Bytes on the link for each byte of slopes: headers."""
 _BACKWARD = 2 / 3
 """The share of computing behind which an all-reduce can hide: slopes come one after another."""
 
@@ -213,7 +209,7 @@ def measured_steps(
         name = json.dumps(run["workload"], sort_keys=True)
         models[name] = run["workload"]["model"]
         setting = Setting.parse(run["setting"])
-        step = _step_ms(run, setting, slopes[name])
+        step = float(run["step_ms"])
         busy = _mean(run["labels"], "util_burst_pct", "util") / 100 * step
         found.setdefault((name, str(setting)), []).append((step, busy))
         cores[name] = float(run["machine"]["cores"])
@@ -231,14 +227,6 @@ def _mean(labels: Mapping[str, float], burst: str, resource: str) -> float:
     """The mean of a resource over the whole time."""
     busy, idle = labels[f"{resource}_burst_ms"], labels[f"{resource}_idle_ms"]
     return labels[burst] * busy / max(busy + idle, 1e-9)
-
-
-def _step_ms(run: Mapping[str, Any], setting: Setting, slopes: float) -> float:
-    if run["steps"] >= _LEAST_STEPS:
-        return float(run["step_ms"])
-    each = slopes if setting.servers else 2 * (setting.workers - 1) / setting.workers * slopes
-    received = _mean(run["labels"], "received_burst_mib_s", "received") * (1 << 20)
-    return 1e3 * _ENVELOPE * each / max(received, 1.0)
 
 
 def fit_steps(rows: Sequence[MeasuredStep], date: str) -> StepModel:

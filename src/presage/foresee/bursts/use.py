@@ -52,6 +52,8 @@ class Distributed:
     compute_ms: float
     exposed_ms: float
     """What talking adds to computing."""
+    slopes_mib: float
+    """What a worker tells the others in a step."""
     samples_per_s: float
     by_workers: list[WithWorkers]
     adding_a_worker_pct: float
@@ -104,6 +106,7 @@ def distributed(
         Quantiles(*(round(each, 2) for each in here.step_ms)),
         round(here.compute_ms, 2),
         round(here.exposed_ms, 2),
+        round(slopes / (1 << 20), 4),
         round(now, 2),
         [
             WithWorkers(each.workers, round(timed(each).step_ms[1], 2), round(samples(each), 2))
