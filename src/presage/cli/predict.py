@@ -353,8 +353,8 @@ FitOut = Annotated[
     Path | None, typer.Option(help="Of bursts: a directory for bundles instead of your own.")
 ]
 FitFrom = Annotated[
-    Path | None,
-    typer.Option("--from", help="Of bursts: a bundle of another setting, to start from."),
+    str | None,
+    typer.Option("--from", help="Of bursts: a bundle of another setting, or a setting, to go on."),
 ]
 FitKinds = Annotated[
     str, typer.Option(help="Of bursts: the kinds to try, of trees, gcn, gin, gat, mpnn.")
@@ -399,17 +399,17 @@ def fit(
 def _fit_bursts(
     profiles: Path,
     setting: str | None,
-    base: Path | None,
+    base: str | None,
     kinds: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from presage.foresee.bursts.bundles import BurstBundle, fit_bundle
+    from presage.foresee.bursts.bundles import fit_bundle
     from presage.foresee.bursts.models import ModelKind
     from presage.foresee.bursts.rows import read_runs, settings_of, step_rows
     from presage.foresee.bursts.settings import Setting
     from presage.foresee.bursts.steps import fit_steps
-    from presage.foresee.bursts.use import STEPS, own_bundle
+    from presage.foresee.bursts.use import STEPS, base_for, own_bundle
     from presage.foresee.estimators import own_models
 
     try:
@@ -419,7 +419,7 @@ def _fit_bursts(
         raise UserError(f"--kinds {kinds}: there are {known}") from None
     if setting is None and base is not None:
         raise UserError("a transfer is to one setting: --setting P2W2/1gbit")
-    start = None if base is None else BurstBundle.load(base)
+    start = None if base is None else base_for(base)
     wanted = settings_of(profiles) if setting is None else [Setting.parse(setting)]
     today = datetime.now(UTC).date().isoformat()
     cards = []

@@ -5,6 +5,7 @@ Nothing is fitted here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,14 @@ from presage.foresee.bursts.bundles import BurstBundle
 from presage.foresee.bursts.settings import Setting
 from presage.foresee.bursts.steps import StepModel, Timed
 from presage.foresee.estimators import own_models
+from presage.model.errors import ConfigError
 
 __all__ = [
     "SHIPPED",
     "STEPS",
     "Distributed",
     "WithWorkers",
+    "base_for",
     "bundle_for",
     "distributed",
     "known_settings",
@@ -116,6 +119,16 @@ def distributed(
         None if served is None else round(100 * (samples(served) / now - 1), 1),
         {str(other): round(timed(other).step_ms[1], 2)},
     )
+
+
+def base_for(name: str) -> BurstBundle:
+    """What a transfer starts from: a bundle's path, or a setting whose network is shipped."""
+    path = Path(name)
+    if not path.is_file():
+        with suppress(ConfigError):
+            shipped = SHIPPED / "networks" / f"{Setting.parse(name).file}.npz"
+            path = shipped if shipped.is_file() else path
+    return BurstBundle.load(path)
 
 
 def known_settings() -> list[Setting]:
