@@ -37,8 +37,8 @@ _WARM = 12
 class RatioBench:
     """A server, links, and jobs on them."""
 
-    def __init__(self, url: str, links: Links, options: argparse.Namespace) -> None:
-        self.url, self.links, self.options = url, links, options
+    def __init__(self, url: str, links: Links, home: Path, options: argparse.Namespace) -> None:
+        self.url, self.links, self.home, self.options = url, links, home, options
 
     def submit(self, workers: str | int, servers: str | int, steps: int, **more: Any) -> str:
         """A job's id."""
@@ -95,16 +95,20 @@ class RatioBench:
         job = self.submit(*spans, self.options.steps, labels=labels)
         reports = list(self.watch(job))
         took_s = time.monotonic() - start
+        reports = [each for each in reports if each[1] < self.options.steps]
         last = [each for each in reports if each[0] > reports[-1][0] - self.options.seconds]
         return {
             "took_s": round(took_s, 1),
             "steps_s_at_the_end": round(_speed(last), 3),
-            "sizes": self._sizes(job),
+            "advisor": self._said(job),
         }
 
-    def _sizes(self, job: str) -> str:
-        log = httpx.get(f"{self.url}/api/v1/jobs/{job}/logs", timeout=30).text
-        return "; ".join(line for line in log.splitlines() if " of " in line)
+    def _said(self, job: str) -> list[str]:
+        """What the advisor found."""
+        lines = (self.home / "server.log").read_text().splitlines()
+        return [
+            line.partition(f"{job}: ")[2] for line in lines if f"presage.ratio job {job}" in line
+        ]
 
 
 def _speed(reports: Reports) -> float:
@@ -120,7 +124,7 @@ def _bench(options: argparse.Namespace) -> Iterator[RatioBench]:
         Links(tasks, NETWORKS[options.network]) as links,
         served(Path(home), "--nodes", f"1x{tasks}:core", "--policy", options.policy) as (url, _),
     ):
-        yield RatioBench(url, links, options)
+        yield RatioBench(url, links, Path(home), options)
 
 
 def main() -> None:

@@ -236,12 +236,7 @@ class State:
     def _scale_requested(self, now: float, e: ev.ScaleRequested) -> None:
         job = self.jobs.get(e.job)
         if job is not None and 0 <= e.role < len(job.spec.roles):
-            role = job.spec.roles[e.role]
-            wants = min(max(e.workers, role.min), role.max)
-            if e.role:
-                job.wants_of = tuple(sorted({**dict(job.wants_of), e.role: wants}.items()))
-            else:
-                job.wants = wants
+            job.want(e.role, e.workers)
             self.scaling.add(e.job)
 
     # -- what runs report -----------------------------------------------------------------------

@@ -303,6 +303,15 @@ class Job:
         """The id of its spec."""
         return self.spec.id
 
+    def want(self, place: int, workers: int) -> None:
+        """Somebody asks for so many workers of a role: as many as it may have."""
+        role = self.spec.roles[place]
+        count = min(max(workers, role.min), role.max)
+        if place:
+            self.wants_of = tuple(sorted({**dict(self.wants_of), place: count}.items()))
+        else:
+            self.wants = count
+
     def asked(self, role: int) -> int | None:
         """Workers of a role that somebody asked for."""
         return self.wants if role == 0 else dict(self.wants_of).get(role)

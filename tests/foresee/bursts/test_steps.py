@@ -13,9 +13,9 @@ from presage.foresee.answer import Quantiles
 from presage.foresee.bursts.settings import Setting
 from presage.foresee.bursts.steps import (
     TERMS,
+    DistributedSteps,
     MeasuredStep,
     SetupTimes,
-    StepModel,
     fit_steps,
     measured_steps,
     terms,
@@ -66,7 +66,7 @@ def made_up(noise: float = 0.0) -> list[MeasuredStep]:
 
 
 def test_weights_are_found_again() -> None:
-    np.testing.assert_allclose(StepModel.fit(made_up()).weights, TRUE, rtol=1e-3)
+    np.testing.assert_allclose(DistributedSteps.fit(made_up()).weights, TRUE, rtol=1e-3)
 
 
 def test_intervals_hold_and_a_bundle_answers_alike(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_intervals_hold_and_a_bundle_answers_alike(tmp_path: Path) -> None:
     assert 0.15 < np.log(high / middle) < 0.5  # 1.28 · 0.2 is 0.26
     assert 0.15 < np.log(middle / low) < 0.5
     model.save(tmp_path / "steps.npz")
-    again = StepModel.load(tmp_path / "steps.npz")
+    again = DistributedSteps.load(tmp_path / "steps.npz")
     for setting in ("W2/1gbit", "P3W5/10gbit"):
         asked = Setting.parse(setting)
         ours = model.foresee((80.0, 90.0, 110.0), WORK.slopes, asked)
@@ -89,14 +89,14 @@ def test_intervals_hold_and_a_bundle_answers_alike(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="two model families"):
         fit_steps(rows[:1], "2026-01-01")
     other = tmp_path / "other.npz"
-    StepModel(model.weights, model.spread, {**model.card, "name": "other"}).save(other)
+    DistributedSteps(model.weights, model.spread, {**model.card, "name": "other"}).save(other)
     with pytest.raises(BundleError, match="no bundle of distributed steps"):
-        StepModel.load(other)
+        DistributedSteps.load(other)
 
 
 def test_what_another_task_brings() -> None:
     """Two servers with the links of six workers: another worker brings nothing, a server does."""
-    model = StepModel(TRUE)
+    model = DistributedSteps(TRUE)
     asked = Setting.parse("P2W6/1gbit")
     found = distributed(model, Quantiles(90, 90, 90), WORK.slopes, 8, asked)
     step = found.step_ms.p50

@@ -128,7 +128,7 @@ class _Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _TunedView:
     """A job as the state has it at a moment."""
 
     attempt: int
@@ -172,7 +172,7 @@ class RatioAdvisor:
             yield from self._follow(now, job, one, what, telemetry)
 
     def _follow(
-        self, now: float, job: str, one: _Tuned, what: _Seen, telemetry: Telemetry
+        self, now: float, job: str, one: _Tuned, what: _TunedView, telemetry: Telemetry
     ) -> Iterator[ev.Fact]:
         if what.attempt != one.attempt:  # it was started anew: what was measured still holds
             one.attempt, one.mark, one.size = what.attempt, 0, (0, 0)
@@ -208,7 +208,7 @@ class RatioAdvisor:
         one.speeds[one.size] = (told[-1][1] - told[0][1]) / (told[-1][0] - told[0][0])
         return True
 
-    def _advise(self, now: float, job: str, one: _Tuned, what: _Seen) -> Iterator[ev.Fact]:
+    def _advise(self, now: float, job: str, one: _Tuned, what: _TunedView) -> Iterator[ev.Fact]:
         sizes = [size for size in _sizes(what) if size not in one.refused]
         if sizes == one.settled:
             return
@@ -231,7 +231,7 @@ class RatioAdvisor:
         one.asked, one.since = best, now
         yield from _requests(job, what, best)
 
-    def _take_back(self, job: str, one: _Tuned, what: _Seen) -> Iterator[ev.Fact]:
+    def _take_back(self, job: str, one: _Tuned, what: _TunedView) -> Iterator[ev.Fact]:
         """There is no room for what was asked for."""
         if one.asked is not None:
             one.refused.add(one.asked)
@@ -239,7 +239,7 @@ class RatioAdvisor:
         yield from _requests(job, what, what.size)
 
 
-def _requests(job: str, what: _Seen, size: Size) -> Iterator[ev.Fact]:
+def _requests(job: str, what: _TunedView, size: Size) -> Iterator[ev.Fact]:
     """For both roles, so that nothing else grows them."""
     for place, count in zip(what.places, size, strict=True):
         yield ev.ScaleRequested(job, count, place)
@@ -249,7 +249,7 @@ def _told(size: Size) -> str:
     return f"{size[0]} workers and {size[1]} servers"
 
 
-def _sizes(what: _Seen) -> list[Size]:
+def _sizes(what: _TunedView) -> list[Size]:
     """Those within its ranges for which there is room, if nobody else takes it."""
     workers, servers = (what.roles[place] for place in what.places)
     out: list[Size] = []
@@ -266,7 +266,7 @@ def _sizes(what: _Seen) -> list[Size]:
 
 
 def _busy(
-    rows: Sequence[Row], what: _Seen, waits: dict[str, tuple[float, float]]
+    rows: Sequence[Row], what: _TunedView, waits: dict[str, tuple[float, float]]
 ) -> Iterator[float]:
     """The share of the time in which each worker computed, or could have if it had had a core."""
     role = what.roles[what.places[0]]
@@ -283,7 +283,7 @@ def _busy(
             yield min((row.cpu_cores + waited) / cores, 1.0)
 
 
-def _jobs_with_servers(state: State, now: float) -> dict[str, _Seen]:
+def _jobs_with_servers(state: State, now: float) -> dict[str, _TunedView]:
     """Jobs that want to be tuned."""
     found = {}
     for job in state.active.values():
@@ -306,10 +306,10 @@ def _places(job: Job) -> tuple[int, int] | None:
     return places if spans[0] * spans[1] <= _MOST_SIZES else None
 
 
-def _as_seen(job: Job, places: tuple[int, int], state: State, now: float) -> _Seen:
+def _as_seen(job: Job, places: tuple[int, int], state: State, now: float) -> _TunedView:
     counts = [sum(worker.role == place for worker in job.allocation) for place in places]
     capacity = state.capacity
-    return _Seen(
+    return _TunedView(
         job.attempt,
         job.spec.roles,
         places,

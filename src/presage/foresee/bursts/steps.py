@@ -24,9 +24,9 @@ from presage.learn.groups import GroupConformal
 from presage.model.errors import BundleError, UserError
 
 __all__ = [
+    "DistributedSteps",
     "MeasuredStep",
     "SetupTimes",
-    "StepModel",
     "Timed",
     "fit_steps",
     "left_out",
@@ -83,7 +83,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepModel:
+class DistributedSteps:
     """Weights of `TERMS`, with intervals for families and settings left out."""
 
     weights: Floats
@@ -229,7 +229,7 @@ def _mean(labels: Mapping[str, float], burst: str, resource: str) -> float:
     return labels[burst] * busy / max(busy + idle, 1e-9)
 
 
-def fit_steps(rows: Sequence[MeasuredStep], date: str) -> StepModel:
+def fit_steps(rows: Sequence[MeasuredStep], date: str) -> DistributedSteps:
     """The model of all rows, with intervals from families and from settings left out."""
     steps = np.array([row.step_ms for row in rows])
     families = [row.family for row in rows]
@@ -246,7 +246,7 @@ def fit_steps(rows: Sequence[MeasuredStep], date: str) -> StepModel:
     ratios = {"family": by_family / steps, "setting": by_setting / steps}
     groups = {"family": families, "setting": settings}
     spread = GroupConformal.fit(np.ones(len(rows)), ratios, groups)
-    model = StepModel.fit(rows)
+    model = DistributedSteps.fit(rows)
     card = {
         "name": "burst_steps",
         "version": "1",
@@ -267,7 +267,7 @@ def left_out(rows: Sequence[MeasuredStep], groups: Sequence[str]) -> Floats:
     guess = np.empty(len(rows))
     for group in set(groups):
         here = [at for at, name in enumerate(groups) if name == group]
-        model = StepModel.fit(
+        model = DistributedSteps.fit(
             [row for row, name in zip(rows, groups, strict=True) if name != group]
         )
         guess[here] = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from presage.foresee.answer import Quantiles
 from presage.foresee.bursts.bundles import BurstBundle
 from presage.foresee.bursts.settings import Setting
-from presage.foresee.bursts.steps import StepModel, Timed
+from presage.foresee.bursts.steps import DistributedSteps, Timed
 from presage.foresee.estimators import own_models
 from presage.model.errors import ConfigError
 
@@ -80,7 +80,7 @@ def bundle_for(setting: Setting) -> BurstBundle | None:
     return None
 
 
-def step_model() -> StepModel | None:
+def step_model() -> DistributedSteps | None:
     """What knows steps of distributed trainings, if there is one."""
     for path in (own_models() / "bursts" / STEPS, SHIPPED / STEPS):
         if path.is_file():
@@ -89,7 +89,7 @@ def step_model() -> StepModel | None:
 
 
 def distributed(
-    model: StepModel, compute: Quantiles, slopes: float, batch: int, setting: Setting
+    model: DistributedSteps, compute: Quantiles, slopes: float, batch: int, setting: Setting
 ) -> Distributed:
     """A step in a setting where each worker computes as foreseen, on a device of its own."""
 
@@ -147,5 +147,5 @@ def _read(path: Path, changed_ns: int) -> BurstBundle:
 
 
 @cache
-def _read_steps(path: Path, changed_ns: int) -> StepModel:
-    return StepModel.load(path)
+def _read_steps(path: Path, changed_ns: int) -> DistributedSteps:
+    return DistributedSteps.load(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from presage.foresee.answer import Prediction, Quantiles
 from presage.foresee.bursts.settings import NETWORKS, Setting
-from presage.foresee.bursts.steps import StepModel
+from presage.foresee.bursts.steps import DistributedSteps
 from presage.foresee.bursts.use import step_model
 from presage.model.errors import UserError
 from presage.page import COLOURS, render
@@ -69,7 +69,7 @@ def burst_page(
     )
 
 
-def _by_gpu(here: Prediction, setting: Setting, model: StepModel) -> _BurstChart:
+def _by_gpu(here: Prediction, setting: Setting, model: DistributedSteps) -> _BurstChart:
     """Computing, and talking that it does not hide, on each GPU that was asked for."""
     timed = {name: _step(model, on.step_ms, here, setting) for name, on in here.gpus.items()}
     names = list(timed)
@@ -84,7 +84,7 @@ def _by_gpu(here: Prediction, setting: Setting, model: StepModel) -> _BurstChart
     )
 
 
-def _by_roles(here: Prediction, setting: Setting, model: StepModel) -> _BurstChart:
+def _by_roles(here: Prediction, setting: Setting, model: DistributedSteps) -> _BurstChart:
     """Samples a second against workers, by servers."""
     compute = next(iter(here.gpus.values())).step_ms
     lines = []
@@ -100,7 +100,9 @@ def _by_roles(here: Prediction, setting: Setting, model: StepModel) -> _BurstCha
     return _BurstChart("Servers and workers", words, {"data": lines, "layout": layout})
 
 
-def _by_batch(batches: Sequence[Prediction], setting: Setting, model: StepModel) -> _BurstChart:
+def _by_batch(
+    batches: Sequence[Prediction], setting: Setting, model: DistributedSteps
+) -> _BurstChart:
     """Samples a second against the batch, by network."""
     lines = []
     for at, network in enumerate(NETWORKS):
@@ -134,7 +136,7 @@ def _by_setting(known: Sequence[Prediction]) -> _BurstChart:
 
 
 def _step(
-    model: StepModel, compute: Quantiles, told: Prediction, setting: Setting
+    model: DistributedSteps, compute: Quantiles, told: Prediction, setting: Setting
 ) -> tuple[float, float, float]:
     """A step, its computing and its talking."""
     assert told.distributed is not None
@@ -144,7 +146,7 @@ def _step(
 
 
 def _rate(
-    model: StepModel, compute: Quantiles, told: Prediction, batch: int, setting: Setting
+    model: DistributedSteps, compute: Quantiles, told: Prediction, batch: int, setting: Setting
 ) -> float:
     return 1e3 * batch * setting.workers / _step(model, compute, told, setting)[0]
 
