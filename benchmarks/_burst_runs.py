@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,11 +40,12 @@ class Limits:
 
     start_s: float = 90.0
     """Until every worker has made its first steps."""
-    warm_steps: int = 2
-    steps: int = 6
+    warm_steps: int = 1
+    steps: int = 4
     """That the slowest worker makes while it is measured."""
     least_s: float = 1.6
-    most_s: float = 10.0
+    most_s: float = 3.5
+    """If two steps were made; else twice as long."""
     hz: float = 40.0
 
 
@@ -92,16 +94,52 @@ class Lab:
         """Measure a workload once; what was found, ready for JSON."""
         roles = setting.roles
         links = self.links(setting)
-        shared = mmap.mmap(-1, 8 * len(roles))
-        steps = np.frombuffer(shared, np.float64)
+        shared = mmap.mmap(-1, 16 * len(roles))
+        steps, ended = np.frombuffer(shared, np.float64).reshape(2, -1)
         self._port = 20_000 + (self._port + 1) % 20_000
         began = time.monotonic()
         names = [f"{role}-{rank}" for rank, role in enumerate(roles)]
         children: dict[str, int] = {}
         try:
             for rank, name in enumerate(names):
-                children[name] = self._fork(rank, setting, workload, links, steps, log)
-            return self._measured(children, steps[: setting.workers], began, log)
+                children[name] = self._fork(rank, setting, workload, links, (steps, ended), log)
+            own = slice(setting.workers)
+            return self._measured(children, steps[own], ended[own], began, log)
+        finally:
+            for pid in children.values():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def together(
+        self, workloads: Sequence[dict[str, Any]], setting: Setting, seconds: float, log: Path
+    ) -> list[float]:
+        """Steps a second of each of some trainings that run at the same time, the first tasks of
+        all on one link, the second on another, and so on."""
+        roles, links = setting.roles, self.links(setting)
+        shared = mmap.mmap(-1, 16 * len(roles) * len(workloads))
+        told = np.frombuffer(shared, np.float64).reshape(len(workloads), 2, len(roles))
+        children: dict[str, int] = {}
+        try:
+            for at, (workload, own) in enumerate(zip(workloads, told, strict=True)):
+                self._port = 20_000 + (self._port + 1) % 20_000
+                for rank in range(len(roles)):
+                    children[f"{at}-{rank}"] = self._fork(rank, setting, workload, links, own, log)
+            began = time.monotonic()
+            steps, ended = told[:, 0, : setting.workers], told[:, 1, : setting.workers]
+            while steps.min() < self.limits.warm_steps:
+                self._check(children, log)
+                if time.monotonic() - began > self.limits.start_s:
+                    raise RunFailed(f"no step in {self.limits.start_s:g} s")
+                time.sleep(0.01)
+            first, since = steps.copy(), ended.copy()
+            start = time.monotonic()
+            while time.monotonic() - start < seconds or (steps - first).min() < 2:
+                self._check(children, log)
+                if time.monotonic() - start > 4 * seconds:
+                    raise RunFailed(f"not two steps in {4 * seconds:g} s")
+                time.sleep(0.01)
+            speeds: list[float] = ((steps - first) / (ended - since)).mean(1).tolist()
+            return speeds
         finally:
             for pid in children.values():
                 os.kill(pid, signal.SIGKILL)
@@ -113,7 +151,7 @@ class Lab:
         setting: Setting,
         workload: dict[str, Any],
         links: Links,
-        steps: Any,
+        told: Any,
         log: Path,
     ) -> int:
         pid = os.fork()
@@ -124,14 +162,20 @@ class Lab:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             links.enter(rank)
-            self._train(rank, setting, workload, links.address(0), steps)
+            self._train(rank, setting, workload, links.address(0), *told)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(1)
 
     def _train(
-        self, rank: int, setting: Setting, workload: dict[str, Any], first: str, steps: Any
+        self,
+        rank: int,
+        setting: Setting,
+        workload: dict[str, Any],
+        first: str,
+        steps: Any,
+        ended: Any,
     ) -> None:
         import torch
         import torch.distributed as dist
@@ -142,6 +186,7 @@ class Lab:
         training = self.job.Training(self.job.Workload(**workload))
 
         def done() -> None:
+            ended[rank] = time.monotonic()
             steps[rank] += 1
 
         dist.init_process_group(
@@ -161,7 +206,7 @@ class Lab:
         )
 
     def _measured(
-        self, children: dict[str, int], steps: Any, began: float, log: Path
+        self, children: dict[str, int], steps: Any, ended: Any, began: float, log: Path
     ) -> dict[str, Any]:
         limits = self.limits
         while steps.min() < limits.warm_steps:
@@ -170,12 +215,14 @@ class Lab:
                 raise RunFailed(f"no {limits.warm_steps} steps in {limits.start_s:g} s")
             time.sleep(0.01)
         sampler = BurstSampler(children, limits.hz, peak_bytes_s=self.peak_bytes_s)
-        busy_before, start, first = _busy_s(), time.monotonic(), steps.copy()
+        busy_before, start = _busy_s(), time.monotonic()
+        first, since = steps.copy(), ended.copy()
         sampler.start()
         while not self._enough(time.monotonic() - start, (steps - first).min()):
             self._check(children, log)
             time.sleep(0.01)
         made, spent = steps - first, time.monotonic() - start
+        took = ended - since  # whole steps, however long after its last one a window ended
         rows = sampler.stop()
         own = sum(row.cpu_s or 0.0 for row in rows[-len(children) :])
         tasks = bursts_of(rows)
@@ -185,7 +232,7 @@ class Lab:
         return {
             "labels": dict(zip(TARGETS, _means(workers), strict=True)),
             "tasks": {task.task: _told(task) for task in tasks},
-            "step_ms": round(1e3 * spent / float(made.mean()), 2),
+            "step_ms": round(1e3 * float(np.mean(took / made)), 2),
             "steps": int(made.min()),
             "window_s": round(spent, 3),
             "took_s": round(time.monotonic() - began, 3),
@@ -198,6 +245,8 @@ class Lab:
 
     def _enough(self, spent_s: float, made: float) -> bool:
         limits = self.limits
+        if made < 2:
+            return spent_s >= 2 * limits.most_s
         return spent_s >= limits.most_s or (spent_s >= limits.least_s and made >= limits.steps)
 
     def _check(self, children: dict[str, int], log: Path) -> None:

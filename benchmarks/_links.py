@@ -17,7 +17,7 @@ from pathlib import Path
 
 from presage.model.errors import UserError
 
-__all__ = ["Links"]
+__all__ = ["Links", "address", "enter_space"]
 
 _NEW_NETWORK = 0x40000000
 _PREFIX = "presagelink"
@@ -31,7 +31,8 @@ class Links:
 
     def __init__(self, tasks: int, bits_s: float | None) -> None:
         self.tasks, self.bits_s = tasks, bits_s
-        self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self.name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        """What the names of its namespaces begin with."""
         self._made: list[str] = []
 
     @staticmethod
@@ -65,24 +66,17 @@ class Links:
 
     def address(self, task: int) -> str:
         """The address of a task's `eth0`."""
-        return f"10.77.{task // 250}.{task % 250 + 1}"
+        return address(task)
 
     def enter(self, task: int) -> None:
         """Move this process, which has one thread, into the namespace of a task."""
-        space = Path("/run/netns") / self._space(task)
-        fd = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
-        libc = ctypes.CDLL(None, use_errno=True)
-        failed = libc.setns(fd, _NEW_NETWORK)
-        os.close(fd)
-        if failed:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(space))
+        enter_space(self._space(task))
 
     def _space(self, task: int) -> str:
-        return f"{self._name}-{task}"
+        return f"{self.name}-{task}"
 
     def _make(self) -> None:
-        hub = f"{self._name}-hub"
+        hub = f"{self.name}-hub"
         self._add(hub)
         _in(hub, "ip link add br0 type bridge")
         _in(hub, "ip link set br0 up")
@@ -112,6 +106,23 @@ class Links:
     def _shape(bits_s: float) -> str:
         burst = max(1 << 17, int(bits_s / 8 * _TBF_MS / 1000))
         return f"tbf rate {bits_s:.0f}bit burst {burst} latency 100ms"
+
+
+def address(task: int) -> str:
+    """The address of a task's `eth0`."""
+    return f"10.77.{task // 250}.{task % 250 + 1}"
+
+
+def enter_space(name: str) -> None:
+    """Move this process, which has one thread, into a namespace."""
+    space = Path("/run/netns") / name
+    fd = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.setns(fd, _NEW_NETWORK)
+    os.close(fd)
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(space))
 
 
 def _in(space: str, command: str) -> None:

@@ -32,7 +32,7 @@ from presage.foresee.bursts.rows import (
     settings_of,
     step_rows,
 )
-from presage.foresee.bursts.steps import MeasuredStep, SetupTimes, StepModel, left_out
+from presage.foresee.bursts.steps import DistributedSteps, MeasuredStep, SetupTimes, left_out
 from presage.foresee.bursts.training import TrainOptions
 from presage.learn import Floats, sklearn_ensemble
 from presage.learn.evaluate import Indices, grouped_folds
@@ -246,7 +246,7 @@ def steps(bench: Bench) -> None:
         for setting in dict.fromkeys(settings.tolist()):
             each = off[settings == setting]
             print(f"    {setting:<18} {100 * np.median(each):3.0f} ({100 * each.mean():.0f})")
-    weights = StepModel.fit(rows)
+    weights = DistributedSteps.fit(rows)
     print(f"  weights: {weights.weights.round(2).tolist()}")
     _gains(rows, guesses)
 
@@ -293,7 +293,7 @@ def _with_computing(rows: list[MeasuredStep], names: list[str], told: dict[str, 
     found = dict(zip(order, np.exp(_boost(x, y, [works[n][1] for n in order])), strict=True))
     guess = np.empty(len(rows))
     for family in set(names):
-        model = StepModel.fit([row for row in rows if row.family != family])
+        model = DistributedSteps.fit([row for row in rows if row.family != family])
         for at in [i for i, name in enumerate(names) if name == family]:
             row = rows[at]
             work = SetupTimes(found[row.workload], row.work.slopes)

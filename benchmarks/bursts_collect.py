@@ -27,7 +27,7 @@ from presage.model.errors import PresageError, UserError
 from presage.telemetry.bursts.counters import copied_bytes_s
 from presage.telemetry.rows import objects
 
-SETTINGS = "W2/1gbit,W2/100mbit,W4/1gbit,P1W2/1gbit,P2W2/1gbit,P2W2/100mbit,P2W2/1gbit/async"
+SETTINGS = "W2/1gbit,W2/100mbit,W3/1gbit,P1W2/1gbit,P2W2/1gbit,P2W2/1gbit/async"
 NOISE_EVERY = 10
 
 _IMAGE = "3x64x64"

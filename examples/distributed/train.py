@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--input", default="3x64x64", help="one sample; empty: the zoo's own")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=50, help="several workers divide them")
     parser.add_argument("--async", dest="asynchronous", action="store_true")
     options = parser.parse_args()
     given = job.allocation()
@@ -265,6 +265,7 @@ def main() -> None:
     gpu = torch.cuda.is_available() and "ps" not in roles
     training = Training(workload, "cuda" if gpu else "cpu")
     made = [0]
+    at_once = max(1, sum(role != "ps" for role in roles))
 
     def save(directory: Path) -> None:
         torch.save({"model": training.model.state_dict(), "made": made[0]}, directory / "part.pt")
@@ -275,14 +276,14 @@ def main() -> None:
         made[0] = state["made"]
 
     def done() -> None:
-        made[0] += 1
+        made[0] = min(made[0] + at_once, options.steps)
         job.step(step=made[0], steps=options.steps)
 
     job.checkpoint(save, load)
     job.restore()
     print(f"{given.role} {given.rank} of {given.workers}, after step {made[0]}", flush=True)
     if made[0] < options.steps:
-        left = options.steps - made[0]
+        left = math.ceil((options.steps - made[0]) / at_once)
         run_task(
             workload,
             given.rank,

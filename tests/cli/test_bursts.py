@@ -88,3 +88,43 @@ def test_what_is_fitted_is_said_once(tmp_path: Path) -> None:
     assert "say once" in both.stderr
     only = run("fit", "memory", "--setting", "W2/1gbit", "--profiles", str(tmp_path))
     assert "for bursts" in only.stderr
+
+
+def test_what_is_shipped_answers_at_once() -> None:
+    asked = ("predict", "zoo:mlp", "--batch", "16", "--device", "a100-40g", "--setting")
+    for setting in ("P2W2/1gbit", "W2/100mbit"):
+        told = json.loads(run(*asked, setting, "--json").stdout)
+        numbers = [q for each in told["bursts"].values() for q in each.values()]
+        assert len(numbers) == 12
+        assert all(0 <= q["p10"] <= q["p50"] <= q["p90"] for q in numbers)
+        assert told["distributed"]["step_ms"]["p50"] > 0
+        assert told["distributed"]["slopes_mib"] == pytest.approx(669_706 * 4 / 2**20, rel=0.01)
+    slow = json.loads(run(*asked, "W2/100mbit", "--json").stdout)["bursts"]
+    fast = json.loads(run(*asked, "W2/1gbit", "--json").stdout)["bursts"]
+    assert slow["sent"]["burst_ms"]["p50"] > fast["sent"]["burst_ms"]["p50"]
+    assert slow["sent"]["burst_mib_s"]["p50"] < fast["sent"]["burst_mib_s"]["p50"]
+    elsewhere = run(*asked, "W3/10gbit")
+    assert "no bundle knows the bursts of W3/10gbit" in elsewhere.stderr
+    assert "there are P1W2/1gbit" in elsewhere.stderr
+
+
+def test_a_page_of_what_would_change(tmp_path: Path) -> None:
+    words = ("predict", "zoo:mlp", "--device", "a100-40g,v100", "--html", "bursts.html")
+    done = run(*words, "--setting", "P2W2/1gbit")
+    assert done.exit_code == 0, done.stderr
+    text = (tmp_path / "bursts.html").read_text()
+    for title in ("Another GPU", "Servers and workers", "Batch and network", "How it pulses"):
+        assert f"<h2>{title}</h2>" in text
+    figures = json.loads(
+        text.split('<script id="figures" type="application/json">')[1].split("</script>")[0]
+    )["charts"]
+    assert set(figures) == {"gpus", "roles", "batches", "pulse"}
+    computing, talking = figures["gpus"]["data"]
+    assert computing["x"] == ["a100-40g", "v100"]
+    assert min(computing["y"]) > 0
+    assert min(talking["y"]) > 0
+    rates = {line["name"]: line["y"] for line in figures["batches"]["data"]}
+    assert all(slow <= fast for slow, fast in zip(rates["100mbit"], rates["10gbit"], strict=True))
+    refused = run(*words)
+    assert refused.exit_code == 2
+    assert "say --setting" in refused.stderr

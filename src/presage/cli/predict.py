@@ -5,8 +5,10 @@ The commands compose; `presage.predict` and `foresee` do the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,7 @@ from presage.foresee.gpus import find
 from presage.foresee.graph.load import load_graph
 from presage.foresee.graph.summary import short
 from presage.model.errors import UserError
+from presage.page import write_page
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,6 +75,12 @@ SettingName = Annotated[
 ]
 
 
+WhatIf = Annotated[
+    Path | None,
+    typer.Option("--html", help="With --setting: a page of what would change with what."),
+]
+
+
 def predict(
     target: Target = None,
     batch: Batch = 32,
@@ -98,6 +107,7 @@ def predict(
     concurrency: options.Concurrency = 1,
     loader: Loader = None,
     setting: SettingName = None,
+    html: WhatIf = None,
     json: AsJson = False,
     table: TablePath = None,
     what: What = None,
@@ -121,10 +131,12 @@ def predict(
         return
     if inference and optimizer not in ("sgd", "none"):
         raise UserError(f"inference has no optimizer: leave --optimizer {optimizer} out")
-    prediction = foresight.predict(
+    if html is not None and setting is None:
+        raise UserError("--html is about distributed trainings: say --setting P2W2/1gbit, too")
+    asked_for = partial(
+        foresight.predict,
         target,
         input,
-        batch=batch,
         gpu=names,
         optimizer=optimizer,
         precision=precision,
@@ -146,8 +158,10 @@ def predict(
         kv_len=kv_len,
         concurrency=concurrency,
         loader=loader,
-        setting=setting,
     )
+    prediction = asked_for(batch=batch, setting=setting)
+    if html is not None:
+        _burst_page(html, prediction, asked_for)
     if json:
         print_json(prediction.to_dict())
     else:
@@ -214,6 +228,19 @@ def _show_bursts(console: Console, prediction: Prediction) -> None:
             for name, q in numbers.items()
         ]
         console.print(f"  {resource}: {', '.join(told)}")
+
+
+def _burst_page(path: Path, here: Prediction, ask: Callable[..., Prediction]) -> None:
+    """Ask again for other batches and settings, and write the page."""
+    from presage.foresee.bursts.use import known_settings
+    from presage.foresee.bursts.whatif import BATCHES, burst_page
+
+    check_file(path, "--html")
+    sizes = dict.fromkeys(max(1, round(here.batch * times)) for times in BATCHES)
+    batches = [ask(batch=size, setting=here.setting) for size in sizes]
+    settings = [ask(batch=here.batch, setting=str(one)) for one in known_settings()]
+    write_page(path, burst_page(here, batches, settings))
+    say(f"page written to {path}")
 
 
 def _asked(prediction: Prediction) -> str:
@@ -326,8 +353,8 @@ FitOut = Annotated[
     Path | None, typer.Option(help="Of bursts: a directory for bundles instead of your own.")
 ]
 FitFrom = Annotated[
-    Path | None,
-    typer.Option("--from", help="Of bursts: a bundle of another setting, to start from."),
+    str | None,
+    typer.Option("--from", help="Of bursts: a bundle of another setting, or a setting, to go on."),
 ]
 FitKinds = Annotated[
     str, typer.Option(help="Of bursts: the kinds to try, of trees, gcn, gin, gat, mpnn.")
@@ -372,17 +399,17 @@ def fit(
 def _fit_bursts(
     profiles: Path,
     setting: str | None,
-    base: Path | None,
+    base: str | None,
     kinds: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from presage.foresee.bursts.bundles import BurstBundle, fit_bundle
+    from presage.foresee.bursts.bundles import fit_bundle
     from presage.foresee.bursts.models import ModelKind
     from presage.foresee.bursts.rows import read_runs, settings_of, step_rows
     from presage.foresee.bursts.settings import Setting
     from presage.foresee.bursts.steps import fit_steps
-    from presage.foresee.bursts.use import STEPS, own_bundle
+    from presage.foresee.bursts.use import STEPS, base_for, own_bundle
     from presage.foresee.estimators import own_models
 
     try:
@@ -392,7 +419,7 @@ def _fit_bursts(
         raise UserError(f"--kinds {kinds}: there are {known}") from None
     if setting is None and base is not None:
         raise UserError("a transfer is to one setting: --setting P2W2/1gbit")
-    start = None if base is None else BurstBundle.load(base)
+    start = None if base is None else base_for(base)
     wanted = settings_of(profiles) if setting is None else [Setting.parse(setting)]
     today = datetime.now(UTC).date().isoformat()
     cards = []

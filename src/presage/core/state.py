@@ -235,9 +235,8 @@ class State:
 
     def _scale_requested(self, now: float, e: ev.ScaleRequested) -> None:
         job = self.jobs.get(e.job)
-        if job is not None:
-            role = job.spec.roles[0]
-            job.wants = min(max(e.workers, role.min), role.max)
+        if job is not None and 0 <= e.role < len(job.spec.roles):
+            job.want(e.role, e.workers)
             self.scaling.add(e.job)
 
     # -- what runs report -----------------------------------------------------------------------
@@ -466,7 +465,7 @@ class State:
         """The job that ended last did not: nobody was told of it."""
         self.moves.pop()
         self.jobs[job_id] = job = self.ended.pop()
-        if job.wants is not None:
+        if job.wants is not None or job.wants_of:
             self.scaling.add(job_id)
 
     # -- helpers --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resizing", "intent", "wants", "reason", "phase", "limits", "estimates")),
         **dict.fromkeys(("failures", "lost", "out_of_memory"), 0),
         **dict.fromkeys(("progress", "progress_s", "ran_s", "gpu_s", "mark"), 0.0),
-        "held_since": 0.0,
+        **{"held_since": 0.0, "wants_of": []},
     },
     "JobExited": {"reason": None, "exit_code": None, "at": None},
     "JobSpec": {
@@ -59,6 +59,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "Resources": {"cpu_milli": 0, "memory_mib": 0, "gpu_milli": 0, "gpu_memory_mib": 0},
     "Role": {"name": "worker", "resources": {}, "min": 1, "max": 1, "gpu_types": [], "where": {}},
     "RulesChanged": {"lacks": [], "counts": False, "chosen": ""},
+    "ScaleRequested": {"role": 0},
     "SpeedBook": {"count": 0, "points": {}},
     "Taken": {"cpu_milli": 0, "memory_mib": 0, "devices": []},
     "LabelRule": {"operator": "Exists", "values": []},

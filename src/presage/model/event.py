@@ -135,10 +135,12 @@ class ResumeRequested:
 
 @value
 class ScaleRequested:
-    """Somebody wants an elastic job to have this many workers of its first role."""
+    """Somebody wants an elastic job to have this many workers of a role."""
 
     job: str
     workers: int
+    role: int = 0
+    """Its place among the roles of the job."""
 
 
 @value

@@ -269,6 +269,8 @@ class Job:
     """What follows when it is STOPPING."""
     wants: int | None = None
     """Workers of its first role that its owner asked for."""
+    wants_of: tuple[tuple[int, int], ...] = ()
+    """Workers of its other roles that somebody asked for, by role."""
     reason: Reason | None = None
     failures: int = 0
     lost: int = 0
@@ -300,6 +302,19 @@ class Job:
     def id(self) -> str:
         """The id of its spec."""
         return self.spec.id
+
+    def want(self, place: int, workers: int) -> None:
+        """Somebody asks for so many workers of a role: as many as it may have."""
+        role = self.spec.roles[place]
+        count = min(max(workers, role.min), role.max)
+        if place:
+            self.wants_of = tuple(sorted({**dict(self.wants_of), place: count}.items()))
+        else:
+            self.wants = count
+
+    def asked(self, role: int) -> int | None:
+        """Workers of a role that somebody asked for."""
+        return self.wants if role == 0 else dict(self.wants_of).get(role)
 
     def ran(self, now: float) -> float:
         """Seconds it has run until now, over all attempts."""

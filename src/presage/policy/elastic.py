@@ -109,22 +109,31 @@ def obey_scale_requests(
     enough, would be stopped and start small again, for ever.
     """
     for job in resizable(plan) if plan.state.scaling else ():
-        if job.wants is None:
-            continue
-        have = sum(worker.role == 0 for worker in job.allocation)
-        if job.wants < have:
-            kept = shrunk(job, have - job.wants, role=0)
+        roles = range(len(job.spec.roles))
+        asked = {r: wants for r in roles if (wants := job.asked(r)) is not None}
+        more = {r: n - sum(w.role == r for w in job.allocation) for r, n in asked.items()}
+        # One role at a time; those that leave make room for others.
+        for r in sorted(more, key=more.__getitem__):
+            if more[r] < 0:
+                kept = shrunk(job, -more[r], role=r)
+            else:
+                kept = _grown(job, r, more[r], plan, placer, queues) if may_grow else None
             if kept is not None:
                 plan.resize(job, kept)
-        elif job.wants > have and may_grow:
-            for more in range(job.wants - have, 0, -1):
-                wanted: Wanted = new_workers(job.allocation, 0, more)
-                if not fits_queue(job, plan, wanted, queues):
-                    continue
-                found = placer(job).find(job, plan, wanted)
-                if found is not None:
-                    plan.resize(job, job.allocation + found)
-                    break
+                break
+
+
+def _grown(
+    job: Job, role: int, more: int, plan: Plan, placer: PlacerOf, queues: Queues
+) -> tuple[Worker, ...] | None:
+    """A job's workers with up to so many more of a role, as there is room."""
+    for count in range(more, 0, -1):
+        wanted: Wanted = new_workers(job.allocation, role, count)
+        if fits_queue(job, plan, wanted, queues):
+            found = placer(job).find(job, plan, wanted)
+            if found is not None:
+                return job.allocation + found
+    return None
 
 
 def resizable(plan: Plan) -> list[Job]:
@@ -155,7 +164,8 @@ def _plus(promised: _Promised, job: Job, roles: Iterable[int]) -> _Promised:
 
 
 def _target(job: Job, r: int, most: int) -> int:
-    return job.wants if r == 0 and job.wants is not None else most
+    asked = job.asked(r)
+    return most if asked is None else asked
 
 
 def _one_more(
@@ -321,7 +331,7 @@ class ByGain:
         """Take workers from the job to which they bring least, for the one to which they bring
         most. They are released first; the pass that follows gives them out."""
         running = [job for job in resizable(plan) if job.spec.checkpointable]
-        donors = [job for job in running if job.wants is None and _above_least(job)]
+        donors = [job for job in running if not _settled(job) and _above_least(job)]
         needy = [job for job in running if _may_grow(job)]
         if not donors or not needy:
             return
@@ -529,6 +539,11 @@ def _more(job: Job, held: tuple[Worker, ...], count: int) -> Wanted:
         if have + count <= _target(job, r, role.max):
             return new_workers(held, r, count)
     return ()
+
+
+def _settled(job: Job) -> bool:
+    """Whether somebody asked for a number of its workers."""
+    return job.wants is not None or bool(job.wants_of)
 
 
 def _above_least(job: Job) -> bool:

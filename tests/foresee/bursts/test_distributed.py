@@ -115,7 +115,7 @@ def socket_seconds(links: Links, size: int) -> float:
         "import socket; s = socket.create_server(('', 7001)); print('on', flush=True);"
         "c, _ = s.accept()\nwhile c.recv(1 << 16): pass\nc.sendall(b'.')"
     )
-    spaces = [f"{links._name}-{task}" for task in (0, 1)]
+    spaces = [f"{links.name}-{task}" for task in (0, 1)]
     server = subprocess.Popen(
         ["ip", "netns", "exec", spaces[0], sys.executable, "-c", receive], stdout=subprocess.PIPE
     )
@@ -144,10 +144,10 @@ def test_the_list_is_large_enough() -> None:
 
 def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    items = bursts_collect.workloads()[:6]
+    items = bursts_collect.workloads()[:11]
     setting = Setting.parse("W2/none")
     runs = list(bursts_collect.planned(items, [setting], 2))
-    assert len(runs) == 6 + 2  # the first and the sixth once more
+    assert len(runs) == 11 + 2  # the first and the eleventh once more
     bursts_collect.add_line(path, runs[0] | {"labels": {}})
     bursts_collect.add_line(path, runs[1] | {"failed": "x"})
     with path.open("a") as file:

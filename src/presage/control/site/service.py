@@ -17,6 +17,7 @@ from presage.control.advisors.judging import Judging
 from presage.control.advisors.learning import Learner
 from presage.control.advisors.needs import NeedsEstimator
 from presage.control.advisors.pruning import Pruning
+from presage.control.advisors.ratio import RatioAdvisor
 from presage.control.advisors.runner import Runner
 from presage.control.advisors.starts import StartTimes
 from presage.control.advisors.unattended import Unattended
@@ -132,6 +133,7 @@ class Service:
             self.health,
             self.failing,
             self.judging,
+            RatioAdvisor(),
         ]
         if settings.kubernetes is not None and settings.kubernetes.adopt:
             from presage.control.advisors.notes import WaitNotes

@@ -24,9 +24,9 @@ from presage.learn.groups import GroupConformal
 from presage.model.errors import BundleError, UserError
 
 __all__ = [
+    "DistributedSteps",
     "MeasuredStep",
     "SetupTimes",
-    "StepModel",
     "Timed",
     "fit_steps",
     "left_out",
@@ -44,10 +44,6 @@ TERMS = (
     "fixed_servers",
     "hidden",
 )
-_LEAST_STEPS = 6
-"""Runs with fewer steps are timed by their bytes: counting is off by a step."""
-_ENVELOPE = 1.03
-"""Bytes on the link for each byte of slopes: headers."""
 _BACKWARD = 2 / 3
 """The share of computing behind which an all-reduce can hide: slopes come one after another."""
 
@@ -87,7 +83,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepModel:
+class DistributedSteps:
     """Weights of `TERMS`, with intervals for families and settings left out."""
 
     weights: Floats
@@ -213,7 +209,7 @@ def measured_steps(
         name = json.dumps(run["workload"], sort_keys=True)
         models[name] = run["workload"]["model"]
         setting = Setting.parse(run["setting"])
-        step = _step_ms(run, setting, slopes[name])
+        step = float(run["step_ms"])
         busy = _mean(run["labels"], "util_burst_pct", "util") / 100 * step
         found.setdefault((name, str(setting)), []).append((step, busy))
         cores[name] = float(run["machine"]["cores"])
@@ -233,15 +229,7 @@ def _mean(labels: Mapping[str, float], burst: str, resource: str) -> float:
     return labels[burst] * busy / max(busy + idle, 1e-9)
 
 
-def _step_ms(run: Mapping[str, Any], setting: Setting, slopes: float) -> float:
-    if run["steps"] >= _LEAST_STEPS:
-        return float(run["step_ms"])
-    each = slopes if setting.servers else 2 * (setting.workers - 1) / setting.workers * slopes
-    received = _mean(run["labels"], "received_burst_mib_s", "received") * (1 << 20)
-    return 1e3 * _ENVELOPE * each / max(received, 1.0)
-
-
-def fit_steps(rows: Sequence[MeasuredStep], date: str) -> StepModel:
+def fit_steps(rows: Sequence[MeasuredStep], date: str) -> DistributedSteps:
     """The model of all rows, with intervals from families and from settings left out."""
     steps = np.array([row.step_ms for row in rows])
     families = [row.family for row in rows]
@@ -258,7 +246,7 @@ def fit_steps(rows: Sequence[MeasuredStep], date: str) -> StepModel:
     ratios = {"family": by_family / steps, "setting": by_setting / steps}
     groups = {"family": families, "setting": settings}
     spread = GroupConformal.fit(np.ones(len(rows)), ratios, groups)
-    model = StepModel.fit(rows)
+    model = DistributedSteps.fit(rows)
     card = {
         "name": "burst_steps",
         "version": "1",
@@ -279,7 +267,7 @@ def left_out(rows: Sequence[MeasuredStep], groups: Sequence[str]) -> Floats:
     guess = np.empty(len(rows))
     for group in set(groups):
         here = [at for at, name in enumerate(groups) if name == group]
-        model = StepModel.fit(
+        model = DistributedSteps.fit(
             [row for row, name in zip(rows, groups, strict=True) if name != group]
         )
         guess[here] = [

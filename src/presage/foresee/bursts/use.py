@@ -5,6 +5,7 @@ Nothing is fitted here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,14 +13,16 @@ from pathlib import Path
 from presage.foresee.answer import Quantiles
 from presage.foresee.bursts.bundles import BurstBundle
 from presage.foresee.bursts.settings import Setting
-from presage.foresee.bursts.steps import StepModel, Timed
+from presage.foresee.bursts.steps import DistributedSteps, Timed
 from presage.foresee.estimators import own_models
+from presage.model.errors import ConfigError
 
 __all__ = [
     "SHIPPED",
     "STEPS",
     "Distributed",
     "WithWorkers",
+    "base_for",
     "bundle_for",
     "distributed",
     "known_settings",
@@ -52,6 +55,8 @@ class Distributed:
     compute_ms: float
     exposed_ms: float
     """What talking adds to computing."""
+    slopes_mib: float
+    """What a worker tells the others in a step."""
     samples_per_s: float
     by_workers: list[WithWorkers]
     adding_a_worker_pct: float
@@ -75,7 +80,7 @@ def bundle_for(setting: Setting) -> BurstBundle | None:
     return None
 
 
-def step_model() -> StepModel | None:
+def step_model() -> DistributedSteps | None:
     """What knows steps of distributed trainings, if there is one."""
     for path in (own_models() / "bursts" / STEPS, SHIPPED / STEPS):
         if path.is_file():
@@ -84,7 +89,7 @@ def step_model() -> StepModel | None:
 
 
 def distributed(
-    model: StepModel, compute: Quantiles, slopes: float, batch: int, setting: Setting
+    model: DistributedSteps, compute: Quantiles, slopes: float, batch: int, setting: Setting
 ) -> Distributed:
     """A step in a setting where each worker computes as foreseen, on a device of its own."""
 
@@ -104,6 +109,7 @@ def distributed(
         Quantiles(*(round(each, 2) for each in here.step_ms)),
         round(here.compute_ms, 2),
         round(here.exposed_ms, 2),
+        round(slopes / (1 << 20), 4),
         round(now, 2),
         [
             WithWorkers(each.workers, round(timed(each).step_ms[1], 2), round(samples(each), 2))
@@ -113,6 +119,16 @@ def distributed(
         None if served is None else round(100 * (samples(served) / now - 1), 1),
         {str(other): round(timed(other).step_ms[1], 2)},
     )
+
+
+def base_for(name: str) -> BurstBundle:
+    """What a transfer starts from: a bundle's path, or a setting whose network is shipped."""
+    path = Path(name)
+    if not path.is_file():
+        with suppress(ConfigError):
+            shipped = SHIPPED / "networks" / f"{Setting.parse(name).file}.npz"
+            path = shipped if shipped.is_file() else path
+    return BurstBundle.load(path)
 
 
 def known_settings() -> list[Setting]:
@@ -131,5 +147,5 @@ def _read(path: Path, changed_ns: int) -> BurstBundle:
 
 
 @cache
-def _read_steps(path: Path, changed_ns: int) -> StepModel:
-    return StepModel.load(path)
+def _read_steps(path: Path, changed_ns: int) -> DistributedSteps:
+    return DistributedSteps.load(path)
