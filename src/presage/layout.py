@@ -2,11 +2,12 @@
 
 A server and the runs it started share one directory. Whoever needs a path of it asks here; nobody
 else puts one together (a test looks). What is inside the directory of a run is between those who
-run it (`executors.node`). Standard library only; nothing here opens a file.
+run it (`executors.node`). Standard library only; nothing here reads a file.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,6 +203,9 @@ class Layout:
         self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (self.folders, self.jobs, self.runs, self.secrets):
             path.mkdir(exist_ok=True, mode=0o700)
+        # Below the work folder of a job, it is neither sent along nor committed.
+        with suppress(FileExistsError), (self.data / ".gitignore").open("x") as file:
+            file.write("*\n")
         if not ways_through:
             return
         for path in self.data.iterdir():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from presage.client import pack_folder, survey_folder
+from presage.layout import Layout
 from presage.model.errors import UserError
 
 
@@ -85,3 +86,14 @@ def test_what_would_be_sent_in_one_line(tmp_path: Path) -> None:
 def test_a_pattern_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--include"):
         pack_folder(tmp_path, ["!"])
+
+
+def test_a_data_directory_in_the_folder_is_not_sent(tmp_path: Path) -> None:
+    """The first tutorial serves from `data` beside the job: nobody's results go along."""
+    _make(tmp_path, "train.py")
+    layout = Layout(tmp_path / "data")
+    layout.prepare()
+    layout.proxy_key.write_text("secret")
+    layout.database.write_text("the journal")
+    assert _sent(tmp_path) == ["train.py"]
+    assert not survey_folder(tmp_path).withheld

@@ -191,7 +191,7 @@ def test_everything_comes_back_as_it_was(filled: Layout, tmp_path: Path) -> None
     there = Layout(tmp_path / "there")
     assert restore_backup(out, there.data, "").backup == made
     assert rows_of(url_of(there)) == rows_of(url_of(filled))
-    kept = {"secrets", "jobs", "folders", "presage.db"}
+    kept = {".gitignore", "secrets", "jobs", "folders", "presage.db"}
     assert {path.name for path in there.data.iterdir()} - {
         "presage.db-wal",
         "presage.db-shm",
