@@ -22,8 +22,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from presage.edge import misplaced
+from presage.manifest.fields import Text
 from presage.manifest.quantities import shown
-from presage.manifest.schema import Objective, Parameter, Setting, Text
+from presage.manifest.schema import Objective, Parameter, Setting
 from presage.model.errors import ManifestError
 
 __all__ = [
