@@ -1,6 +1,7 @@
 """How fast pods are bound: by Presage and by kube-scheduler, on one Kubernetes control plane.
 
     python -m benchmarks.kubernetes_speed [PODS ...] [--only presage|kube-scheduler]
+                                         [--patience SECONDS]
 
 PODS is 1000 unless told otherwise.
 
@@ -37,7 +38,6 @@ from tests.kubernetes_fire import gang_job
 from tests.kubernetes_plane import Plane, PlaneError
 
 _NODES, _GPUS = 1000, 16
-_PATIENCE_S = 1800.0
 
 
 class Bound:
@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("pods", type=int, nargs="*", default=[1000])
     parser.add_argument("--only", choices=_SCHEDULERS)
+    parser.add_argument("--patience", type=float, default=1800.0, help="seconds for each")
     wanted = parser.parse_args()
     try:
         plane = Plane()
@@ -79,14 +80,14 @@ def main() -> None:
         for pods in wanted.pods:
             for who in [wanted.only] if wanted.only else _SCHEDULERS:
                 before = _cpu_s(plane)
-                times, own_s = _SCHEDULERS[who](plane, api, pods)
+                times, own_s = _SCHEDULERS[who](plane, api, pods, wanted.patience)
                 _report(who, pods, times, own_s, plane, before)
                 _clear(plane, api)
     finally:
         plane.close()
 
 
-def _by_presage(_: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
+def _by_presage(_: Plane, api: KubeApi, pods: int, patience_s: float) -> tuple[list[float], float]:
     bound, before_s = Bound(api), time.process_time()
     with TemporaryDirectory() as data:
         specs = [gang_job(Path(data), f"job-{number}", 1) for number in range(pods)]
@@ -97,7 +98,7 @@ def _by_presage(_: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
         began = time.monotonic()
         requests: list[ev.Fact] = [ev.NodeUp(node) for node in nodes]
         requests += [ev.JobSubmitted(spec) for spec in specs]
-        while len(bound.at) < pods and time.monotonic() - began < _PATIENCE_S:
+        while len(bound.at) < pods and time.monotonic() - began < patience_s:
             step(engine, executor, store, time.time(), requests)
             requests = []
             executor.wait(0.05)
@@ -107,13 +108,15 @@ def _by_presage(_: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
     return [at - began for at in bound.at.values()], own_s
 
 
-def _by_kube_scheduler(plane: Plane, api: KubeApi, pods: int) -> tuple[list[float], float]:
+def _by_kube_scheduler(
+    plane: Plane, api: KubeApi, pods: int, patience_s: float
+) -> tuple[list[float], float]:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: api.create(PODS, _pod(n)), range(pods)))
     bound = Bound(api)
     began = time.monotonic()
     plane.start_scheduler()
-    while len(bound.at) < pods and time.monotonic() - began < _PATIENCE_S:
+    while len(bound.at) < pods and time.monotonic() - began < patience_s:
         time.sleep(0.05)
     own_s = _used_s(plane.running["kube-scheduler"].pid)
     plane.kill("kube-scheduler")

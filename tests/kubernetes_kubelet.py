@@ -23,7 +23,7 @@ import presage
 from presage.executors.node.guardian import free_port
 from presage.executors.node.limits import die_with_parent
 from tests.kubernetes_plane import Plane, PlaneError
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 __all__ = ["IMAGE", "Kubelet", "cannot_run"]
 
@@ -189,7 +189,7 @@ class Kubelet:
     def _ctr(self, *words: str) -> str:
         argv = [str(self.plane.programs / "ctr"), "-a", f"{self._run}/containerd.sock"]
         done = subprocess.run(
-            [*argv, "-n", "k8s.io", *words], check=True, capture_output=True, timeout=120
+            [*argv, "-n", "k8s.io", *words], check=True, capture_output=True, timeout=PATIENCE_S
         )
         return done.stdout.decode()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from presage.executors.kubernetes.hearing import StepsHeard
 from presage.executors.kubernetes.logs import _said
 from presage.executors.kubernetes.steps import _Meter
 from presage.executors.node.messages import ProgressReport, StepWord
@@ -78,3 +79,22 @@ def test_what_is_heard_again_is_written_once(tmp_path: Path) -> None:
     after.add([*first, Row(3.0, "worker-0", cpu_s=3.0), Row(1.5, "worker-1", cpu_s=0.0)])
     found = [(row.at, row.worker) for row in rows(path.read_bytes().splitlines())]
     assert found == [(1.0, "worker-0"), (2.0, "worker-0"), (3.0, "worker-0"), (1.5, "worker-1")]
+
+
+def test_progress_is_told_once_and_by_the_first_worker(tmp_path: Path) -> None:
+    told: list[ProgressReport] = []
+    heard = StepsHeard(tmp_path / "telemetry", told.append)
+    half, whole = (ProgressReport(done=done, detail={}) for done in (0.5, 1.0))
+    for worker, report in (
+        ("worker-0", half),
+        ("worker-0", half),
+        ("worker-1", whole),
+        ("worker-0", None),
+        ("worker-0", whole),
+    ):
+        heard.hear(worker, StepWord(progress=report), "worker-0")
+    assert told == [half, whole]
+    heard.hear("worker-1", Row(1.0, "as the pod calls it", rss_mib=12.5), "worker-0")
+    assert heard.used_mib == {"worker-1": 12.5}
+    (row,) = rows((tmp_path / "telemetry").read_bytes().splitlines())
+    assert (row.worker, row.rss_mib) == ("worker-1", 12.5)

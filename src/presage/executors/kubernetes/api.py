@@ -374,7 +374,7 @@ class KubeApi:
         except InvalidStatus as refused:
             answer = refused.response
             raise self._refusal(
-                "GET", path, None, answer.status_code, answer.body or b""
+                "GET", path, None, answer.status_code, bytes(answer.body or b"")
             ) from None
         except (InvalidHandshake, OSError) as error:
             raise KubernetesError(_unreachable(self.url, error)) from None
