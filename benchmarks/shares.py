@@ -2,7 +2,7 @@
 the rules promise, what a launch costs, and how long a process hangs when the daemon or a neighbour
 is killed. The device is no real GPU; only CPU times and the rules mean anything elsewhere.
 
-    python -m benchmarks.shares [grid|overhead|kills|memory] [--sample 60] [--piece 1/1]
+    python -m benchmarks.shares [grid|rules|overhead|kills|memory] [--sample 60] [--piece 1/1]
         [--at-once 1] [--rows FILE] [--priority]
 
 With `--priority` all of it, the programs that are measured included, goes before other work on the
@@ -30,8 +30,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from presage.executors.node.shares.page import FOREVER, SharedPage
 from presage.executors.node.shares.terms import call, socket_path, write_terms
 from presage.executors.node.shares.turns import ShareTerms, promised
+from tests.executors.test_share_turns import play
 from tests.standin import Machine, StandIn, build, start
 
 _DAEMON = (
@@ -148,6 +150,16 @@ def grid(built: StandIn, options: argparse.Namespace) -> dict[str, Any]:
     return {f"{count} tenants": _off(rows, count) for count in (2, 3)}
 
 
+def rules() -> dict[str, Any]:
+    """The whole grid in simulated time, where nothing waits for a core."""
+    rows = []
+    for mix in mixes(len(_STEPS) ** 4):
+        terms = [ShareTerms(*pair) for pair in mix]
+        got = play(terms)
+        rows.append({"asked": mix, "due": promised(terms), "got": got, "idle": 1.0 - sum(got)})
+    return {f"{count} tenants": _off(rows, count) for count in (2, 3)}
+
+
 def _off(rows: list[dict[str, Any]], tenants: int) -> dict[str, Any]:
     mine = [row for row in rows if len(row["asked"]) == tenants]
     if not mine:
@@ -204,38 +216,78 @@ def overhead(built: StandIn) -> dict[str, Any]:
 
 
 def kills(built: StandIn, times: int) -> dict[str, Any]:
-    """The daemon and neighbours are killed under load; how long a process that stays hung."""
+    """The daemon, and the process that has the turn, are killed under load; how long those that
+    stay hang, and whether all that is counted is right afterwards. Who comes new asks for so much
+    memory that it gets it only if that of the one before it came back."""
+    quota, mine, yours = 1 << 30, 256, 700
     with _node(built) as node:
         for name in ("stay", "go"):
-            write_terms(node.shares, name, ShareTerms(0.4, 1.0, memory=1 << 30))
+            write_terms(node.shares, name, ShareTerms(0.4, 1.0, memory=quota))
         node.serve()
-        stay = node.tenant("stay", 500, 600)
-        longest, pauses = 0.0, []
+        stay = node.tenant("stay", 500, 600, "--memory", mine)
+        pauses: dict[str, list[float]] = {"the daemon": [], "who has the turn": []}
+        off, refused, stopped = 0, 0, 0
         for number in range(times):
-            go = node.tenant("go", 500, 600)
-            while go.pid not in node.machine.users():
+            go = node.tenant("go", 500, 600, "--memory", yours)
+            while go.pid not in node.machine.users() and go.poll() is None:
                 time.sleep(0.002)
             time.sleep(0.03)
-            (node.kill if number % 2 else go.kill)()
-            pauses.append(_pause(node, stay.pid))
+            refused += go.poll() is not None
             if number % 2:
+                node.kill()
+                pauses["the daemon"].append(_pause(node, stay.pid, go.pid))
                 node.serve()
+            else:
+                _wait_for_turn(node, "go", go.pid)
+                go.kill()
+                pauses["who has the turn"].append(_pause(node, stay.pid))
             go.kill()
             go.communicate()
-        longest = max(pauses)
-        time.sleep(0.5)
-        rows = {
-            row["share"]: row for row in (call(node.shares, {"ask": "status"}) or {})["shares"]
-        }
-        held = {name: (row["processes"], row["memory_bytes"]) for name, row in rows.items()}
+            until = time.monotonic() + 2
+            while not (right := _counted(node, mine << 20)) and time.monotonic() < until:
+                time.sleep(0.002)
+            off += not right
+            stopped += stay.poll() is not None
+        before, begin = node.machine.users()[stay.pid].busy_ns, time.monotonic_ns()
+        time.sleep(2)
+        alone = (node.machine.users()[stay.pid].busy_ns - before) / (time.monotonic_ns() - begin)
         stay.kill()
         stay.communicate()
         return {
             "kills": times,
-            "longest_ms": longest,
-            "median_ms": statistics.median(pauses),
-            "processes_and_memory_afterwards": held,
+            **{
+                f"hung after a kill of {who}, ms": {
+                    "median": statistics.median(each),
+                    "longest": max(each),
+                }
+                for who, each in pauses.items()
+            },
+            "accounts_off": off,
+            "refused": refused,
+            "stopped": stopped,
+            "what_the_one_that_stays_gets_alone": alone,
         }
+
+
+def _counted(node: _Node, held: int) -> bool:
+    """Whether the daemon counts one process with its memory, and nobody else."""
+    rows = {row["share"]: row for row in (call(node.shares, {"ask": "status"}) or {})["shares"]}
+    told = {name: (row["processes"], row["memory_bytes"]) for name, row in rows.items()}
+    return told.get("stay") == (1, held) and told.get("go", (0, 0)) == (0, 0)
+
+
+def _wait_for_turn(node: _Node, share: str, pid: int) -> None:
+    """Until a process has its turn."""
+    (path,) = (node.shares / "pages").glob(f"{share}@*")
+    page = SharedPage(path)
+    try:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            for slot in page.slots:
+                if slot.pid == pid and time.monotonic_ns() < slot.until_ns < FOREVER:
+                    return
+    finally:
+        os.close(page.fd)
 
 
 def memory(built: StandIn, sequences: int, killed: int) -> dict[str, Any]:
@@ -286,10 +338,13 @@ def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def _pause(node: _Node, pid: int) -> float:
-    """How long until a process launches again, in ms."""
-    begin, before = time.monotonic(), node.machine.users()[pid].launches
-    while node.machine.users()[pid].launches == before:
+def _pause(node: _Node, *pids: int) -> float:
+    """How long until all of some processes launch again, in ms."""
+    begin, before = time.monotonic(), node.machine.users()
+    waits = set(pids)
+    while waits:
+        now = node.machine.users()
+        waits = {pid for pid in waits if now[pid].launches == before[pid].launches}
         time.sleep(0.0005)
     return 1000 * (time.monotonic() - begin)
 
@@ -301,7 +356,7 @@ def _pct(values: list[float]) -> str:
 def main() -> None:
     """Run what is named, else all."""
     parser = argparse.ArgumentParser(description="Enforced shares on the stand-in device.")
-    parser.add_argument("part", nargs="*", help="grid, overhead, kills, memory")
+    parser.add_argument("part", nargs="*", help="grid, rules, overhead, kills, memory")
     parser.add_argument("--sample", type=int, default=60)
     parser.add_argument("--piece", default="1/1")
     parser.add_argument("--at-once", type=int, default=1)
@@ -314,6 +369,7 @@ def main() -> None:
         built = build(Path(home))
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "grid": lambda: grid(built, options),
+            "rules": rules,
             "overhead": lambda: overhead(built),
             "kills": lambda: kills(built, 200),
             "memory": lambda: memory(built, 10_000, 50),

@@ -65,6 +65,7 @@ static result launched(struct seat *seat, void *stream, result answer)
 {
     if (seat) {
         touch(seat, stream);
+        atomic_fetch_add_explicit(&seat->issued, 1, memory_order_release);
         if (atomic_load_explicit(&seat->idle, memory_order_relaxed))
             wake_keeper(seat);
     }

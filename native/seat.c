@@ -242,8 +242,10 @@ static void learn_length(struct slot *slot, uint64_t ns, uint64_t launches)
     /* The first of a turn may have waited for the last of somebody else's: then it says little. */
     if (!launches || (launches < 3 && known && sample > 2 * known && ns < 2 * TYPICAL_NS))
         return;
-    /* It is never more than this, so less is believed at once. */
-    atomic_store(&slot->kernel_ns, known && sample > known ? (3 * known + sample) / 4 : sample);
+    /* Idle time makes it longer, never shorter, so less is believed sooner; but we may have seen the one
+     * before end late, and of few launches that takes a large part. */
+    uint64_t weight = sample > known ? 2 : launches < 8 ? launches : 8;
+    atomic_store(&slot->kernel_ns, known ? (known * (8 - weight) + sample * weight) / 8 : sample);
 }
 
 /* Let threads launch what fits into a time, but no less than so many. */
@@ -366,8 +368,12 @@ static void detach(struct seat *seat)
 static void catch_up(struct seat *seat, uint64_t *since)
 {
     struct slot *slot = atomic_load(&seat->slot);
-    uint64_t count = atomic_load(&seat->launched), before = atomic_load(&seat->completed);
+    uint64_t count = atomic_load(&seat->issued), before = atomic_load(&seat->completed);
     uint64_t start = now_ns();
+    if (count == before) { /* a thread is on its way to the driver, or waits there for room in its queue */
+        usleep(LOOK_NS / US);
+        return;
+    }
     drain(seat);
     uint64_t end = now_ns();
     if (end - start > 30 * US || start - *since < 2 * LOOK_NS)

@@ -29,7 +29,7 @@ struct lane {
 struct seat {
     _Atomic(struct slot *) slot; /* in the page, or `alone` without a daemon */
     _Atomic(struct page *) page;
-    _Atomic uint64_t launched, completed, may_launch; /* counts of launches; see gate() */
+    _Atomic uint64_t launched, issued, completed, may_launch; /* launches: begun, with the driver, done, allowed */
     _Atomic uint32_t idle;      /* whether the keeper has gone to sleep for want of launches */
     _Atomic uint32_t rounds;    /* a futex: moves when may_launch does */
     _Atomic uint32_t whole;     /* launches on streams that only their own thread can name */

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from presage.executors.node.shares.page import SharedPage
 from presage.executors.node.shares.terms import call, socket_path, write_terms
 from presage.executors.node.shares.turns import ShareTerms
 from tests.standin import Machine, StandIn, answer, build, python, start
@@ -184,6 +185,11 @@ nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
 memory = (u64 * 3)()
 assert nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0
 assert list(memory) == [100 << 20, 90 << 20, 10 << 20], list(memory)
+class Later(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), *((name, u64) for name in ("total", "reserved", "free", "used"))]
+later = Later()
+assert nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(later)) == 0
+assert (later.total, later.free, later.used) == (100 << 20, 90 << 20, 10 << 20)
 for name, arguments in (("cuGetProcAddress_v2", (12040, u64(0), None)), ("cuGetProcAddress", (12040, u64(0)))):
     found = ctypes.c_void_p()
     assert getattr(cuda, name)(b"cuMemAlloc", ctypes.byref(found), *arguments) == 0
@@ -194,6 +200,60 @@ for name, arguments in (("cuGetProcAddress_v2", (12040, u64(0), None)), ("cuGetP
 print('{}')
 """
     assert answer(node.python("a", code)) == {}
+
+
+LAUNCHES = """
+import os
+length = u64(1000)
+parameters = (ctypes.c_void_p * 1)(ctypes.addressof(length))
+class Config(ctypes.Structure):
+    _fields_ = [("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
+stream, drawn, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+cuda.cuStreamCreate(ctypes.byref(stream), 1)
+ones = (ctypes.c_uint(1),) * 6
+def plain(call, *more): return call(ctypes.c_void_p(1), *ones, 0, stream, parameters, *more)
+def looked_up(name, flags=0):
+    found = ctypes.c_void_p()
+    assert cuda.cuGetProcAddress_v2(name, ctypes.byref(found), 12040, u64(flags), None) == 0
+    return ctypes.CFUNCTYPE(ctypes.c_int)(found.value)
+def named(name):
+    find = ctypes.CDLL(None).dlsym
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+    return ctypes.CFUNCTYPE(ctypes.c_int)(find(cuda._handle, name))
+config = Config((ctypes.c_uint * 7)(*(1,) * 6, 0), stream, None, 0)
+assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
+plain(cuda.cuLaunchKernel, None)  # it becomes a part of the graph, and does not run
+assert cuda.cuStreamEndCapture(stream, ctypes.byref(drawn)) == 0
+cuda.cuGraphInstantiateWithFlags(ctypes.byref(graph), drawn, u64(0))
+ways = [
+    lambda: plain(cuda.cuLaunchKernel, None),
+    lambda: plain(looked_up(b"cuLaunchKernel"), None),
+    lambda: plain(looked_up(b"cuLaunchKernel", 2), None),
+    lambda: plain(named(b"cuLaunchKernel"), None),
+    lambda: plain(cuda.cuLaunchCooperativeKernel),
+    lambda: cuda.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(1), parameters, None),
+    lambda: cuda.cuGraphLaunch(graph, stream),
+    lambda: looked_up(b"cuGraphLaunch")(graph, stream),
+]
+for way in ways:
+    for _ in range(3):
+        assert way() == 0
+cuda.cuCtxSynchronize()
+print(3 * len(ways), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_every_way_to_launch_is_counted(node: Node) -> None:
+    write_terms(node.shares, "a", ShareTerms(0.3, 0.9))
+    node.serve()
+    process = node.python("a", LAUNCHES)
+    assert process.stdout is not None
+    launched = int(process.stdout.readline())
+    (path,) = (node.shares / "pages").glob("a@*")
+    slots = SharedPage(path).slots
+    eventually(lambda: sum(slot.launches for slot in slots) == launched)
+    assert node.machine.users()[process.pid].launches == launched
 
 
 def test_without_a_daemon_processes_go_on_and_come_back(node: Node) -> None:

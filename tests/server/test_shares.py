@@ -16,7 +16,7 @@ from tests.standin import Machine, StandIn, build
 CONFIG = """
 queues:
   notebooks: {gpu: {request: 0.3, limit: 0.6, memory: 512Mi}}
-  gentle: {gpu: {limit: 0.5, hard: false}}
+  gentle: {gpu: {limit: 0.5, hard: false, weight: 3}}
 """
 
 
@@ -115,7 +115,7 @@ def test_a_queue_says_whether_limits_are_hard(
     )
     terms = eventually(lambda: read_terms(Layout(server.data).shares, f"{job}.1.worker-0"))
     assert terms is not None
-    assert (terms.request, terms.limit, terms.hard) == (0.2, 0.5, False)
+    assert (terms.request, terms.limit, terms.hard, terms.weight) == (0.2, 0.5, False, 3.0)
     server.tell(job, "stop")
 
 

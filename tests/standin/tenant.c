@@ -1,7 +1,7 @@
 /* A program that works on a GPU: kernels of one length, launched one after the other. What it did is printed
  * at the end. It knows nothing of shares.
  *
- *   tenant KERNEL_US SECONDS [--every N] [--think US] [--graph N] [--streams N] [--threads N] [--count N] [--fork] */
+ *   tenant KERNEL_US SECONDS [--every N] [--think US] [--graph N] [--streams N] [--threads N] [--count N] [--memory MIB] [--fork] */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -17,9 +17,9 @@ int cuCtxSynchronize(void), cuStreamCreate(void **, unsigned), cuModuleLoadData(
 int cuModuleGetFunction(void **, void *, const char *), cuStreamSynchronize(void *);
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **), cuGraphLaunch(void *, void *);
-int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long), cuMemAlloc_v2(uint64_t *, size_t);
 
-static uint64_t kernel_ns, every = 64, think_us, graph_nodes, streams = 1, threads = 1, count;
+static uint64_t kernel_ns, every = 64, think_us, graph_nodes, streams = 1, threads = 1, count, memory;
 static double seconds;
 static void *context, *function;
 static uint64_t longest[64], launches[64];
@@ -74,7 +74,8 @@ int main(int argc, char **argv)
     void *module;
     pthread_t thread[64];
     struct { const char *name; uint64_t *value; } options[] = {{"--every", &every}, {"--think", &think_us},
-        {"--graph", &graph_nodes}, {"--streams", &streams}, {"--threads", &threads}, {"--count", &count}};
+        {"--graph", &graph_nodes}, {"--streams", &streams}, {"--threads", &threads}, {"--count", &count}, {"--memory", &memory}};
+    uint64_t held;
     kernel_ns = (uint64_t)(atof(argv[1]) * 1000);
     seconds = atof(argv[2]);
     for (int i = 3; i < argc; i++) {
@@ -90,6 +91,8 @@ int main(int argc, char **argv)
     if (cuInit(0) || cuDeviceGet(&device, 0) || cuDevicePrimaryCtxRetain(&context, device))
         return 2;
     cuCtxSetCurrent(context);
+    if (memory && cuMemAlloc_v2(&held, memory << 20))
+        return 4;
     cuModuleLoadData(&module, "");
     cuModuleGetFunction(&function, module, "kernel");
     uint64_t start = now();

@@ -66,6 +66,8 @@ class GpuShareConfig(_Strict):
     memory: Annotated[str, Field(pattern=r"^\d{1,6}(\.\d{1,3})?[KMGT]i?$")] | None = None
     hard: bool = True
     """Whether limits hold when nobody else wants the GPU, too."""
+    weight: Positive = 1.0
+    """Of what nobody's request covers, those who want more get parts by their weights."""
 
     @model_validator(mode="after")
     def _request_within_limit(self) -> GpuShareConfig:

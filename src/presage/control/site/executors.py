@@ -36,8 +36,14 @@ def make_executor(service: Service) -> LiveExecutor:
     def prepare(job: str) -> None:
         if (row := store.jobs.get(job)) is not None:
             spec = service.live.spec(job)
-            soft = service.shares.soft(row.queue)
-            write_job_file(service.layout, row, spec, settings.most_results, soft_shares=soft)
+            write_job_file(
+                service.layout,
+                row,
+                spec,
+                settings.most_results,
+                soft_shares=service.shares.soft(row.queue),
+                share_weight=service.shares.weight(row.queue),
+            )
 
     executor: LocalExecutor | RayExecutor | KubernetesExecutor | SlurmExecutor
     if settings.kubernetes is not None:
@@ -91,6 +97,7 @@ def write_job_file(
     most_results: int = 0,
     *,
     soft_shares: bool = False,
+    share_weight: float = 1.0,
 ) -> None:
     """What an executor must know of a job. Not as it was submitted: one that ran out of memory
     may use more, and no longer shares its devices."""
@@ -104,5 +111,6 @@ def write_job_file(
         memory_mib={role.name: role.resources.memory_mib for role in spec.roles},
         most_results=most_results,
         soft_shares=soft_shares,
+        share_weight=share_weight,
     )
     write(home, job)

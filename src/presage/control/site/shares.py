@@ -48,3 +48,8 @@ class SiteShares:
         """Whether shares of a queue may pass their limits while nobody else wants the GPU."""
         known = self._settings.queues.get(queue)
         return known is not None and not known.gpu.hard
+
+    def weight(self, queue: str) -> float:
+        """The part that shares of a queue get of what nobody's request covers."""
+        known = self._settings.queues.get(queue)
+        return 1.0 if known is None else known.gpu.weight

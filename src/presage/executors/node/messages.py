@@ -80,6 +80,8 @@ class JobFile(Message):
     """Bytes of results that a job may keep; 0 for any number."""
     soft_shares: bool = False
     """Whether its shares of GPUs may pass their limits while nobody else wants the GPU."""
+    share_weight: float = 1.0
+    """Its part of what nobody's request covers."""
 
 
 class UnixUser(Message):

@@ -144,7 +144,7 @@ def _spec(job: JobFile) -> RunSpec:
     if isinstance(results, str):
         results = {"url": results}
     return RunSpec(
-        roles=_roles(manifest, job.memory_mib or {}, soft=job.soft_shares),
+        roles=_roles(manifest, job.memory_mib or {}, job),
         owner=job.owner or "",
         team=job.team or "",
         env={str(key): str(value) for key, value in (manifest.get("env") or {}).items()},
@@ -171,12 +171,11 @@ def _spec(job: JobFile) -> RunSpec:
 
 
 def _roles(
-    manifest: Mapping[str, Any], memory_mib: Mapping[str, int], *, soft: bool
+    manifest: Mapping[str, Any], memory_mib: Mapping[str, int], job: JobFile
 ) -> tuple[RoleSpec, ...]:
     roles = manifest.get("roles") or {"worker": {}}
     return tuple(
-        _role(name, role, manifest, memory_mib.get(name), soft=soft)
-        for name, role in roles.items()
+        _role(name, role, manifest, memory_mib.get(name), job) for name, role in roles.items()
     )
 
 
@@ -185,8 +184,7 @@ def _role(
     role: Mapping[str, Any],
     manifest: Mapping[str, Any],
     memory_mib: int | None,
-    *,
-    soft: bool,
+    job: JobFile,
 ) -> RoleSpec:
     """A role; what it does not say is said at the top. Memory may have been raised since."""
     resources = role.get("resources") or manifest.get("resources") or {}
@@ -201,16 +199,17 @@ def _role(
         cpus=float(resources.get("cpus") or 0.0),
         gpus=gpus if manifest.get("share", True) else float(math.ceil(gpus)),
         memory_mib=memory_mib or _mib(resources.get("memory") or 0),
-        share=_share(resources.get("gpu"), soft=soft),
+        share=_share(resources.get("gpu"), job),
         guarantees=tuple((resources.get("gpu") or {}).get("guarantee") or ()),
     )
 
 
-def _share(asked: Mapping[str, Any] | None, *, soft: bool) -> ShareTerms | None:
+def _share(asked: Mapping[str, Any] | None, job: JobFile) -> ShareTerms | None:
     if not asked:
         return None
     memory, limit = _mib(asked.get("memory") or 0) << 20, float(asked.get("limit") or 1.0)
-    return ShareTerms(float(asked["request"]), limit, memory, hard=not soft)
+    request, hard = float(asked["request"]), not job.soft_shares
+    return ShareTerms(request, limit, memory, job.share_weight, hard)
 
 
 def _least(*bounds: int) -> int:

@@ -56,7 +56,7 @@ class _Visitor:
     device: str = ""
     slot: Slot | None = None
     counted_ns: int = 0
-    """Of what it used, what was charged."""
+    """Of what it says it used, what was counted."""
 
 
 @dataclass(slots=True)
@@ -66,15 +66,16 @@ class _ShareAccount:
     terms: ShareTerms
     page: SharedPage
     clients: list[_Visitor] = field(default_factory=list)
-    gone_used_ns: int = 0
+    counted_ns: int = 0
+    """What it had in turns that are over, and what processes had that are gone."""
     gone_waited_ns: int = 0
-    """By processes that are gone."""
     samples: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     """When, how much it had used, and how long it had waited."""
 
     @property
     def used_ns(self) -> int:
-        return self.gone_used_ns + sum(int(one.slot.used_ns) for one in self.clients if one.slot)
+        each = (int(one.slot.used_ns) - one.counted_ns for one in self.clients if one.slot)
+        return self.counted_ns + sum(each)
 
     @property
     def waited_ns(self) -> int:
@@ -193,7 +194,9 @@ class ShareDaemon:
         elif kind == DONE:
             used = self._used_since(client)
             kernel_ns = client.slot.kernel_ns
-            turns.done(client, used, min(end, now), kernel_ns, wants=value > 0, now=now)
+            held = turns.done(client, used, min(end, now), kernel_ns, wants=value > 0, now=now)
+            account = self._accounts[client.device, client.share]
+            account.counted_ns += used if held is None else held
 
     def _used_since(self, client: _Visitor) -> int:
         assert client.slot is not None
@@ -218,6 +221,7 @@ class ShareDaemon:
         client.device, client.share = hello
         client.slot = account.page.slots[number]
         client.counted_ns = client.slot.used_ns
+        account.counted_ns += client.counted_ns  # with a daemon before
         client.slot.until_ns = 0
         account.clients.append(client)
         self._turns[client.device].join(client, client.share, account.terms, self._clock())
@@ -245,9 +249,10 @@ class ShareDaemon:
         if slot is not None:
             account = self._accounts[client.device, client.share]
             account.clients.remove(client)
-            account.gone_used_ns += slot.used_ns
             account.gone_waited_ns += slot.waited_ns
-            self._turns[client.device].leave(client, self._used_since(client), self._clock())
+            used = self._used_since(client)
+            account.counted_ns += used
+            self._turns[client.device].leave(client, used, self._clock())
             if not any(other.slot is slot for other in account.clients):
                 slot.clear()
         self._drop(client)

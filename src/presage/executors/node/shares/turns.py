@@ -100,6 +100,8 @@ class _TurnTaker:
     until: int = 0
     paid: int = 0
     """What was charged for a turn that is not over."""
+    alone: bool = False
+    """Whether a part of its turn was before anybody else wanted the device."""
 
 
 class DeviceTurns:
@@ -153,14 +155,16 @@ class DeviceTurns:
 
     def done(
         self, seat: Hashable, used: int, end: int, kernel_ns: int, *, wants: bool, now: int
-    ) -> None:
-        """A process gave its turn back at `end`, and says how long it had the device."""
+    ) -> int | None:
+        """A process gave its turn back at `end`, and says how long it had the device. What it had
+        by the clock of the daemon, since the turn before was over; None of a time alone."""
         self._pass(now)
         one = self._seats[seat]
+        held = None
         if one.until:
-            # By the clock of the daemon: a keeper that woke late has seen less of its turn.
             held = max(used and end - one.since, 0) if one.until != FOREVER else 0
             self._charge(one, held - one.paid)
+            held = None if one.alone else held
         one.paid, one.until = 0, 0
         one.wants, one.kernel_ns = wants or (one.wants and one is self._ending), kernel_ns
         if one is self._ending:
@@ -168,6 +172,7 @@ class DeviceTurns:
             self._follow(end)
         if one is self._holder:
             self._holder = None
+        return held
 
     def _follow(self, end: int) -> None:
         """The turn of the holder begins now that the one before is over."""
@@ -263,9 +268,10 @@ class DeviceTurns:
         seat.entitled, seat.wants = bool(owed), False
         until = self._end(seat, start)
         if seat is not running:
-            seat.since, seat.planned, seat.paid = now, start, 0
+            seat.since, seat.planned, seat.paid, seat.alone = now, start, 0, False
             self._ending = running
         self._holder, seat.until = seat, until
+        seat.alone |= until == FOREVER
         return Grant(seat.key, until)
 
     def _recall(self, holder: _TurnTaker, now: int) -> Grant | None:
