@@ -36,8 +36,8 @@ _MOST_ENERGY, _MOST_SLOW = 225.0, 100.0
 _QUICK, _LONG, _OFF = 0.2, 0.02, 0.2
 """How much one sample moves the three averages of energy."""
 _LASTING, _WORST = 8.0, 3
-"""Whether trouble lasts is seen by the so many metrics that are worst at each sample; energy beyond
-this says no more about it."""
+"""Whether trouble lasts is seen by the so many metrics that are worst at each sample; energy
+beyond this says no more about it."""
 _LEAST, _LEAST_SLOW = 0.01, 0.1
 _LONG_WEIGHT, _OFF_WEIGHT = 2.0, 0.6
 _OFF_BLAME = 0.1
