@@ -145,6 +145,10 @@ def test_a_model_that_is_served(look: Visitor) -> None:
     page.get_by_role("spinbutton", name="Sequences at once").fill("512")
     eventually(lambda: gib(page) > 2 * few)
     expect(page.get_by_text(re.compile("a100-80g: .*concurrency"))).to_be_visible()
+    manifest = parse_manifest(page.locator(".copy-box pre").inner_text())
+    assert manifest.model is not None
+    assert (manifest.model.kv_len, manifest.model.concurrency) == (1024, 512)
+    assert manifest.model.setup().inference
     page.get_by_role("combobox", name="Model").fill("zoo:resnet18")
     expect(page.get_by_role("alert")).to_contain_text("is no language model")
 

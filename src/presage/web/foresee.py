@@ -111,8 +111,6 @@ class _ForeseePage:
             with ui.element("section").classes("card"):
                 Tag("h2", "What this rests on")
                 _bullets([*said["assumptions"], *said["evidence"]])
-            if question.use == "serving":
-                return
             with ui.element("section").classes("card"):
                 Tag("h2", "Manifest")
                 kind = said["gpus"][0]["name"]

@@ -154,17 +154,19 @@ def read_question(given: Mapping[str, Any]) -> ForeseeQuestion:
 
 def manifest_text(question: ForeseeQuestion, kind: str, precision: str) -> str:
     """A manifest that asks for these GPUs and says what it trains, to copy."""
+    serves = question.use == "serving"
     said: dict[str, Any] = {
-        **{"ref": check_name(question.model), "batch": question.batch},
+        **{"ref": check_name(question.model)},
+        **({} if serves else {"batch": question.batch}),
         **{name: value for name, value in question.options().items() if value is not None},
         "precision": precision,
     }
-    said.pop("gpus")
+    gpus = said.pop("gpus")
     job: dict[str, Any] = {
         "name": re.sub(r"[^a-z0-9]+", "-", question.model.rpartition(":")[2].lower()).strip("-"),
-        "command": "python train.py",
-        **({"launcher": "torchrun", "workers": question.gpus} if question.gpus > 1 else {}),
-        "resources": {"gpus": 1, "gpu_type": kind},
+        "command": f"python {'serve' if serves else 'train'}.py",
+        **({"launcher": "torchrun", "workers": gpus} if gpus > 1 and not serves else {}),
+        "resources": {"gpus": gpus if serves else 1, "gpu_type": kind},
         "model": _said_in_manifests(said),
     }
     return yaml.safe_dump(job, sort_keys=False, width=99)
