@@ -97,6 +97,8 @@ def test_a_pair_slows_down() -> None:
         (["zoo:resnet50", "--inference", "--optimizer", "adamw"], "leave --optimizer adamw out"),
         (["--table", "nowhere.parquet", "--target", "memory", "--out", "x.parquet"], "no file"),
         (["nowhere.py:f"], "nowhere.py"),
+        (["hf:gpt2", "--layout", "nhwc", "--device", "l4"], "reads no images"),
+        (["zoo:resnet18", "--attention", "eager", "--device", "l4"], "has no attention"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], says: str) -> None:
@@ -106,6 +108,22 @@ def test_a_mistake_is_one_line(words: list[str], says: str) -> None:
     assert line.startswith("error: ")
     assert "\n" not in line
     assert says in line
+
+
+def test_no_number_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    done = run("predict", "hf:gpt2", "--batch", "512", "--device", "a100-40g")
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout
+    assert "max batch" in done.stdout
+
+
+def test_serving_says_what_it_assumed_of_the_cache() -> None:
+    told = answer("hf:gpt2", "--inference", "--device", "l4")
+    assert "1,024 tokens that a served sequence holds" in told["assumptions"]
+    assert not any("a sample" in line for line in told["assumptions"])
+    told = answer("hf:gpt2", "--inference", "--kv-len", "512", "--quant", "nf4", "--device", "l4")
+    assert not any("forward pass" in line for line in told["assumptions"])
 
 
 def test_a_module_in_python() -> None:

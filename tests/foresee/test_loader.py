@@ -143,6 +143,29 @@ def test_workers_share_the_cores_with_the_training() -> None:
     assert roomy.step_ms[1] == pytest.approx(11.9, rel=0.01)
 
 
+def test_what_it_takes_to_get_a_batch_is_not_hidden() -> None:
+    quick = LoaderTiming(6000, 6400, 6800, 32, 40, 2, True, core_ms=10 / 32, cores=16)
+    assert fed((9, 10, 11), (100, 100, 100), quick, 32).step_ms[1] == pytest.approx(10.2, rel=0.01)
+    behind = fed((9, 10, 11), (100, 100, 100), replace(quick, take_ms=2 / 32), 32)
+    assert behind.step_ms[1] == pytest.approx(12.1, rel=0.01)
+
+
+def test_a_wait_is_the_less_sure_the_more_share_the_cores() -> None:
+    def wide(workers: int, cores: int) -> float:
+        told = replace(timing(1000), workers=workers, cores=cores)
+        share = fed((10, 10, 10), (100, 100, 100), told, 32)
+        return share.util_pct[2] / share.util_pct[0]
+
+    assert wide(1, 64) < wide(1, 2) < wide(3, 2)
+    alone = fed((10, 10, 10), (100, 100, 100), timing(1000, prefetches=False), 32)
+    assert 1.2 < alone.util_pct[2] / alone.util_pct[0] < wide(1, 2)
+
+
+def test_threads_of_the_taker_are_told_from_its_workers() -> None:
+    alone = time_batches([[0] * 4] * 3, 6, PATIENCE_S)
+    assert all(batch.taking_s == batch.computed_s for batch in alone)
+
+
 def test_both_after_each_other_where_they_are_not() -> None:
     told = fed((9, 10, 11), (100, 100, 100), timing(3200, prefetches=False), 32)
     assert told.step_ms[1] == pytest.approx(20.0)

@@ -132,6 +132,27 @@ def test_a_plan_on_request(look: Visitor) -> None:
     expect(page.get_by_role("alert")).to_contain_text("comes closest to 1 s")
 
 
+def test_a_model_that_is_served(look: Visitor) -> None:
+    page = look(f"{SMALL}&concurrency=4&kv_len=1024")
+    page.get_by_role("combobox", name="Use").select_option("serving")
+    expect(page).to_have_url(re.compile("use=serving"))
+    cache = re.compile("^a100-80g: .*cache of keys and values")
+    expect(page.get_by_role("img", name=cache)).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Tokens a second")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Optimizer")).to_be_disabled()
+    expect(page.get_by_role("button", name="Plan", exact=True)).to_have_count(0)
+    few = gib(page)
+    page.get_by_role("spinbutton", name="Sequences at once").fill("512")
+    eventually(lambda: gib(page) > 2 * few)
+    expect(page.get_by_text(re.compile("a100-80g: .*concurrency"))).to_be_visible()
+    manifest = parse_manifest(page.locator(".copy-box pre").inner_text())
+    assert manifest.model is not None
+    assert (manifest.model.kv_len, manifest.model.concurrency) == (1024, 512)
+    assert manifest.model.setup().inference
+    page.get_by_role("combobox", name="Model").fill("zoo:resnet18")
+    expect(page.get_by_role("alert")).to_contain_text("is no language model")
+
+
 def test_what_makes_no_sense_is_said(look: Visitor) -> None:
     page = look("batch=%3Cscript%3E")
     alert = page.get_by_role("alert")

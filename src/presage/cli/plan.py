@@ -15,6 +15,7 @@ from rich.table import Table
 from presage._api import planning
 from presage.cli._output import check_file, print_json, progress, say
 from presage.cli._setup_options import MOST
+from presage.foresee.planned import money_text
 from presage.page import duration_text, render, write_page
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _choices(made: TrainingPlan) -> list[str]:
 
 
 def _words(option: PlanOption) -> str:
-    money = "" if option.usd is None else f", ${option.usd.p50:,.0f}"
+    money = "" if option.usd is None else f", {money_text(option.usd.p50)}"
     return f"{option.label}, batch {option.batch_text}: {duration_text(option.time_s.p50)}{money}"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from presage._api import foresight
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["fit", "predict"]
 
 _DEVICES = "a100-40g,rtx3090"
+_WIDEST = 400
 
 Target = Annotated[
     str | None,
@@ -175,8 +177,9 @@ def _show(prediction: Prediction) -> None:
         f"{short(prediction.params)} parameters"
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", "max batch"):
-        grid.add_column(name, justify="left" if name == "GPU" else "right")
+    most = "most at once" if "kv_len" in prediction.options else "max batch"
+    for name in ("GPU", "memory MiB", "10–90 %", "GPU use", "step ms", "10–90 %", most):
+        grid.add_column(name, justify="left" if name == "GPU" else "right", no_wrap=True)
     for name, on in prediction.gpus.items():
         memory, step = on.memory_mib, on.step_ms
         grid.add_row(
@@ -188,7 +191,9 @@ def _show(prediction: Prediction) -> None:
             f"{_number(step.p10)}–{_number(step.p90)}",
             f"{on.max_batch:,}",
         )
-    console.print(grid)
+    wide = Console(highlight=False, width=_WIDEST)
+    wide.width = max(console.width, Measurement.get(wide, wide.options, grid).maximum)
+    wide.print(grid)  # a number that is cut is none
     for name, on in prediction.gpus.items():
         console.print(f"{name}: {on.reason}")
         console.print(f"  {_speed(on)}")

@@ -91,9 +91,13 @@ def _look(question: Mapping[str, Any]) -> dict[str, Any]:
 
     named = _model(question["model"])
     options = dict(question["options"])
-    if options.get("seq") is None:
+    serves = bool(options.get("inference"))
+    if serves and named.decoder is None:
+        raise GraphError(f"{named.name} is no language model: tokens are served by those alone")
+    if options.get("seq") is None and not serves:
         options["seq"] = usual_seq(named)
-    setup = Setup.make(**{"precision": usual_precision(named), **options})
+    usual = "bf16" if serves else usual_precision(named)
+    setup = Setup.make(**{"precision": usual, **options})
     gpus = [find(name) for name in question["gpus"]]
     batch = int(question["batch"])
     largest = bool(question.get("largest"))

@@ -35,6 +35,10 @@ _SHARPNESS = 4.0
 """Of the smooth maximum of step and feed: both vary, so one waits for the other now and then."""
 _LEAST_SPREAD = 0.05
 """Of the logarithm of a rate at each end: another machine, another epoch."""
+_WAIT_SPREAD, _CROWDED = 0.2, 0.3
+"""Of the logarithm of what a step waits for its samples, at each end: in any training, and more
+where as many processes compute as there are cores. From 30 trainings of other sizes than those
+that `benchmarks.loader_live` judges by."""
 _BUSY = 0.2
 """Share of the time that others had the cores from which on the middle is that of spells."""
 _LEAST_SHARE = 0.05
@@ -190,9 +194,10 @@ def fed(
     feed = timing.feed_ms(batch)
     middle, share = float(_behind(step[1], feed[1], timing, batch)), busy[1]
     steps, feeds = (_between(values)[:, None] for values in (step, feed))
-    both = _behind(steps, feeds.T, timing, batch)
-    shares = np.clip(_between(busy)[:, None, None] * (steps / both), 0, 100)
-    waits = float(np.mean(both > 1.1 * steps))
+    waited = _behind(steps, feeds.T, timing, batch) - steps
+    both = steps[..., None] + waited[..., None] * _unsure(timing)
+    shares = np.clip(_between(busy)[:, None, None, None] * (steps[..., None] / both), 0, 100)
+    waits = float(np.mean(waited > 0.1 * steps))
     longer = np.quantile(both, _LEVELS)
     used = np.quantile(shares, _LEVELS)
     longer[1], used[1] = middle, min(100.0, share * step[1] / middle)
@@ -213,6 +218,13 @@ def _behind(step: Any, feed: Any, timing: LoaderTiming, batch: float) -> Any:
     if timing.core_ms:
         feed = np.maximum(feed, (timing.core_ms * batch + step) / timing.cores)
     return (step**_SHARPNESS + feed**_SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _unsure(timing: LoaderTiming) -> Floats:
+    """Five equally likely factors of a wait."""
+    crowd = (timing.workers + 1) / timing.cores if timing.prefetches else 0.0
+    end = _WAIT_SPREAD + _CROWDED * min(crowd, 2.0)
+    return _between(np.exp(np.array([-end, 0.0, end])))
 
 
 def _between(quantiles: Floats) -> Floats:

@@ -47,11 +47,20 @@ def predict_model(
     is what each GPU is fed by, if it was timed."""
     assumed = []
     if model.decoder is not None and setup.seq is None:
-        setup = replace(setup, seq=decoder_length(model.decoder, setup))
-        assumed.append(f"{setup.seq:,} tokens a sample")
+        length = decoder_length(model.decoder, setup)
+        if not setup.inference:
+            setup = replace(setup, seq=length)
+            assumed.append(f"{length:,} tokens a sample")
+        elif setup.kv_len is None:
+            setup = replace(setup, kv_len=length)
+            assumed.append(f"{length:,} tokens that a served sequence holds")
+    if model.decoder is not None and setup.layout != "nchw":
+        raise ConfigError(f"{model.name} reads no images: leave --layout {setup.layout} out")
     for gpu in gpus:
         _check_gpu(gpu, setup)
     if model.decoder is not None and setup.inference:
+        if loader is not None:
+            raise ConfigError("serving reads no training samples: leave --loader out")
         answer = predict_serving(model.decoder, gpus, setup)
     else:
         answer = predict_graph(

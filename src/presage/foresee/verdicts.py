@@ -43,8 +43,7 @@ def _reason(
     if memory[2] <= room:
         return f"fits: {need}; {what} up to {most:,}"
     if memory[0] <= room:
-        return (
-            f"may not fit: {need}, {memory[1] / 1024:.1f} at the median; {what} {most:,} is safe"
-        )
+        safe = f"{what} {most:,} is safe" if most else f"no {what} is safe"
+        return f"may not fit: {need}, {memory[1] / 1024:.1f} at the median; {safe}"
     less = f"{what} {most:,} would" if most else "not even one sample would"
     return f"does not fit: {need}; {less} of the {batch:,} asked"

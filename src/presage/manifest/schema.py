@@ -258,6 +258,11 @@ class ModelReference(_ManifestPart):
     cudnn_benchmark: bool = False
     offload: Offload = "none"
     interconnect: Annotated[Text, Field(max_length=40)] | None = None
+    inference: bool = False
+    kv_len: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """With inference: tokens that a served sequence holds."""
+    concurrency: Annotated[int, Field(ge=1, le=1 << 20)] = 1
+    """With inference: sequences that are served at once."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

@@ -414,8 +414,9 @@ class Setup:
             said.append(f"adapters in {kept}, on {', '.join(self.lora.targets)}")
         if self.quant != "none" and self.precision == "fp16" and not self.inference:
             said.append("fp16 by autocast: what is not quantised stays in fp32")
-        if self.quant == "nf4":
+        if self.quant == "nf4" and not self.inference:
             said.append("a loop that holds its last loss while the next forward pass runs")
+        if self.quant == "nf4":
             said.append(
                 "4-bit weights in blocks of 64 without double quantisation; embeddings "
                 "and head not quantised"

@@ -39,6 +39,7 @@ class ForeseeQuestion(BaseModel):
     kinds: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9., _-]*$")] = (
         "a100-80g,h100-80g"
     )
+    use: Literal["training", "serving"] = "training"
     batch: Count = 1
     seq: Annotated[int | None, Field(ge=1, le=1 << 22), Maybe] = None
     gpus: Annotated[int, Field(ge=1, le=4096)] = 8
@@ -52,6 +53,8 @@ class ForeseeQuestion(BaseModel):
     lora: Annotated[int, Field(ge=0, le=4096)] = 0
     targets: Word = "all"
     quant: Literal["none", "nf4", "int8"] = "none"
+    kv_len: Annotated[int | None, Field(ge=1, le=1 << 22), Maybe] = None
+    concurrency: Count = 1
     amount: Word = ""
     unit: Literal["tokens", "samples"] = "tokens"
     global_batch: Annotated[int | None, Field(ge=1, le=1 << 24), Maybe] = None
@@ -77,6 +80,13 @@ class ForeseeQuestion(BaseModel):
 
     def options(self) -> dict[str, Any]:
         """Options of the set-up, as `Setup.make` takes them."""
+        if self.use == "serving":
+            return {
+                "inference": True,
+                **({"precision": self.precision} if self.precision else {}),
+                **{"kv_len": self.kv_len, "concurrency": self.concurrency},
+                **{"quant": self.quant, "gpus": self.gpus, "parallel": self.parallel() or None},
+            }
         return {
             **self.common(),
             "seq": self.seq,
@@ -91,7 +101,8 @@ class ForeseeQuestion(BaseModel):
         if self.gpus == 1:
             return ""
         split = [f"{name}={size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
-        return ",".join([self.sharding] * (self.sharding != "none") + split)
+        shards = self.use == "training" and self.sharding != "none"
+        return ",".join([self.sharding] * shards + split)
 
     def look(self, *, largest: bool) -> dict[str, Any]:
         """For the desk: one set-up, and whether to say what batch would fit at most."""
@@ -105,6 +116,8 @@ class ForeseeQuestion(BaseModel):
 
     def wish(self) -> dict[str, Any]:
         """For the desk: a plan."""
+        if self.use == "serving":
+            raise UserError("plans are of trainings: choose training")
         if not self.amount:
             raise UserError("say how much the training is to see, such as 2B tokens")
         deadline_s = None
@@ -141,17 +154,19 @@ def read_question(given: Mapping[str, Any]) -> ForeseeQuestion:
 
 def manifest_text(question: ForeseeQuestion, kind: str, precision: str) -> str:
     """A manifest that asks for these GPUs and says what it trains, to copy."""
+    serves = question.use == "serving"
     said: dict[str, Any] = {
-        **{"ref": check_name(question.model), "batch": question.batch},
+        **{"ref": check_name(question.model)},
+        **({} if serves else {"batch": question.batch}),
         **{name: value for name, value in question.options().items() if value is not None},
         "precision": precision,
     }
-    said.pop("gpus")
+    gpus = said.pop("gpus")
     job: dict[str, Any] = {
         "name": re.sub(r"[^a-z0-9]+", "-", question.model.rpartition(":")[2].lower()).strip("-"),
-        "command": "python train.py",
-        **({"launcher": "torchrun", "workers": question.gpus} if question.gpus > 1 else {}),
-        "resources": {"gpus": 1, "gpu_type": kind},
+        "command": f"python {'serve' if serves else 'train'}.py",
+        **({"launcher": "torchrun", "workers": gpus} if gpus > 1 and not serves else {}),
+        "resources": {"gpus": gpus if serves else 1, "gpu_type": kind},
         "model": _said_in_manifests(said),
     }
     return yaml.safe_dump(job, sort_keys=False, width=99)

@@ -25,7 +25,7 @@ from presage.foresee.graph.decoder_graph import busiest_graph
 from presage.foresee.graph.decoders import DECODER_TYPES
 from presage.foresee.graph.huggingface import config_name, read_json
 from presage.foresee.graph.named import NamedModel
-from presage.foresee.graph.opgraph import InputSpec, OpGraph
+from presage.foresee.graph.opgraph import KINDS, InputSpec, OpGraph
 from presage.foresee.sandbox import run_isolated
 from presage.foresee.sharding import shard
 from presage.model.errors import ConfigError, GraphError, MissingExtra
@@ -80,7 +80,23 @@ def on_one_rank(trace: Callable[[], OpGraph], setup: Setup) -> OpGraph:
             f"{name} is for decoder language models: name one as hf:meta-llama/Llama-3.1-8B, or "
             "give its config.json"
         )
-    return shard(trace(), setup)
+    graph = trace()
+    _check_kinds(graph, setup)
+    return shard(graph, setup)
+
+
+def _check_kinds(graph: OpGraph, setup: Setup) -> None:
+    """Refuse to be asked how operators run that the model does not have."""
+    there = {KINDS[kind] for kind in set(graph.kind.tolist())}
+    if setup.attention != "sdpa" and not there & {"attention", "matmul"}:
+        raise ConfigError(
+            f"{graph.name} has no attention: leave --attention {setup.attention} out"
+        )
+    if setup.layout != "nchw" and not there & _OF_IMAGES:
+        raise ConfigError(f"{graph.name} reads no images: leave --layout {setup.layout} out")
+
+
+_OF_IMAGES = {"conv", "pointwise", "depthwise", "grouped", "pool"}
 
 
 def trace_options(setup: Setup) -> dict[str, Any]:

@@ -3,7 +3,12 @@ const SLIDERS = {
   batch: ["Batch of a replica", 0, 10], seq: ["Tokens of a sample", 7, 17],
   gpus: ["GPUs", 0, 10], accumulate: ["Accumulated micro-batches", 0, 8],
 };
+const SERVED = {
+  concurrency: ["Sequences at once", 0, 10], kv_len: ["Tokens of a sequence", 7, 17], gpus: ["GPUs", 0, 10],
+};
+const OF_TRAINING = ["optimizer", "sharding", "checkpoint", "lora", "targets"];
 const CHOICES = {
+  use: ["Use", ["training", "serving"]],
   precision: ["Precision", { "": "usual", fp32: "fp32", tf32: "tf32", amp: "amp (fp16)", "amp-bf16": "amp-bf16",
     bf16: "bf16", fp16: "fp16", fp8: "fp8" }],
   optimizer: ["Optimizer", ["adamw", "adamw-fused", "adamw-8bit", "paged-adamw-8bit", "adam", "adafactor", "lion",
@@ -40,7 +45,7 @@ export default {
             <input type="range" :min="about[1]" :max="about[2]" step="1" :value="power(key)" :aria-label="about[0] + ', slider'"
                    @input="state[key] = 2 ** Number($event.target.value)">
             <input type="number" min="1" :name="key" v-model.number="state[key]" :aria-label="about[0]"
-                   :placeholder="key === 'seq' ? 'usual' : ''">
+                   :placeholder="['seq', 'kv_len'].includes(key) ? 'usual' : ''">
           </span></div>
       </div>
       <div class="choices">
@@ -48,7 +53,7 @@ export default {
           <select :name="key" v-model="state[key]" :disabled="idle(key)">
             <option v-for="(word, value) in options(about[1])" :value="value">{{ word }}</option></select></label>
       </div>
-      <details class="wish" :open="wished"><summary>Plan the whole training</summary>
+      <details v-if="!serves" class="wish" :open="wished"><summary>Plan the whole training</summary>
         <div class="choices">
           <label v-for="(about, key) in wishes" class="field">{{ about[0] }}
             <input :type="about[2]" min="1" :name="key" v-model.trim="state[key]" :placeholder="about[1]" maxlength="40"></label>
@@ -65,7 +70,8 @@ export default {
     return { state: { ...this.initial }, copied: false, timer: null, wished: Boolean(this.initial.amount) };
   },
   computed: {
-    sliders: () => SLIDERS,
+    serves() { return this.state.use === "serving"; },
+    sliders() { return this.serves ? SERVED : SLIDERS; },
     choices: () => CHOICES,
     wishes: () => WISHES,
     kinds() { return String(this.state.kinds).split(",").filter(Boolean); },
@@ -94,8 +100,10 @@ export default {
     options(values) {
       return Array.isArray(values) ? Object.fromEntries(values.map((value) => [value, String(value)])) : values;
     },
-    power(key) { return Math.round(Math.log2(Math.max(1, Number(this.state[key]) || (key === "seq" ? 4096 : 1)))); },
+    power(key) { return Math.round(Math.log2(Math.max(1, Number(this.state[key]) || (["seq", "kv_len"].includes(key) ? 4096 : 1)))); },
     idle(key) {
+      if (this.serves && OF_TRAINING.includes(key)) return true;
+      if (this.serves && key === "quant") return false;
       if (["sharding", "tp", "pp"].includes(key)) return Number(this.state.gpus) < 2;
       if (["targets", "quant"].includes(key)) return String(this.state.lora) === "0";
       return false;
