@@ -191,28 +191,30 @@ def train(
         tensorboard_log=None if tensorboard is None else str(tensorboard),
         **_SETTINGS[algorithm],
     )
-    before = _load(state, model) if state is not None and state.exists() else 0
+    before = _load(state, model, seed) if state is not None and state.exists() else 0
     watch = _Watch(steps, progress)
     try:
         model.learn(total_timesteps=max(steps - before, 0), callback=watch)
     finally:
         if state is not None:
-            _save(state, model, before + model.num_timesteps)
+            _save(state, model, before + model.num_timesteps, seed)
     scores = model.policy.q_net.q_net if algorithm == "dqn" else model.policy.action_net
     return Training(scores.net(), watch.rewards, before + model.num_timesteps)
 
 
-def _save(path: Path, model: Any, steps: int) -> None:
+def _save(path: Path, model: Any, steps: int, seed: int) -> None:
     arrays = {name: tensor.numpy() for name, tensor in model.policy.state_dict().items()}
     with replacing(path) as draft, draft.open("wb") as file:
-        np.savez(file, allow_pickle=False, steps=np.array(steps), **arrays)
+        np.savez(file, allow_pickle=False, steps=np.array(steps), seed=np.array(seed), **arrays)
 
 
-def _load(path: Path, model: Any) -> int:
+def _load(path: Path, model: Any, seed: int) -> int:
     try:
         with np.load(path, allow_pickle=False) as file:
             kept = {name: torch.tensor(file[name]) for name in file.files}
-        steps = int(kept.pop("steps"))
+        steps, other = int(kept.pop("steps")), int(kept.pop("seed")) != seed
+        if other:
+            raise ValueError("another seed")
         model.policy.load_state_dict(kept)
     except Exception:
         raise BundleError(

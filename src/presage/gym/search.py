@@ -117,11 +117,8 @@ class Search:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             flat = np.asarray(kept["flat"], np.float64)
-            if (kept["task"], kept["slots"], flat.size) != (
-                self.task,
-                self.slots,
-                self.net.flat().size,
-            ):
+            mine = self.task, self.slots, self.seed, self.net.flat().size
+            if (kept["task"], kept["slots"], kept["seed"], flat.size) != mine:
                 raise BundleError(f"{path} is the state of another training; choose another --out")
             self.net, self.rules = self.net.like(flat), dict(kept["rules"])
             self.generation, self.curve = int(kept["generation"]), list(kept["curve"])

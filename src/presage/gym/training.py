@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from math import log
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -78,7 +79,7 @@ def train_policy(
     """Train; `state` is a file in which progress is kept and from which it goes on."""
     task, slots, seed = recipe.task, recipe.slots, recipe.seed
     if recipe.algorithm in ("ppo", "a2c", "dqn"):
-        _check_extra(recipe.algorithm)  # before minutes are spent
+        _check_extra(recipe.algorithm, tensorboard)  # before minutes are spent
     layout, rules = layout_of(task, slots), rules_of(task)
     rng = np.random.default_rng((seed, 0))
     teacher = best_teacher(task, [worlds.draw(rng) for _ in range(_TEACHER_SCENES)], slots)
@@ -182,7 +183,9 @@ def _reinforce(
     return done.net, done.curve
 
 
-def _check_extra(algorithm: str) -> None:
+def _check_extra(algorithm: str, tensorboard: Path | None) -> None:
+    if tensorboard is not None and find_spec("tensorboard") is None:
+        raise MissingExtra("tensorboard", "--tensorboard")
     try:
         import gymnasium  # noqa: F401
         import stable_baselines3  # noqa: F401
