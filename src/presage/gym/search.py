@@ -25,7 +25,7 @@ from presage.policy.learned.net import Floats, Net, Task
 from presage.policy.registry import build
 from presage.sim._files import replacing
 
-__all__ = ["BASELINES", "Search", "baselines", "cost"]
+__all__ = ["BASELINES", "NetSearch", "baselines", "cost"]
 
 BASELINES: dict[Task, tuple[str, ...]] = {"order": ("fifo", "sjf", "tiresias", "qssf")}
 _TAIL_FREE = 1.0
@@ -51,7 +51,7 @@ def cost(mine: Figures, best: Figures) -> float:
 
 
 @dataclass(slots=True)
-class Search:
+class NetSearch:
     """One search. All its randomness is in `seed` and the number of the generation."""
 
     task: Task

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from presage.gym.episode import Episode
+from presage.gym.episode import ClusterEpisode
 from presage.gym.evaluate import policy_of, run_scene
 from presage.gym.imitate import gather, imitate
-from presage.gym.search import Search, baselines, cost
+from presage.gym.search import NetSearch, baselines, cost
 from presage.gym.tasks import layout_of, maker, rules_of
 from presage.gym.teachers import TEACHERS, choice
 from presage.gym.worlds import Scene, Worlds
@@ -122,7 +122,7 @@ def best_teacher(task: Task, scenes: Sequence[Scene], slots: int = 16) -> str:
         found = 0.0
         choose = choice(TEACHERS[task][name], layout_of(task, slots))
         for scene in scenes:
-            episode = Episode(scene, maker(task, slots))
+            episode = ClusterEpisode(scene, maker(task, slots))
             while episode.go_on():
                 while episode.chooser.can_choose:
                     episode.chooser.choose(choose(episode.chooser.observation))
@@ -140,7 +140,7 @@ def _search(
     state: Path | None,
     report: Report,
 ) -> tuple[Net, dict[str, float], list[float]]:
-    search = Search(
+    search = NetSearch(
         recipe.task, net, rules, recipe.slots, population=recipe.population, seed=recipe.seed
     )
     if state is not None and state.exists():
