@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from presage.gym.envs import ClusterEnv, Weights
-from presage.gym.episode import Episode
+from presage.gym.envs import ClusterEnv, RewardWeights
+from presage.gym.episode import ClusterEpisode
 from presage.gym.evaluate import policy_of, run_scene
 from presage.gym.tasks import layout_of, maker, rules_of
 from presage.gym.worlds import Generated, Mixed, Scene, Weeks, of_queue, sized, weeks_of
@@ -61,7 +61,7 @@ def test_a_seed_is_an_episode() -> None:
 
 def test_rewards_add_up_to_the_named_parts() -> None:
     given = scene()
-    env = ClusterEnv(weights=Weights(jct=1.0, stops=0.5, fairness=0.1, utilization=0.2))
+    env = ClusterEnv(weights=RewardWeights(jct=1.0, stops=0.5, fairness=0.1, utilization=0.2))
     told = play(env, 1, {"scene": given})
     parts = [info["parts"] for _, _, info in told[2:]]
     names = {"jct", "wait", "fairness", "utilization", "stops", "resizes"}
@@ -94,7 +94,7 @@ def test_an_episode_is_a_simulation() -> None:
     that network gives it."""
     given, layout = scene(90), layout_of("order", 8)
     net = Net.random(layout, 5, np.random.default_rng(1))
-    episode = Episode(given, maker("order", 8))
+    episode = ClusterEpisode(given, maker("order", 8))
     while episode.go_on():
         while episode.chooser.can_choose:
             episode.chooser.choose(net.choose(episode.chooser.observation, layout))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from presage.cli.main import app
 from presage.gym.evaluate import Figures, best_of, interval, run_scene
 from presage.gym.imitate import gather, imitate
-from presage.gym.search import Search, cost
+from presage.gym.search import NetSearch, cost
 from presage.gym.tasks import layout_of, rules_of
 from presage.gym.teachers import TEACHERS, choice
 from presage.gym.training import Recipe, best_teacher, train_policy
@@ -80,9 +80,9 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     scenes = [Scene(make_trace("poisson", 60, 1, nodes.gpus, 1.5), nodes)]
     best = [run_scene(scenes[0], registry.build("sjf"))]
 
-    def new() -> Search:
+    def new() -> NetSearch:
         net = Net.random(LAYOUT, 4, np.random.default_rng(0))
-        return Search("order", net, rules_of("order"), 8, population=5, width=0.5)
+        return NetSearch("order", net, rules_of("order"), 8, population=5, width=0.5)
 
     whole = new()
     costs = [whole.step(scenes, best) for _ in range(2)]
@@ -96,7 +96,7 @@ def test_a_search_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     goes_on.step(scenes, best)
     assert (goes_on.net.flat() == whole.net.flat()).all()
     assert goes_on.rules == whole.rules
-    other = Search("order", Net.zero(layout_of("order", 4), 3), rules_of("order"), 4)
+    other = NetSearch("order", Net.zero(layout_of("order", 4), 3), rules_of("order"), 4)
     with pytest.raises(BundleError, match="the state of another training"):
         other.load(tmp_path / "state")
     (tmp_path / "state").write_text("{")

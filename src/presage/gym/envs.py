@@ -1,7 +1,7 @@
-"""The Gymnasium environment of a task, an `Episode` that an agent chooses for; importing this
+"""The Gymnasium environment of a task: a `ClusterEpisode` that an agent chooses for. Importing it
 registers `presage/Order-v0`.
 
-An observation is one flat array (`Layout`): the slots, then the cluster. An action is a slot (and
+An observation is one flat array (`SlotLayout`): slots, then the cluster. An action is a slot (and
 what to do with it), or the last one, nothing. `action_masks` says what can be done; an action that
 cannot be is nothing. Rewards are named parts with weights; `info["parts"]` has each.
 """
@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.core.ports import Policy
-from presage.gym.episode import Chooses, Episode, Parts
+from presage.gym.episode import Chooses, ClusterEpisode, Parts
 from presage.gym.tasks import maker
 from presage.gym.worlds import Generated, Scene, Worlds
 from presage.policy.learned.net import Task
 
-__all__ = ["ClusterEnv", "Weights"]
+__all__ = ["ClusterEnv", "RewardWeights"]
 
 _HIGHEST = 10.0
 """Fields are scaled to about 1, and never above this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RewardWeights:
     """How much each part of the reward counts; what is bad counts against it."""
 
     jct: float = 1.0
@@ -54,7 +54,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self,
         task: Task = "order",
         worlds: Worlds | None = None,
-        weights: Weights | None = None,
+        weights: RewardWeights | None = None,
         *,
         slots: int = 16,
         rules: Mapping[str, float] | None = None,
@@ -63,14 +63,14 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         """`rules` are numbers of the task beside the network; an episode is cut after so many
         decisions."""
         self._worlds = worlds or Generated()
-        self.weights = weights or Weights()
+        self.weights = weights or RewardWeights()
         self._make: Callable[[], tuple[Policy, Chooses]] = maker(task, slots, rules)
         self.layout = self._make()[1].layout
         self._most = most_decisions
         shape = (self.layout.size,)
         self.observation_space = gymnasium.spaces.Box(0.0, _HIGHEST, shape, np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.layout.choices)
-        self._episode: Episode | None = None
+        self._episode: ClusterEpisode | None = None
         self._mask = np.zeros(self.layout.choices, dtype=np.bool_)
         self._mask[-1] = True
 
@@ -82,7 +82,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         scene = (options or {}).get("scene")
         for _ in range(_TRIES):
             drawn: Scene = scene or self._worlds.draw(self.np_random)
-            self._episode = Episode(drawn, self._make, fairness=self.weights.fairness != 0)
+            self._episode = ClusterEpisode(drawn, self._make, fairness=self.weights.fairness != 0)
             self._decided, self._seen, self._going = 0, Parts(), self._episode.go_on()
             if self._going or scene is not None:
                 break

@@ -19,13 +19,13 @@ from presage.core.state import State
 from presage.gym.worlds import Scene
 from presage.model.event import Decision, Fact, JobSubmitted, NodeUp, Resize, Woke
 from presage.model.job import JobState
-from presage.policy.learned.net import Floats, Layout
+from presage.policy.learned.net import Floats, SlotLayout
 from presage.sim.foreseen import FromHistory
 from presage.sim.oracle import Oracle
 from presage.sim.workload import Workload
 from presage.sim.world import Task, World
 
-__all__ = ["Chooses", "Episode", "Parts"]
+__all__ = ["Chooses", "ClusterEpisode", "Parts"]
 
 _SUCCEEDED = JobState.SUCCEEDED
 _HOUR_S = 3600.0
@@ -34,7 +34,7 @@ _HOUR_S = 3600.0
 class Chooses(Protocol):
     """What an agent chooses for: a part of a policy whose pass stays open."""
 
-    layout: Layout
+    layout: SlotLayout
     observation: Floats
     can_choose: bool
 
@@ -69,7 +69,7 @@ class Parts:
 _PARTS = fields(Parts)
 
 
-class Episode:
+class ClusterEpisode:
     """From the first submission of a trace to its last end."""
 
     def __init__(

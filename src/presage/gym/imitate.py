@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from presage.gym.episode import Episode
+from presage.gym.episode import ClusterEpisode
 from presage.gym.tasks import layout_of, maker
 from presage.gym.teachers import Teacher, choice
 from presage.gym.worlds import Worlds
@@ -39,7 +39,7 @@ def gather(
     make, choose = maker(task, slots, rules), choice(teacher, layout)
     seen, chosen = list[Floats](), list[int]()
     while len(seen) < choices:
-        episode, taken = Episode(worlds.draw(rng), make), 0
+        episode, taken = ClusterEpisode(worlds.draw(rng), make), 0
         while taken < _MOST_OF_ONE and len(seen) < choices and episode.go_on():
             chooser = episode.chooser
             while chooser.can_choose:

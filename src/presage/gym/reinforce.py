@@ -24,13 +24,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 
-from presage.gym.envs import ClusterEnv, Weights
+from presage.gym.envs import ClusterEnv, RewardWeights
 from presage.gym.worlds import Worlds
 from presage.model.errors import BundleError
-from presage.policy.learned.net import Layout, Net, Task
+from presage.policy.learned.net import Net, SlotLayout, Task
 from presage.sim._files import replacing
 
-__all__ = ["ALGORITHMS", "Algorithm", "Training", "train"]
+__all__ = ["ALGORITHMS", "Algorithm", "Reinforced", "train"]
 
 Algorithm = Literal["a2c", "ppo", "dqn"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
@@ -60,7 +60,7 @@ _SETTINGS: dict[Algorithm, dict[str, Any]] = {
 class _SlotScores(nn.Module):
     """`Net` in torch."""
 
-    def __init__(self, net: Net, layout: Layout) -> None:
+    def __init__(self, net: Net, layout: SlotLayout) -> None:
         super().__init__()
         self.layout = layout
         for name, array in net.arrays().items():
@@ -103,7 +103,7 @@ class _AsItIs(nn.Module):
 class _SlotActor(ActorCriticPolicy):
     """Of A2C and PPO."""
 
-    def __init__(self, *given: Any, net: Net, layout: Layout, **more: Any) -> None:
+    def __init__(self, *given: Any, net: Net, layout: SlotLayout, **more: Any) -> None:
         self._begin, self._layout = net, layout
         super().__init__(*given, **more)
 
@@ -119,7 +119,7 @@ class _SlotActor(ActorCriticPolicy):
 class _SlotValues(DQNPolicy):
     """Of DQN: the scores are the values of actions."""
 
-    def __init__(self, *given: Any, net: Net, layout: Layout, **more: Any) -> None:
+    def __init__(self, *given: Any, net: Net, layout: SlotLayout, **more: Any) -> None:
         self._begin, self._layout = net, layout
         super().__init__(*given, **more)
 
@@ -130,7 +130,7 @@ class _SlotValues(DQNPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class Reinforced:
     """What came out."""
 
     net: Net
@@ -139,7 +139,7 @@ class Training:
     steps: int
 
 
-class _Watch(BaseCallback):
+class _RewardWatch(BaseCallback):
     def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
         super().__init__()
         self.rewards: list[float] = []
@@ -166,13 +166,13 @@ def train(
     steps: int,
     slots: int = 16,
     rules: dict[str, float] | None = None,
-    weights: Weights | None = None,
+    weights: RewardWeights | None = None,
     seed: int = 0,
     envs: int = 4,
     state: Path | None = None,
     tensorboard: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Training:
+) -> Reinforced:
     """Go on from a network; `state` is a file to keep progress in, and to go on from."""
     torch.set_num_threads(1)  # the networks are small
     made = partial(
@@ -191,28 +191,30 @@ def train(
         tensorboard_log=None if tensorboard is None else str(tensorboard),
         **_SETTINGS[algorithm],
     )
-    before = _load(state, model) if state is not None and state.exists() else 0
-    watch = _Watch(steps, progress)
+    before = _load(state, model, seed) if state is not None and state.exists() else 0
+    watch = _RewardWatch(steps, progress)
     try:
         model.learn(total_timesteps=max(steps - before, 0), callback=watch)
     finally:
         if state is not None:
-            _save(state, model, before + model.num_timesteps)
+            _save(state, model, before + model.num_timesteps, seed)
     scores = model.policy.q_net.q_net if algorithm == "dqn" else model.policy.action_net
-    return Training(scores.net(), watch.rewards, before + model.num_timesteps)
+    return Reinforced(scores.net(), watch.rewards, before + model.num_timesteps)
 
 
-def _save(path: Path, model: Any, steps: int) -> None:
+def _save(path: Path, model: Any, steps: int, seed: int) -> None:
     arrays = {name: tensor.numpy() for name, tensor in model.policy.state_dict().items()}
     with replacing(path) as draft, draft.open("wb") as file:
-        np.savez(file, allow_pickle=False, steps=np.array(steps), **arrays)
+        np.savez(file, allow_pickle=False, steps=np.array(steps), seed=np.array(seed), **arrays)
 
 
-def _load(path: Path, model: Any) -> int:
+def _load(path: Path, model: Any, seed: int) -> int:
     try:
         with np.load(path, allow_pickle=False) as file:
             kept = {name: torch.tensor(file[name]) for name in file.files}
-        steps = int(kept.pop("steps"))
+        steps, other = int(kept.pop("steps")), int(kept.pop("seed")) != seed
+        if other:
+            raise ValueError("another seed")
         model.policy.load_state_dict(kept)
     except Exception:
         raise BundleError(

@@ -25,7 +25,7 @@ from presage.policy.learned.net import Floats, Net, Task
 from presage.policy.registry import build
 from presage.sim._files import replacing
 
-__all__ = ["BASELINES", "Search", "baselines", "cost"]
+__all__ = ["BASELINES", "NetSearch", "baselines", "cost"]
 
 BASELINES: dict[Task, tuple[str, ...]] = {"order": ("fifo", "sjf", "tiresias", "qssf")}
 _TAIL_FREE = 1.0
@@ -51,7 +51,7 @@ def cost(mine: Figures, best: Figures) -> float:
 
 
 @dataclass(slots=True)
-class Search:
+class NetSearch:
     """One search. All its randomness is in `seed` and the number of the generation."""
 
     task: Task
@@ -117,11 +117,8 @@ class Search:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             flat = np.asarray(kept["flat"], np.float64)
-            if (kept["task"], kept["slots"], flat.size) != (
-                self.task,
-                self.slots,
-                self.net.flat().size,
-            ):
+            mine = self.task, self.slots, self.seed, self.net.flat().size
+            if (kept["task"], kept["slots"], kept["seed"], flat.size) != mine:
                 raise BundleError(f"{path} is the state of another training; choose another --out")
             self.net, self.rules = self.net.like(flat), dict(kept["rules"])
             self.generation, self.curve = int(kept["generation"]), list(kept["curve"])

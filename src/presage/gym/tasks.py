@@ -10,7 +10,7 @@ from dataclasses import replace
 from presage.core.ports import Policy
 from presage.gym.episode import Chooses
 from presage.model.errors import UserError
-from presage.policy.learned.net import Layout, Task
+from presage.policy.learned.net import SlotLayout, Task
 from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.learned.serve import BASES
 from presage.policy.pipeline import Pipeline
@@ -28,7 +28,7 @@ def rules_of(task: Task, given: Mapping[str, float] | None = None) -> dict[str, 
     return {**usual, **(given or {})}
 
 
-def layout_of(task: Task, slots: int = 16) -> Layout:
+def layout_of(task: Task, slots: int = 16) -> SlotLayout:
     """What is observed."""
     return {"order": order_layout}[task](slots)
 

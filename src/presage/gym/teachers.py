@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.policy.learned.net import Floats, Layout, Task
+from presage.policy.learned.net import Floats, SlotLayout, Task
 
 __all__ = ["TEACHERS", "Teacher", "choice"]
 
@@ -34,7 +34,7 @@ TEACHERS: dict[Task, dict[str, Teacher]] = {
 }
 
 
-def choice(teacher: Teacher, layout: Layout) -> Callable[[npt.NDArray[Any]], int]:
+def choice(teacher: Teacher, layout: SlotLayout) -> Callable[[npt.NDArray[Any]], int]:
     """Which choice it takes from an observation."""
     weights: Floats = np.zeros((len(layout.slot_fields), layout.actions))
     idle = -1e6

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from math import log
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from presage.gym.episode import Episode
+from presage.gym.episode import ClusterEpisode
 from presage.gym.evaluate import policy_of, run_scene
 from presage.gym.imitate import gather, imitate
-from presage.gym.search import Search, baselines, cost
+from presage.gym.search import NetSearch, baselines, cost
 from presage.gym.tasks import layout_of, maker, rules_of
 from presage.gym.teachers import TEACHERS, choice
 from presage.gym.worlds import Scene, Worlds
@@ -78,7 +79,7 @@ def train_policy(
     """Train; `state` is a file in which progress is kept and from which it goes on."""
     task, slots, seed = recipe.task, recipe.slots, recipe.seed
     if recipe.algorithm in ("ppo", "a2c", "dqn"):
-        _check_extra(recipe.algorithm)  # before minutes are spent
+        _check_extra(recipe.algorithm, tensorboard)  # before minutes are spent
     layout, rules = layout_of(task, slots), rules_of(task)
     rng = np.random.default_rng((seed, 0))
     teacher = best_teacher(task, [worlds.draw(rng) for _ in range(_TEACHER_SCENES)], slots)
@@ -121,7 +122,7 @@ def best_teacher(task: Task, scenes: Sequence[Scene], slots: int = 16) -> str:
         found = 0.0
         choose = choice(TEACHERS[task][name], layout_of(task, slots))
         for scene in scenes:
-            episode = Episode(scene, maker(task, slots))
+            episode = ClusterEpisode(scene, maker(task, slots))
             while episode.go_on():
                 while episode.chooser.can_choose:
                     episode.chooser.choose(choose(episode.chooser.observation))
@@ -139,7 +140,7 @@ def _search(
     state: Path | None,
     report: Report,
 ) -> tuple[Net, dict[str, float], list[float]]:
-    search = Search(
+    search = NetSearch(
         recipe.task, net, rules, recipe.slots, population=recipe.population, seed=recipe.seed
     )
     if state is not None and state.exists():
@@ -182,7 +183,9 @@ def _reinforce(
     return done.net, done.curve
 
 
-def _check_extra(algorithm: str) -> None:
+def _check_extra(algorithm: str, tensorboard: Path | None) -> None:
+    if tensorboard is not None and find_spec("tensorboard") is None:
+        raise MissingExtra("tensorboard", "--tensorboard")
     try:
         import gymnasium  # noqa: F401
         import stable_baselines3  # noqa: F401

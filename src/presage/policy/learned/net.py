@@ -19,7 +19,7 @@ import numpy.typing as npt
 from presage.learn.bundle import load_bundle, save_bundle
 from presage.model.errors import BundleError
 
-__all__ = ["TASKS", "Bundle", "Floats", "Layout", "Net", "Task", "read_bundle", "write_bundle"]
+__all__ = ["TASKS", "Bundle", "Floats", "Net", "SlotLayout", "Task", "read_bundle", "write_bundle"]
 
 Floats = npt.NDArray[np.float64]
 Task = Literal["order"]
@@ -32,7 +32,7 @@ _GRAIN = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SlotLayout:
     """What an observation has, as one flat array: the slots one after the other, each with its
     fields, then the fields of the cluster. The first field of a slot is whether there is
     something in it; the next `actions` say what can be done with it."""
@@ -78,7 +78,7 @@ class Net:
     """Fields of the cluster → the score of doing nothing, and its bias at the end."""
 
     @classmethod
-    def zero(cls, layout: Layout, hidden: int) -> Net:
+    def zero(cls, layout: SlotLayout, hidden: int) -> Net:
         """Indifferent between all that can be done, but for doing nothing, which is last."""
         slot, cluster = len(layout.slot_fields), len(layout.cluster_fields)
         idle = np.zeros(cluster + 1)
@@ -93,7 +93,7 @@ class Net:
         )
 
     @classmethod
-    def random(cls, layout: Layout, hidden: int, rng: np.random.Generator) -> Net:
+    def random(cls, layout: SlotLayout, hidden: int, rng: np.random.Generator) -> Net:
         """To begin with."""
         zero = cls.zero(layout, hidden)
         scale = 1 / np.sqrt(len(layout.slot_fields) + len(layout.cluster_fields))
@@ -117,7 +117,7 @@ class Net:
             at += array.size
         return Net(**made)
 
-    def scores(self, observation: npt.NDArray[Any], layout: Layout) -> Floats:
+    def scores(self, observation: npt.NDArray[Any], layout: SlotLayout) -> Floats:
         """Of every choice."""
         slots, width = layout.slots, self.of_slot.shape[0]
         rows = observation[: slots * width].reshape(slots, width)
@@ -129,7 +129,7 @@ class Net:
         found[:-1][(rows[:, 1 : 1 + layout.actions] <= 0).ravel()] = -np.inf
         return found
 
-    def choose(self, observation: npt.NDArray[Any], layout: Layout) -> int:
+    def choose(self, observation: npt.NDArray[Any], layout: SlotLayout) -> int:
         """The best; the first of those that are alike."""
         return int(np.rint(self.scores(observation, layout) * _GRAIN).argmax())
 
@@ -143,7 +143,7 @@ class Bundle:
     version: str
     digest: str
     net: Net
-    layout: Layout
+    layout: SlotLayout
     rules: Mapping[str, float]
     """Numbers that the task goes by beside the network."""
     card: Mapping[str, Any]
@@ -153,7 +153,7 @@ def write_bundle(
     path: Path,
     task: Task,
     net: Net,
-    layout: Layout,
+    layout: SlotLayout,
     rules: Mapping[str, float],
     card: Mapping[str, Any],
 ) -> None:
@@ -175,7 +175,7 @@ def read_bundle(path: Path) -> Bundle:
     try:
         said, fields = card["learned"], card["features"]
         task, form = said["task"], said["form"]
-        layout = Layout(
+        layout = SlotLayout(
             int(said["slots"]),
             tuple(map(str, fields["slot"])),
             tuple(map(str, fields["cluster"])),

@@ -27,7 +27,7 @@ from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, JobState
 from presage.policy.backlog import Group, waits
 from presage.policy.learned.levels import Levels
-from presage.policy.learned.net import Floats, Layout, Net
+from presage.policy.learned.net import Floats, Net, SlotLayout
 from presage.policy.reclaim import can_stop, make_room
 from presage.policy.runs import Runs
 from presage.policy.start import Starter
@@ -64,13 +64,13 @@ _ROUND_S = 60.0
 """Levels are looked at so often while jobs wait."""
 
 
-def order_layout(slots: int = 16) -> Layout:
+def order_layout(slots: int = 16) -> SlotLayout:
     """What the walk observes."""
-    return Layout(slots, SLOT_FIELDS, CLUSTER_FIELDS)
+    return SlotLayout(slots, SLOT_FIELDS, CLUSTER_FIELDS)
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _LikeJobs:
     """Waiting jobs that look alike, in the order of submission."""
 
     level: int
@@ -86,7 +86,11 @@ class OrderWalk(Placing):
     """Starts who is chosen."""
 
     def __init__(
-        self, starter: Starter, layout: Layout, rules: Mapping[str, float], net: Net | None = None
+        self,
+        starter: Starter,
+        layout: SlotLayout,
+        rules: Mapping[str, float],
+        net: Net | None = None,
     ) -> None:
         super().__init__(starter)
         self.layout, self._net = layout, net
@@ -95,11 +99,11 @@ class OrderWalk(Placing):
         self._runs = Runs(self._levels.standing)
         self._last = Last(self._runs, self._levels)
         self._bounded = self.rules.queues.bounded
-        self._known: dict[Job, tuple[_Lane, Floats, float]] = {}
+        self._known: dict[Job, tuple[_LikeJobs, Floats, float]] = {}
         """Of each waiting job its lane, fields that stay, and since when it waits."""
-        self._lanes: dict[tuple[object, ...], _Lane] = {}
-        self._keys: dict[_Lane, tuple[object, ...]] = {}
-        self._slots: list[_Lane] = []
+        self._lanes: dict[tuple[object, ...], _LikeJobs] = {}
+        self._keys: dict[_LikeJobs, tuple[object, ...]] = {}
+        self._slots: list[_LikeJobs] = []
         self.observation: Floats = np.zeros(layout.size)
         """What there is to choose from; the walk's own, and good until the next choice."""
         count, width = layout.slots, len(SLOT_FIELDS)
@@ -135,7 +139,7 @@ class OrderWalk(Placing):
         wish = job.spec.roles, job.spec.placement, level, int(log2(1 + middle_s)), queue
         lane = self._lanes.get(wish)
         if lane is None:
-            lane = self._lanes[wish] = _Lane(level, group.milli)
+            lane = self._lanes[wish] = _LikeJobs(level, group.milli)
             self._keys[lane] = wish
         insort(lane.jobs, (job.seq, job, group), key=_FIRST)
         self._wanted += group.milli
@@ -207,7 +211,7 @@ class OrderWalk(Placing):
         self._look()
         return done
 
-    def _start(self, lane: _Lane) -> bool:
+    def _start(self, lane: _LikeJobs) -> bool:
         _, job, group = lane.jobs[0]
         plan, capacity = self._plan, self._plan.state.capacity
         placer = self.rules.placer_of(job)
@@ -231,7 +235,7 @@ class OrderWalk(Placing):
         lane.failed = not done
         return done
 
-    def _clean(self, lane: _Lane) -> None:
+    def _clean(self, lane: _LikeJobs) -> None:
         """Take off those in front who no longer wait."""
         state = self._plan.state
         while lane.jobs:
@@ -249,7 +253,7 @@ class OrderWalk(Placing):
         if not lane.jobs:
             del self._lanes[self._keys.pop(lane)]
 
-    def _fill(self, able: list[_Lane]) -> None:
+    def _fill(self, able: list[_LikeJobs]) -> None:
         """Those that can start first; of them and of the others those who had least service."""
         count, lanes = self.layout.slots, list(self._keys)
         lanes.sort(key=_by_service)
@@ -265,7 +269,7 @@ class OrderWalk(Placing):
         self._rows[: len(lanes), 1] = [lane in startable for lane in lanes]
         self._look()
 
-    def _put(self, k: int, lane: _Lane) -> None:
+    def _put(self, k: int, lane: _LikeJobs) -> None:
         """Show the first job of a lane in a slot."""
         job = lane.jobs[0][1]
         _, static, since = self._known[job]
@@ -293,7 +297,7 @@ class OrderWalk(Placing):
         cluster[3] = len(self._keys) / self.layout.slots
         cluster[4] = log1p(len(state.active)) / 7
 
-    def _startable(self, lane: _Lane) -> bool:
+    def _startable(self, lane: _LikeJobs) -> bool:
         """Whether the first job of a lane may find room."""
         if lane.failed:
             return False
@@ -365,5 +369,5 @@ class OrderWalk(Placing):
         return self._levels.next_change(job, now)
 
 
-def _by_service(lane: _Lane) -> tuple[int, int]:
+def _by_service(lane: _LikeJobs) -> tuple[int, int]:
     return lane.level, lane.jobs[0][0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from presage.model.errors import BundleError, ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
-from presage.policy.learned.net import Bundle, Layout, Net, Task, read_bundle
+from presage.policy.learned.net import Bundle, Net, SlotLayout, Task, read_bundle
 from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.rules import Rules
 
@@ -93,7 +93,7 @@ def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
 
 
 def learned_parts(
-    task: Task, layout: Layout, numbers: Mapping[str, float], net: Net, rules: Rules
+    task: Task, layout: SlotLayout, numbers: Mapping[str, float], net: Net, rules: Rules
 ) -> Rules:
     """The parts of a pipeline that a network decides by."""
     walk = partial(OrderWalk, layout=layout, rules=numbers, net=net)
