@@ -3,8 +3,9 @@
 `python -m benchmarks.runtime_waits [--jobs 4000] [--only philly] [--json]`.
 
 Each virtual cluster of Philly and each cluster of ITP on the fewest 8-GPU nodes that carry a mean
-load of 85 %, the first `--jobs` jobs of each (on the nodes it had, Philly hardly waits). What a policy
-is told of a run time:
+load of 85 %, the first `--jobs` jobs of each (on the nodes it had, Philly hardly waits).
+
+What a policy is told of a run time:
 
 - `oracle`: the truth;
 - `history`: `RuntimeHistory`, what a server foresees: the runs of the same virtual cluster and
