@@ -14,8 +14,8 @@ around their stages is added.
 
 Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
 Spark's own values; each is the sum of the six queries' wall times. The default and the choice are
-measured again, by turns. `--data` keeps the tables, and takes them where they are; `--only foresee`
-and `--only tune` do one of both.
+measured again, by turns. `--data` keeps the tables, and takes them where they are; `--only
+foresee` and `--only tune` do one of both.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -122,7 +122,7 @@ def _short_waits(jobs: pl.DataFrame) -> pl.Series:
     return jobs.filter(ran <= ran.median())["wait_s"].drop_nulls()
 
 
-def _line(row: dict[str, object]) -> str:
+def _line(row: Mapping[str, object]) -> str:
     numbers = ", ".join(
         f"{name} {row[name]:.2f}"
         for name in ("wait_h", "p50_wait_h", "p99_wait_h", "short_wait_h")

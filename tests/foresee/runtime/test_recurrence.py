@@ -73,7 +73,7 @@ def test_numpy_does_what_pytorch_does(learned: StageRecurrence) -> None:
         cell.bias_ih.copy_(torch.tensor(learned.offsets[0]))
         cell.bias_hh.copy_(torch.tensor(learned.offsets[1]))
     rng = np.random.default_rng(0)
-    row, past = rng.normal(size=width), rng.normal(size=state)
+    row, past = np.split(rng.normal(size=width + state), [width])
     with torch.no_grad():
         said = cell(torch.tensor(row)[None], torch.tensor(past)[None])[0].numpy()
     assert learned._next(row, past) == pytest.approx(said)

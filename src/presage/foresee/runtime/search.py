@@ -10,7 +10,7 @@ measurements through a function; measures nothing itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,6 @@ class SearchSettings:
     """How many times more a known workload counts for each word (framework, size, cluster) that it
     shares with the new one."""
     noise: float = 0.03
-    kin: float = 0.0
-    """How far a workload may differ from one known workload, as a share of how far it may from
-    their mean: then each known one is a guess of its own, believed by what the trials say. 0 for
-    the mean alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +183,6 @@ _GRID = tuple(
     for linear in (1.0, 4.0)
     for smooth, trend in ((0.1, 0.05), (0.4, 0.3))
     for alike in (1.0, 8.0)
-) + tuple(
-    SearchSettings(smooth=0.2, trend=0.1, alike=alike, kin=kin)
-    for kin in (0.3, 0.6)
-    for alike in (1.0, 8.0)
 )
 _MOST_SEARCHES = 24
 
@@ -246,7 +238,6 @@ class ConfigSearch:
         self._rows = np.hstack([np.sqrt(settings.linear) * spread, slope * numbers])
         self._slope = slope
         self._n_tasks = spread.shape[1]
-        self._tasks, self._weights = tasks, weights
         self._tried: dict[int, float] = {}
 
     def run(
@@ -278,10 +269,11 @@ class ConfigSearch:
             self._tried[place] = float(np.log(value))
             low, middle, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 0, 1]))
             config = self._configs.row(int(self._allowed[place]), named=True)
-            blind = not picks and not self._n_tasks
-            said = (None,) * 3 if blind else (float(middle), float(low), float(high))
-            picks.append(Pick(config, *said, 100 * gain, value))
-            told(picks[-1])
+            pick = Pick(config, float(middle), float(low), float(high), 100 * gain, value)
+            if not picks and not self._n_tasks:
+                pick = replace(pick, expected=None, low=None, high=None)
+            picks.append(pick)
+            told(pick)
         best = min(picks, key=lambda pick: pick.took)
         if best.failed:
             raise UserError(f"none of the {len(picks)} trials came to an end")
@@ -300,61 +292,42 @@ class ConfigSearch:
     def _next(self) -> tuple[int, float, float, float]:
         """The place to try, what is expected there, how sure that is, and the expected gain as a
         share of the best so far."""
-        expected, deviation, guesses, belief = self._foreseen()
+        expected, deviation = self._foreseen()
         left = np.array([n for n in range(len(self._allowed)) if n not in self._tried])
         if not self._tried:
-            order = np.lexsort((left, self._regret()[left]))
+            order = np.lexsort((left, expected[left]))
             first = int(left[order[0]])
             typical = float(np.median(expected[left]))
             gain = float(1 - np.exp(expected[first] - typical))
             return first, float(expected[first]), float(deviation[first]), gain
         ended = [value for value in self._tried.values() if np.isfinite(value)]
         best = min(ended, default=float(np.median(expected)))
-        gains = _improvement(best - guesses[left], deviation[left, None]) @ belief
+        gains = _improvement(best - expected[left], deviation[left])
         at = int(np.argmax(gains))
         place = int(left[at])
         return place, float(expected[place]), float(deviation[place]), float(gains[at])
 
-    def _regret(self) -> Floats:
-        """How much more than the best a configuration takes, on average over known workloads."""
-        if not self._n_tasks:
-            return np.zeros(len(self._allowed))
-        out: Floats = np.exp(self._tasks - self._tasks.min(axis=0)) @ self._weights
-        return out
-
-    def _foreseen(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """What is expected of each configuration, how sure that is; the guesses that it is the
-        mean of, a column each, and how much each is believed."""
+    def _foreseen(self) -> tuple[Floats, Floats]:
         try:
             from sklearn.gaussian_process import GaussianProcessRegressor
         except ImportError:
             raise MissingExtra("learn", "tuning") from None
         told = list(self._tried)
         level = float(np.mean(self._levels)) if len(self._levels) else 5.0
-        kernel = self._kernel()
-        kin = self._settings.kin if self._n_tasks else 0.0
-        means, belief = (self._tasks, self._weights) if kin else (self._mean[:, None], np.ones(1))
         if not told:
-            deviation = np.sqrt(kernel.diag(self._rows))
-            return self._mean + level, deviation, means + level, belief
-        process = GaussianProcessRegressor(kernel, alpha=self._settings.noise**2, optimizer=None)
+            return self._mean + level, np.sqrt(self._kernel().diag(self._rows))
+        process = GaussianProcessRegressor(
+            self._kernel(), alpha=self._settings.noise**2, optimizer=None
+        )
         values = np.array([self._tried[place] for place in told])
         ended = values[np.isfinite(values)]
         worst = float(ended.max()) if len(ended) else level
         values = np.where(np.isfinite(values), values, worst + _FAILED)
-        off = values[:, None] - means[told]
-        middle = off.mean(axis=0)
+        off = values - self._mean[told]
+        middle = float(off.mean())
         process.fit(self._rows[told], off - middle)
         said, deviation = process.predict(self._rows, return_std=True)
-        said = said.reshape(len(self._rows), -1) + middle + means
-        deviation = deviation.reshape(len(self._rows), -1)[:, 0]
-        if kin:
-            near = -0.5 * np.sum((off - middle) * process.alpha_.reshape(len(told), -1), axis=0)
-            belief = belief * np.exp(near - near.max())
-            belief = belief / belief.sum()
-        expected = said @ belief
-        spread = np.sqrt(deviation**2 + (said - expected[:, None]) ** 2 @ belief)
-        return expected, spread if len(belief) > 1 else deviation, said, belief
+        return said + middle + self._mean, deviation
 
     def _kernel(self) -> Any:
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
@@ -364,8 +337,7 @@ class ConfigSearch:
         numbers = self._rows.shape[1] - self._n_tasks
         near = np.full(numbers, settings.length * self._slope * np.sqrt(max(1, numbers)))
         smooth = ConstantKernel(settings.smooth**2) * RBF(np.concatenate([far, near]))
-        whole = DotProduct(sigma_0=1.0) + smooth
-        return ConstantKernel(settings.kin**2) * whole if settings.kin and self._n_tasks else whole
+        return DotProduct(sigma_0=1.0) + smooth
 
 
 def _improvement(ahead: Floats, deviation: Floats) -> Floats:
