@@ -101,10 +101,8 @@ def priority(job: Job, plan: Plan, predict: Predictor) -> SortKey:
 
 
 def sjf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
-    """Shortest job first: by how long it takes in nine of ten cases, so that one that may take
-    days, but mostly does not, is not taken for short. The same as any of its quantiles where the
-    estimate is sure."""
-    return (predict.runtime(job).p90, job.seq)
+    """Shortest job first."""
+    return (predict.runtime(job).p50, job.seq)
 
 
 def qssf(job: Job, plan: Plan, predict: Predictor) -> SortKey:
