@@ -28,11 +28,11 @@ class Unsure(Known):
         return Estimate(p50 / 3, p50, 3 * p50, "s", self.version)
 
 
-def blocked(predict: Known, **limits: float) -> Scenario:
+def blocked(predict: Known, time_limit_s: float | None = None) -> Scenario:
     """A head that waits for a run that was foreseen to take 100 s."""
     s = Scenario(nodes(4), EASY)
     s.engine.predict = predict
-    s.submit(job("a", gpus=2, **limits), job("head", gpus=4))
+    s.submit(job("a", gpus=2, time_limit_s=time_limit_s), job("head", gpus=4))
     return s
 
 
@@ -56,8 +56,7 @@ def test_a_run_that_is_overdue_goes_on_by_what_was_unsure(
 
 
 def test_no_run_goes_on_beyond_its_time_limit() -> None:
-    s = blocked(Unsure(), time_limit_s=180.0)
-    s.engine.predict.runtimes["short"] = 50.0
+    s = blocked(Unsure({"short": 50.0}), time_limit_s=180.0)
     s.go(at=150.0)
     s.submit(job("short", gpus=2))
     assert s.running == ["a"]

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from presage.foresee.runtime.search import ConfigSearch, settings_for, teach
+from presage.foresee.runtime.search import ConfigSearch, Pick, settings_for, teach
 from presage.foresee.runtime.trials import read_trials
 from presage.model.errors import UserError
 
@@ -82,7 +82,7 @@ def test_before_anything_is_known_nothing_is_expected_and_a_failed_trial_is_pass
     values = trials.of("p0")
     taught = teach(None, trials.configs.height, trials.features)
     broken = dict.fromkeys([1, 2, 3, 4], np.inf)
-    told = []
+    told: list[Pick] = []
     done = ConfigSearch(trials, list(values), taught).run(
         {**values, **broken}.__getitem__, 8, later_runs=np.inf, told=told.append
     )
