@@ -14,8 +14,8 @@ around their stages is added.
 
 Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
 Spark's own values; each is the sum of the six queries' wall times. The default and the choice are
-measured again, by turns. `--data` keeps the tables, and takes them where they are; `--only
-foresee` and `--only tune` do one of both.
+measured again, by turns. `--data` keeps tables and logs, and takes them where they
+are, so that a run can be cut short; `--only foresee` and `--only tune` do one of both.
 """
 
 from __future__ import annotations
@@ -99,17 +99,23 @@ def _foresee_all(place: Path, sizes: Sequence[float], cores: Sequence[int]) -> N
     """Each size at each number of cores, then each size left out."""
     runs = []
     for size, count in product(sizes, cores):
-        runs.append(_session(place, size, count, _FIXED))
+        runs.append(_session(place, size, count, _FIXED, f"{size:g}-{count}"))
         took = runs[-1].queries["elapsed_ms"].sum() / 1000
         print(f"  {size:g} M rows, {count} cores: {took:.1f} s", flush=True)
     for left_out in sizes:
         _foresee(runs, left_out)
 
 
-def _session(place: Path, size: float, cores: int, conf: Mapping[str, str]) -> SparkRun:
+def _session(
+    place: Path, size: float, cores: int, conf: Mapping[str, str], name: str = ""
+) -> SparkRun:
     """One Spark: what the second turn of each query left in its log."""
-    script = _ASK.format(size=size)
-    log = run_spark(script, place, cores=cores, conf=conf, timeout_s=900)
+    log = place / "kept" / name
+    if not name or not log.exists():
+        log = run_spark(_ASK.format(size=size), place, cores=cores, conf=conf, timeout_s=900)
+        if name:
+            (place / "kept").mkdir(exist_ok=True)
+            log = log.rename(place / "kept" / name)
     said = read_spark_log(log, scale_gb=size)
     mine = pl.col("query").str.starts_with("run ")
     tables = (one.filter(mine) for one in (said.stages, said.edges, said.queries))
