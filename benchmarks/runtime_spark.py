@@ -1,6 +1,6 @@
 """A real Spark: queries foreseen at a size nobody has run, and six of its settings tuned.
 
-`python -m benchmarks.runtime_spark [--sizes 1,2,4] [--cores 1,2,4] [--through nice]`.
+`python -m benchmarks.runtime_spark [--sizes 1,2,4] [--cores 1,2,4] [--only tune]`.
 
 PySpark in local mode (`tools/engine-spark`), on tables that it makes itself: six queries (scans,
 groups, joins, a window, distinct counts) at three sizes (million rows) with three core counts.
@@ -14,14 +14,13 @@ around their stages is added.
 
 Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
 Spark's own values; each is the sum of the six queries' wall times. The default and the choice are
-measured again, by turns. `--through` starts each Spark, so that it can be one that waits for a
-quiet moment.
+measured again, by turns. `--data` keeps tables and logs, and takes them where they
+are, so that a run can be cut short; `--only foresee` and `--only tune` do one of both.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -78,33 +77,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1,2,4")
     parser.add_argument("--cores", default="1,2,4")
-    parser.add_argument("--through", default="")
-    parser.add_argument("--skip-tune", action="store_true")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--only", choices=("foresee", "tune", ""), default="")
     asked = parser.parse_args()
     if why := missing_spark():
         raise SystemExit(why)
     sizes = [float(one) for one in asked.sizes.split(",")]
     cores = [int(one) for one in asked.cores.split(",")]
     with tempfile.TemporaryDirectory(prefix="presage-spark-") as made:
-        place, through = Path(made), shlex.split(asked.through)
-        run_spark(_MAKE.format(sizes=sizes), place, cores=2, timeout_s=900)
-        runs = []
-        for size, count in product(sizes, cores):
-            runs.append(_session(place, size, count, _FIXED, through))
-            took = runs[-1].queries["elapsed_ms"].sum() / 1000
-            print(f"  {size:g} M rows, {count} cores: {took:.1f} s", flush=True)
-        for left_out in sizes:
-            _foresee(runs, left_out)
-        if not asked.skip_tune:
-            _tune(place, sizes[1], through)
+        place: Path = (asked.data or Path(made)).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / "people" / "_SUCCESS").exists():
+            run_spark(_MAKE.format(sizes=sizes), place, cores=2, timeout_s=900)
+        if asked.only != "tune":
+            _foresee_all(place, sizes, cores)
+        if asked.only != "foresee":
+            _tune(place, sizes[1])
+
+
+def _foresee_all(place: Path, sizes: Sequence[float], cores: Sequence[int]) -> None:
+    """Each size at each number of cores, then each size left out."""
+    runs = []
+    for size, count in product(sizes, cores):
+        runs.append(_session(place, size, count, _FIXED, f"{size:g}-{count}"))
+        took = runs[-1].queries["elapsed_ms"].sum() / 1000
+        print(f"  {size:g} M rows, {count} cores: {took:.1f} s", flush=True)
+    for left_out in sizes:
+        _foresee(runs, left_out)
 
 
 def _session(
-    place: Path, size: float, cores: int, conf: Mapping[str, str], through: Sequence[str]
+    place: Path, size: float, cores: int, conf: Mapping[str, str], name: str = ""
 ) -> SparkRun:
     """One Spark: what the second turn of each query left in its log."""
-    script = _ASK.format(size=size)
-    log = run_spark(script, place, cores=cores, conf=conf, through=through, timeout_s=900)
+    log = place / "kept" / name
+    if not name or not log.exists():
+        log = run_spark(_ASK.format(size=size), place, cores=cores, conf=conf, timeout_s=900)
+        if name:
+            (place / "kept").mkdir(exist_ok=True)
+            log = log.rename(place / "kept" / name)
     said = read_spark_log(log, scale_gb=size)
     mine = pl.col("query").str.starts_with("run ")
     tables = (one.filter(mine) for one in (said.stages, said.edges, said.queries))
@@ -141,14 +152,14 @@ def _foresee(runs: Sequence[SparkRun], left_out: float) -> None:
     )
 
 
-def _tune(place: Path, size: float, through: Sequence[str]) -> None:
+def _tune(place: Path, size: float) -> None:
     """Six trials over six settings, then the default and the choice again."""
     values = {name: said.split(",") for name, said in SPARK_SETTINGS.items()}
     points = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
     ahead, _ = trials_ahead(pl.DataFrame(points), None, "elapsed_time")
 
     def measure(number: int) -> float:
-        run = _session(place, size, 2, points[number], through)
+        run = _session(place, size, 2, points[number])
         return float(run.queries["elapsed_ms"].sum()) / 1000
 
     taught = teach(None, ahead.configs.height, ahead.features)

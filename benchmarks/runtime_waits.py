@@ -3,8 +3,9 @@
 `python -m benchmarks.runtime_waits [--jobs 4000] [--only philly] [--json]`.
 
 Each virtual cluster of Philly and each cluster of ITP on the fewest 8-GPU nodes that carry a mean
-load of 85 %, the first `--jobs` jobs of each (on the nodes it had, Philly hardly waits). What a policy
-is told of a run time:
+load of 85 %, the first `--jobs` jobs of each (on the nodes it had, Philly hardly waits).
+
+What a policy is told of a run time:
 
 - `oracle`: the truth;
 - `history`: `RuntimeHistory`, what a server foresees: the runs of the same virtual cluster and
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -121,7 +122,7 @@ def _short_waits(jobs: pl.DataFrame) -> pl.Series:
     return jobs.filter(ran <= ran.median())["wait_s"].drop_nulls()
 
 
-def _line(row: dict[str, object]) -> str:
+def _line(row: Mapping[str, object]) -> str:
     numbers = ", ".join(
         f"{name} {row[name]:.2f}"
         for name in ("wait_h", "p50_wait_h", "p99_wait_h", "short_wait_h")

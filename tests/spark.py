@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["missing_spark", "run_spark"]
@@ -50,11 +50,9 @@ def run_spark(
     *,
     cores: int,
     conf: Mapping[str, str] = {},
-    through: Sequence[str] = (),
     timeout_s: float = 600.0,
 ) -> Path:
-    """Run a script in which `spark` is a session with so many cores; the log that it wrote.
-    `through` is a command that starts another, such as `nice`."""
+    """Run a script in which `spark` is a session with so many cores; the log that it wrote."""
     logs = directory / "events"
     logs.mkdir(parents=True, exist_ok=True)
     before = set(logs.iterdir())
@@ -73,7 +71,7 @@ def run_spark(
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     subprocess.run(
-        [*through, sys.executable, program],
+        [sys.executable, program],
         cwd=directory, env=env, check=True, capture_output=True, timeout=timeout_s,
     )  # fmt: skip
     (log,) = set(logs.iterdir()) - before

@@ -101,8 +101,13 @@ def tune(
             asked = {"gpus": gpus, "cpus": cpus, "memory": memory}
             resources = {name: value for name, value in asked.items() if value is not None}
             jobs = from_command(
-                *(client, what, vary or ()),
-                **{"resources": resources, "metric": metric, "money": money, "folder": folder},
+                client,
+                what,
+                vary or (),
+                resources=resources,
+                metric=metric,
+                money=money,
+                folder=folder,
             )
         name = alone.stem if alone is not None else what[0]
         done = _run_trials(jobs, name, known, runs, objective, later_runs)

@@ -1,5 +1,6 @@
 """What `presage tune` tries where nothing was measured yet: a command with `--try`, or a manifest
-with a sweep. Each trial is a job like any other; its time is that of its runs, or a metric it reports.
+with a sweep. Each trial is a job like any other; its time is that of its runs, or a metric that it
+reports.
 
 Composes manifests and asks the server; which trial is next is chosen elsewhere.
 """

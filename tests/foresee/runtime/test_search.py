@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from presage.foresee.runtime.search import ConfigSearch, settings_for, teach
+from presage.foresee.runtime.search import ConfigSearch, Pick, settings_for, teach
 from presage.foresee.runtime.trials import read_trials
 from presage.model.errors import UserError
 
@@ -42,7 +42,11 @@ def test_other_workloads_show_where_to_look() -> None:
     done = search.run(values.__getitem__, 3, later_runs=np.inf)
     assert len(done.picks) == 3
     assert done.took <= 1.05 * min(values.values())
-    assert all(pick.low <= pick.expected <= pick.high for pick in done.picks)
+    for pick in done.picks:
+        assert pick.low is not None
+        assert pick.expected is not None
+        assert pick.high is not None
+        assert pick.low <= pick.expected <= pick.high
 
 
 def test_it_stops_when_a_trial_would_not_pay() -> None:
@@ -71,3 +75,20 @@ def test_cost_needs_prices() -> None:
 def test_negative_times_are_refused() -> None:
     with pytest.raises(UserError, match="below 0"):
         read_trials([measured(1).with_columns(elapsed_time=pl.lit(-1.0))], "time")
+
+
+def test_before_anything_is_known_nothing_is_expected_and_a_failed_trial_is_passed_over() -> None:
+    trials = read_trials([measured(1)], "time", workload="workload")[0]
+    values = trials.of("p0")
+    taught = teach(None, trials.configs.height, trials.features)
+    broken = dict.fromkeys([1, 2, 3, 4], np.inf)
+    told: list[Pick] = []
+    done = ConfigSearch(trials, list(values), taught).run(
+        {**values, **broken}.__getitem__, 8, later_runs=np.inf, told=told.append
+    )
+    assert tuple(told) == done.picks
+    assert done.picks[0].expected is None
+    assert all(pick.expected is not None for pick in done.picks[1:])
+    assert done.took == min(pick.took for pick in done.picks if not pick.failed)
+    with pytest.raises(UserError, match="none of the 2 trials"):
+        ConfigSearch(trials, [1, 2, 3], taught).run(broken.__getitem__, 2, later_runs=np.inf)

@@ -171,6 +171,11 @@ def test_lost_attempts_do_not_count(tmp_path: Path) -> None:
     assert run.stages.filter(pl.col("wave") == "first_wave")["sum_ms"].to_list() == [30.0]
 
 
+def test_queries_keep_their_names_beside_others_that_have_none(tmp_path: Path) -> None:
+    log = write_query(tmp_path / "log", ("", "a b", "c", "a b", ""), tasks=2)
+    assert read_spark_log(log).queries["query"].to_list() == ["0", "a b", "c", "a b (2)", "4"]
+
+
 def test_a_rolled_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "eventlog_v2_app"
     folder.mkdir()

@@ -92,7 +92,7 @@ class StageRecurrence:
                     torch.where(there, off, 0.0), torch.zeros_like(off), beta=0.3
                 )
                 steps.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 steps.step()
                 pace.step()
         finally:
@@ -178,7 +178,7 @@ def _lesson(query: Query) -> tuple[list[list[int]], Floats, Floats] | None:
                 for work in (works[stage] for stage in query.order)
             ]
         )
-    return _parents(query), np.stack(rows, axis=1), np.stack(np.array(times), axis=1)
+    return _parents(query), np.stack(rows, axis=1), np.array(times).swapaxes(0, 1)
 
 
 def _parents(query: Query) -> list[list[int]]:

@@ -10,7 +10,7 @@ measurements through a function; measures nothing itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -269,10 +269,11 @@ class ConfigSearch:
             self._tried[place] = float(np.log(value))
             low, middle, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 0, 1]))
             config = self._configs.row(int(self._allowed[place]), named=True)
-            blind = not picks and not self._n_tasks
-            said = (None,) * 3 if blind else (float(middle), float(low), float(high))
-            picks.append(Pick(config, *said, 100 * gain, value))
-            told(picks[-1])
+            pick = Pick(config, float(middle), float(low), float(high), 100 * gain, value)
+            if not picks and not self._n_tasks:
+                pick = replace(pick, expected=None, low=None, high=None)
+            picks.append(pick)
+            told(pick)
         best = min(picks, key=lambda pick: pick.took)
         if best.failed:
             raise UserError(f"none of the {len(picks)} trials came to an end")
@@ -314,8 +315,7 @@ class ConfigSearch:
         told = list(self._tried)
         level = float(np.mean(self._levels)) if len(self._levels) else 5.0
         if not told:
-            deviation = np.sqrt(self._kernel().diag(self._rows))
-            return self._mean + level, deviation
+            return self._mean + level, np.sqrt(self._kernel().diag(self._rows))
         process = GaussianProcessRegressor(
             self._kernel(), alpha=self._settings.noise**2, optimizer=None
         )

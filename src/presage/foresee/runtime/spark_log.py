@@ -248,11 +248,16 @@ _READERS = {
 
 
 def _names(queries: list[_SparkQuery]) -> list[str]:
-    """What each is called: its description where that tells all of them apart, else its number."""
-    names = [query.name for query in queries]
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return [str(number) for number in range(len(queries))]
+    """What each is called: its description, else its number; where a name was there before, with
+    a number behind."""
+    names: list[str] = []
+    for number, query in enumerate(queries):
+        name, turn = query.name or str(number), 2
+        made = name
+        while made in names:
+            made, turn = f"{name} ({turn})", turn + 1
+        names.append(made)
+    return names
 
 
 def _ran(query: _SparkQuery) -> list[_SparkStage]:
