@@ -6,6 +6,7 @@ means over the workers; those of each task are kept beside them.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import mmap
 import os
@@ -26,6 +27,8 @@ from presage.foresee.bursts.settings import NETWORKS, Setting
 from presage.telemetry.bursts import RESOURCES, TARGETS, BurstSampler, TaskBursts, bursts_of
 
 __all__ = ["Lab", "Limits", "RunFailed", "training_job"]
+
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "distributed" / "train.py"
 
@@ -158,6 +161,7 @@ class Lab:
         if pid:
             return pid
         try:
+            ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
             with log.open("w" if rank == 0 else "a") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)

@@ -1,6 +1,7 @@
 """Puts measured bursts into the data set that the repository keeps, and writes what is in it.
 
     python -m benchmarks.bursts_data DIR        # DIR/runs.jsonl, from benchmarks.bursts_collect
+    python -m benchmarks.bursts_data --ship     # names bundles that were fitted into the package
 
 `benchmarks/data/bursts` then has all runs as they were measured (`runs.jsonl.gz`), and
 `card.json` with counts, machine, dates and the noise of repeats; `README.md` there says what the
@@ -14,10 +15,13 @@ import gzip
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from presage.foresee.bursts.bundles import BurstBundle
 from presage.foresee.bursts.rows import noise_of, read_runs, settings_of
+from presage.foresee.bursts.use import SHIPPED
 from presage.foresee.graph import zoo
 from presage.model.errors import PresageError, UserError
 from presage.telemetry.bursts import TARGETS
@@ -72,11 +76,27 @@ def _noise(out: Path, setting: str) -> dict[str, float] | None:
     return dict(zip(TARGETS, (round(float(each), 4) for each in found), strict=True))
 
 
+def ship(directory: Path) -> int:
+    """Say in the cards of fitted bundles that they are the project's; how many there are."""
+    own = {"version": "1", "licence": "that of the project"}
+    paths = sorted(directory.rglob("*W*.npz"))
+    for path in paths:
+        bundle = BurstBundle.load(path)
+        replace(bundle, card=bundle.card | own).save(path)
+    return len(paths)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Put measured bursts into the data set.")
-    parser.add_argument("source", type=Path, metavar="DIR")
+    parser.add_argument("source", type=Path, metavar="DIR", nargs="?")
+    parser.add_argument("--ship", action="store_true")
     options = parser.parse_args()
+    if options.ship == (options.source is not None):
+        parser.error("give either DIR or --ship")
     try:
+        if options.ship:
+            print(f"{ship(SHIPPED)} bundles are named as shipped")
+            return
         card = pack(options.source, DATA)
     except PresageError as error:
         sys.exit(f"error: {error}")

@@ -120,7 +120,7 @@ def test_a_page_of_what_would_change(tmp_path: Path) -> None:
     )["charts"]
     assert set(figures) == {"gpus", "roles", "batches", "pulse"}
     computing, talking = figures["gpus"]["data"]
-    assert computing["x"] == ["a100-40g", "v100"]
+    assert computing["x"] == ["a100-40g", "v100-16g"]
     assert min(computing["y"]) > 0
     assert min(talking["y"]) > 0
     rates = {line["name"]: line["y"] for line in figures["batches"]["data"]}

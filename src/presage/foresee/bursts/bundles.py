@@ -15,8 +15,15 @@ from typing import Any
 import numpy as np
 
 from presage.foresee.answer import Quantiles
-from presage.foresee.bursts.graphs import SUMMARY, GraphInput
-from presage.foresee.bursts.models import BurstModel, ModelKind, NetModel, make, read
+from presage.foresee.bursts.graphs import GraphInput
+from presage.foresee.bursts.models import (
+    TREE_SUMS,
+    BurstModel,
+    ModelKind,
+    NetModel,
+    make,
+    read,
+)
 from presage.foresee.bursts.rows import MeasuredSetting, noise_of
 from presage.foresee.bursts.settings import Setting
 from presage.foresee.bursts.training import TrainOptions
@@ -228,7 +235,7 @@ def _card(
         "transferred_from": None if base is None else str(base.setting),
         "data": f"{len(measured.workloads)} workloads of {len(set(measured.families))} families",
         "licence": "the user's",
-        "features": list(SUMMARY)
+        "features": list(TREE_SUMS)
         if best is ModelKind.TREES
         else ["tensor size", "nodes", "type frequency"],
         "splits": f"{_FOLDS} folds at most, no family in training and test; the kind was chosen "

@@ -36,7 +36,7 @@ SUMMARY = (
     *(f"macs_{kind}" for kind in KINDS),
     *(f"count_{kind}" for kind in KINDS),
 )
-"""The features that trees are told, as logarithms of one and more."""
+"""What is summed over a graph, as logarithms of one and more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,16 +16,30 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.foresee.bursts._passes import PUBLISHED, Form, GnnKind
-from presage.foresee.bursts.graphs import GraphInput
+from presage.foresee.bursts.graphs import SUMMARY, GraphInput
 from presage.foresee.bursts.net import BurstNet
 from presage.foresee.bursts.training import TrainOptions, starting_weights, train, tuning_start
+from presage.foresee.graph.opgraph import PHASES
 from presage.learn import Floats, sklearn_ensemble
 from presage.learn.bundle import prefixed, under
 from presage.learn.trees import TreeEnsemble
 
-__all__ = ["BurstModel", "MedianModel", "ModelKind", "NetModel", "TreeModel", "make", "read"]
+__all__ = [
+    "TREE_SUMS",
+    "BurstModel",
+    "MedianModel",
+    "ModelKind",
+    "NetModel",
+    "TreeModel",
+    "make",
+    "read",
+]
 
 Arrays = dict[str, npt.NDArray[Any]]
+TREE_SUMS = ("trained", "batch", "operators", "written", "read", "weights_read", "macs")
+"""What trees are told, as logarithms of one and more."""
+_FEW = [SUMMARY.index(name) for name in TREE_SUMS[:-1]]
+_MACS = [SUMMARY.index(f"macs_{phase}") for phase in PHASES]
 
 
 class ModelKind(StrEnum):
@@ -78,19 +92,21 @@ class MedianModel:
 
 
 class TreeModel:
-    """Gradient boosting for each label."""
+    """Gradient boosting for each label, with the least absolute error: labels of some workloads
+    are far from those of all others."""
 
     kind = ModelKind.TREES
 
-    def __init__(self, trees: int = 100, depth: int = 3, rate: float = 0.05) -> None:
+    def __init__(self, trees: int = 150, depth: int = 3, rate: float = 0.05) -> None:
         self.trees, self.depth, self.rate = trees, depth, rate
 
     def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
         ensemble = sklearn_ensemble("fitting burst models")
-        rows = np.stack([each.summary for each in inputs])
+        rows = _sums(inputs)
         self.trees_ = []
         for column in np.log1p(labels).T:
             model = ensemble.GradientBoostingRegressor(
+                loss="absolute_error",
                 n_estimators=self.trees,
                 max_depth=self.depth,
                 learning_rate=self.rate,
@@ -102,7 +118,7 @@ class TreeModel:
         return self
 
     def predict(self, inputs: Sequence[GraphInput]) -> Floats:
-        rows = np.stack([each.summary for each in inputs])
+        rows = _sums(inputs)
         return _back(np.stack([each.predict(rows) for each in self.trees_], axis=1))
 
     def to_arrays(self) -> Arrays:
@@ -117,6 +133,13 @@ class TreeModel:
         parts = (under(f"label{at}", arrays) for at in range(12))
         made.trees_ = [TreeEnsemble.from_arrays(part) for part in parts]
         return made
+
+
+def _sums(inputs: Sequence[GraphInput]) -> Floats:
+    """The sums that trees are told: few, since families are few."""
+    rows = np.stack([each.summary for each in inputs])
+    macs = np.log1p(np.expm1(rows[:, _MACS]).sum(1))
+    return np.column_stack([rows[:, _FEW], macs])
 
 
 class NetModel:
