@@ -291,6 +291,14 @@ class Capacity:
         """Whether any node, open or not, has so many wholly free GPUs: a bound at a glance."""
         return any(self.by_whole[count:])
 
+    def most_whole(self) -> int:
+        """The most wholly free GPUs that any node, open or not, has: a bound at a glance."""
+        by_whole = self.by_whole
+        most = len(by_whole) - 1
+        while most and not by_whole[most]:
+            most -= 1
+        return most
+
     def fits(self, i: int, ask: Resources, most: int | None = None) -> bool:
         """Whether one worker fits on this node now; `most` bounds the jobs on a shared device."""
         if self.free_cpu[i] < ask.cpu_milli or self.free_memory[i] < ask.memory_mib:

@@ -416,7 +416,8 @@ class State:
         self.jobs[e.job].limits = e.limits
 
     def _reserve(self, now: float, e: ev.Reserve) -> None:
-        self._drop_reservation(e.job)
+        if self.reservations:
+            self._drop_reservation(e.job)
         if e.workers:
             self._hold_for(e.job, e.workers)
         self.changes.note(self.jobs[e.job])

@@ -60,6 +60,7 @@ class Pipeline:
         """How many shapes of jobs were looked at for that."""
         self._walk = self._choose_walk()
         self._resizes = rules.elastic or rules.gain is not None
+        self._budgets = bool(rules.queues.budgets)
         self._reader = Reader()
         self._seen: Changes | None = None
         self._groups = self._no_groups()
@@ -99,8 +100,10 @@ class Pipeline:
             self._resize(plan, predict)
         if self._rounds is not None and state.pending:
             self._wake_for_round(plan, predict)
-        if state.pending and (later := self.rules.queues.next_period(plan.now)) is not None:
-            plan.wake_at(later)  # a budget begins anew
+        if self._budgets and state.pending:
+            later = self.rules.queues.next_period(plan.now)
+            if later is not None:
+                plan.wake_at(later)  # a budget begins anew
 
     def explain(self, job: Job, plan: Plan, predict: Predictor) -> Reason:
         """Why a pending job waits."""

@@ -18,7 +18,6 @@ from operator import itemgetter
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor, SortKey
-from presage.core.state import State
 from presage.core.workers import devices_of
 from presage.model.cluster import Worker
 from presage.model.job import Job, JobState, Reason, ReasonCode, StopIntent
@@ -99,6 +98,7 @@ class Ranked(Placing):
         on waiting in its lane."""
         capacity, rules = plan.state.capacity, self.rules
         queues, released = rules.queues if rules.queues.bounded else None, capacity.released
+        most = capacity.most_whole()
         waiting: list[Job] = []
         placed: list[tuple[Job, tuple[Worker, ...]]] = []
         full: set[Group] = set()
@@ -106,11 +106,12 @@ class Ranked(Placing):
             _, job, group = entry
             found = None
             if (
-                (group not in full if lent else group.failed_at != released)
-                and capacity.has_whole(group.whole)
+                group.whole <= most
+                and (group not in full if lent else group.failed_at != released)
                 and (queues is None or not queues.admit(job, plan, group.milli))
             ):
-                found = rules.placer_of(job).find(job, plan, group.least)
+                placer = rules.placer if job.spec.placement is None else rules.placer_of(job)
+                found = placer.find(job, plan, group.least)
                 if found is None and group.one_role:
                     full.add(group)
                     group.failed_at = released
@@ -123,6 +124,7 @@ class Ranked(Placing):
                 placed.append((job, found))
             else:
                 plan.place(job, found)
+            most = capacity.most_whole()
         return waiting, placed
 
     def _drop(self, entry: _Entry) -> None:
@@ -136,7 +138,8 @@ class Ranked(Placing):
 
     def _rank(self, plan: Plan, predict: Predictor) -> tuple[list[_Entry], list[Job]]:
         """Waiting jobs that rank high enough, and running ones that do not."""
-        state, last = plan.state, self._last
+        state, last, lanes, known = plan.state, self._last, self._lanes, self._known
+        reserved = state.reservations
         last.begin(plan, predict)
         spare = state.capacity.open_milli - sum(state.usage.values())
         """What is left when the chosen and all running jobs that have not lost are served."""
@@ -144,9 +147,9 @@ class Ranked(Placing):
         """Whoever needs as much as one that was refused is refused, too."""
         chosen: list[_Entry] = []
         losers: list[Job] = []
-        heads = [(lane[0][0], milli, 0, lane) for milli, lane in self._lanes.items()]
+        heads = [(lane[0][0], milli, 0, lane) for milli, lane in lanes.items()]
         heapify(heads)
-        smallest = min(self._lanes) if heads else 0
+        smallest = min(lanes) if heads else 0
         while heads:
             key, milli, at, lane = heads[0]
             if milli >= limit:
@@ -160,34 +163,28 @@ class Ranked(Placing):
                 if milli == smallest:
                     break
                 limit = milli
+                heappop(heads)
                 continue
             entry = lane[at]
-            if self._is_current(entry, state):
+            job = entry[1]
+            if known.get(job) is not entry:
+                del lane[at]
+            elif job.state is _PENDING and (not reserved or job.spec.id not in reserved):
                 spare -= milli
                 chosen.append(entry)
                 at += 1
-            else:
-                del lane[at]
+            else:  # it waits no longer
+                del known[job], lane[at]
             if at < len(lane):
                 heapreplace(heads, (lane[at][0], milli, at, lane))
             else:
                 heappop(heads)
                 if not lane:
-                    del self._lanes[milli]
+                    del lanes[milli]
         while spare < 0 and (loser := last.loser(-spare)) >= 0:
             losers.append(last.drop(loser))
             spare += losers[-1].held_milli
         return chosen, losers
-
-    def _is_current(self, entry: _Entry, state: State) -> bool:
-        """Whether a job waits still, and since it was added."""
-        job = entry[1]
-        if self._known.get(job) is not entry:
-            return False
-        if job.state is _PENDING and (not state.reservations or waits(job, state)):
-            return True
-        del self._known[job]
-        return False
 
 
 def _is_lent(workers: tuple[Worker, ...], losers: list[Job]) -> bool:
@@ -205,6 +202,8 @@ def _stop(plan: Plan, losers: list[Job], waiting: list[Job]) -> None:
     for job in waiting:
         for role in job.spec.roles:
             wanted |= nodes_for(role, capacity)
+        if wanted == capacity.open:
+            break
     reason = Reason(ReasonCode.PREEMPTED, f"{len(waiting)} waiting jobs rank before it")
     for loser in losers:
         for worker in loser.allocation:
