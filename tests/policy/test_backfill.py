@@ -16,7 +16,7 @@ from presage.model.job import Job, JobSpec, Role
 from presage.policy.config import PolicyConfig
 from presage.policy.registry import build, pipeline
 from presage.policy.runs import Runs
-from presage.policy.walks.easy import Shadow, end, soonest
+from presage.policy.walks.shadow import Shadow, end, soonest
 from presage.sim.clusters import read_cluster
 from presage.sim.run import simulate
 from presage.sim.traces import Trace

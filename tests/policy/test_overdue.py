@@ -13,7 +13,7 @@ from presage.model.estimate import Estimate
 from presage.model.job import Job
 from presage.policy.config import PolicyConfig
 from presage.policy.runs import Runs
-from presage.policy.walks.easy import end
+from presage.policy.walks.shadow import end
 from tests.policy.test_backfill import KINDS, Cluster, ends
 from tests.scenario import Known, Scenario, job, nodes
 

@@ -73,7 +73,7 @@ class TaskSize:
 
 
 @dataclass(slots=True)
-class _Scores:
+class _RuleRecord:
     """How each rule did: its waste, and its failures."""
 
     waste: Floats = field(default_factory=lambda: np.zeros(len(_RULES)))
@@ -87,10 +87,10 @@ class _Scores:
 
 
 @dataclass(slots=True)
-class _Task:
+class _TaskPast:
     peaks: list[float] = field(default_factory=list)
     hours: float = 0.0
-    scores: _Scores = field(default_factory=_Scores)
+    scores: _RuleRecord = field(default_factory=_RuleRecord)
     """Waste in MiB hours."""
 
 
@@ -99,8 +99,8 @@ class TaskSizer:
 
     def __init__(self, cost: SizingCost | None = None) -> None:
         self.cost = cost or SizingCost()
-        self._tasks: dict[str, _Task] = {}
-        self._all = [_Scores() for _ in range(len(_LENGTHS) + 1)]
+        self._tasks: dict[str, _TaskPast] = {}
+        self._all = [_RuleRecord() for _ in range(len(_LENGTHS) + 1)]
         """By the length of a history; waste as a multiple of what is usually held."""
 
     def size(self, task: str) -> TaskSize | None:
@@ -128,7 +128,7 @@ class TaskSizer:
             raise ProvisionError(
                 f"task {task}: a run of {hours:g} hours with {peak_mib:g} MiB teaches nothing"
             )
-        known = self._tasks.setdefault(task, _Task())
+        known = self._tasks.setdefault(task, _TaskPast())
         if known.peaks:
             waste, failed = self._outcome(_given(known.peaks), peak_mib, known.peaks[-1])
             usual_mib = max(peak_mib, float(np.mean(known.peaks)))

@@ -69,10 +69,10 @@ class FromHistory:
 
     def predictor(self, world: Predictor) -> Predictor:
         """One that knows run times from the history, and the rest as `world` does."""
-        return _Foreseen(world, self)
+        return _HistoryPredictor(world, self)
 
 
-class _Foreseen:
+class _HistoryPredictor:
     """Run times as foreseen at submission; the true ones stay hidden."""
 
     def __init__(self, world: Predictor, history: FromHistory) -> None:

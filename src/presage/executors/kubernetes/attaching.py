@@ -65,7 +65,7 @@ class PodDoors:
     def open(self, pod: Json, name: str, ports: Sequence[int]) -> socket:
         """A connection to a worker's pod, which says what is wanted there."""
         theirs, ours = socketpair()
-        client = _Visit(self._api, pod, name, ports).serve(ours)
+        client = _PodAttachment(self._api, pod, name, ports).serve(ours)
         asyncio.run_coroutine_threadsafe(client, self._running())
         return theirs
 
@@ -98,7 +98,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-class _Visit:
+class _PodAttachment:
     """One client of a pod."""
 
     def __init__(self, api: KubeApi, pod: Json, name: str, ports: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ class _Visit:
         try:
             with suppress(OSError, EOFError, ConnectionClosed):
                 try:
-                    said = _Frames(reader)
+                    said = _ClientFrames(reader)
                     async with asyncio.timeout(_ORDER_S):
                         order = await said.order()
                     if order.port:
@@ -131,7 +131,7 @@ class _Visit:
     # -- commands -------------------------------------------------------------------------------
 
     async def _command(
-        self, said: _Frames, writer: asyncio.StreamWriter, order: msg.AttachOrder
+        self, said: _ClientFrames, writer: asyncio.StreamWriter, order: msg.AttachOrder
     ) -> None:
         late = not (self._ends or order.tty)
         typed = not late or await said.next_kind(_FIRST_S) != frames.EOF
@@ -162,7 +162,7 @@ class _Visit:
 
     async def _pass_in(
         self,
-        said: _Frames,
+        said: _ClientFrames,
         writer: asyncio.StreamWriter,
         run: ClientConnection,
         pid: str,
@@ -242,7 +242,7 @@ class _Visit:
 # -- parts --------------------------------------------------------------------------------------
 
 
-class _Frames:
+class _ClientFrames:
     """What a client says."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
