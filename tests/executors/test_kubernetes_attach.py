@@ -117,7 +117,7 @@ def test_a_newer_server_ends_input(api: KubeApi, pod: Json) -> None:
 
 
 def test_a_terminal_has_a_size_and_is_resized(doors: PodDoors, pod: Json) -> None:
-    order = {"argv": ["sh"], "tty": True, "rows": 33, "columns": 77}
+    order: dict[str, Any] = {"argv": ["sh"], "tty": True, "rows": 33, "columns": 77}
     client = AttachedClient(doors.open(pod, "worker-0", ()), **order)
     client.begin()
     client.say(frames.STDIN, b"while [ \"$(stty size)\" != '33 77' ]; do :; done; echo se''en\n")
@@ -142,10 +142,11 @@ def test_a_command_ends_with_its_client(doors: PodDoors, pod: Json, node: Stream
 
 
 def test_what_cannot_be_is_one_line(doors: PodDoors, pod: Json) -> None:
-    for order, says in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"console": True}, "a console cannot be offered"),
         ({"port": 80}, "port 80 is not among the ports of the job's manifest: 6006"),
-    ]:
+    ]
+    for order, says in cases:
         client = AttachedClient(doors.open(pod, "worker-0", (6006,)), **order)
         kind, body = client.next()
         assert kind == frames.REFUSED

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from socket import socket, socketpair
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from presage.executors.kubernetes.api import Json, KubeApi
 from presage.executors.kubernetes.pods import MAIN, PORT_TOKEN
@@ -337,7 +337,7 @@ async def _pour(
     await run.close()
 
 
-async def _ended(*tasks: asyncio.Future[object]) -> None:
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
     """Have these end, however far they are."""
     for task in tasks:
         task.cancel()
