@@ -192,8 +192,8 @@ def test_shares_change_while_they_are_used() -> None:
 
 def test_a_turn_counts_from_the_end_of_the_one_before() -> None:
     turns = DeviceTurns(0)
-    for name in "ab":
-        turns.join(name, name, ShareTerms(0.5), 0)
+    for name in "abc":
+        turns.join(name, name, ShareTerms(0.3), 0)
         turns.want(name, 0)
     first = turns.next(0)
     assert first is not None
