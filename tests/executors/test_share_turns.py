@@ -188,3 +188,27 @@ def test_shares_change_while_they_are_used() -> None:
     grant = turns.next(0)
     assert grant is not None
     assert grant.until_ns != FOREVER
+
+
+def test_a_turn_counts_from_the_end_of_the_one_before() -> None:
+    turns = DeviceTurns(0)
+    for name in "abc":
+        turns.join(name, name, ShareTerms(0.3), 0)
+        turns.want(name, 0)
+    first = turns.next(0)
+    assert first is not None
+    early = first.until_ns - MS  # the next is let in while the one before still runs
+    second = turns.next(early)
+    assert second is not None
+    late = first.until_ns + 3 * MS
+    assert turns.done(first.seat, late, late, MS, wants=False, now=late) == late
+    end = late + 5 * MS
+    assert turns.done(second.seat, end - early, end, MS, wants=False, now=end) == 5 * MS
+
+
+def test_time_alone_is_counted_by_who_had_it() -> None:
+    turns = DeviceTurns(0)
+    turns.join("a", "a", ShareTerms(0.2), 0)
+    turns.want("a", 0)
+    turns.next(0)
+    assert turns.done("a", 7 * MS, 9 * MS, MS, wants=False, now=9 * MS) is None

@@ -53,7 +53,9 @@ def _past_the_interposer(name: bytes) -> Callable[..., int]:
     versions = (b"GLIBC_2.34", b"GLIBC_2.2.5", b"GLIBC_2.17")
     found = next(filter(None, (table.dlvsym(_NEXT, b"dlsym", one) for one in versions)))
     find = ctypes.CFUNCTYPE(c_void_p, c_void_p, ctypes.c_char_p)(found)
-    return ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)(find(cuda._handle, name))
+    address = find(cuda._handle, name)
+    assert address
+    return ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)(address)
 
 
 class Program:
@@ -70,6 +72,7 @@ class Program:
         self._truth = _past_the_interposer(b"cuMemGetInfo_v2")
         found = c_void_p()
         cuda.cuGetProcAddress_v2(b"cuMemAlloc", byref(found), 12040, c_uint64(0), None)
+        assert found.value
         self._found = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t)(found.value)
         self.ways: dict[str, Callable[[c_uint64, int], int]] = {
             "alloc": lambda at, n: cuda.cuMemAlloc_v2(byref(at), c_size_t(n)),
@@ -92,19 +95,19 @@ class Program:
         }
 
     def _pitch(self, at: c_uint64, size: int) -> int:
-        pitch = c_size_t()
-        return cuda.cuMemAllocPitch_v2(
-            byref(at), byref(pitch), c_size_t(size // 64 + 1), c_size_t(64), 4
-        )
+        pitch, width = c_size_t(), c_size_t(size // 64 + 1)
+        return int(cuda.cuMemAllocPitch_v2(byref(at), byref(pitch), width, c_size_t(64), 4))
 
     def _from_own_pool(self, at: c_uint64, size: int) -> int:
-        if self.pools[1] is None:
-            self.pools[1] = c_void_p()
-            assert cuda.cuMemPoolCreate(byref(self.pools[1]), byref(Where(1, 0, 1, 0))) == 0
-        return cuda.cuMemAllocFromPoolAsync(byref(at), c_size_t(size), self.pools[1], None)
+        pool = self.pools[1]
+        if pool is None:
+            pool = self.pools[1] = c_void_p()
+            assert cuda.cuMemPoolCreate(byref(pool), byref(Where(1, 0, 1, 0))) == 0
+        return int(cuda.cuMemAllocFromPoolAsync(byref(at), c_size_t(size), pool, None))
 
     def _create(self, at: c_uint64, size: int) -> int:
-        return cuda.cuMemCreate(byref(at), c_size_t(size), byref(Where(1, 0, 1, 0)), c_uint64(0))
+        where = Where(1, 0, 1, 0)
+        return int(cuda.cuMemCreate(byref(at), c_size_t(size), byref(where), c_uint64(0)))
 
     def take(self, way: str, size: int) -> bool:
         """Ask for memory; whether it was given."""
