@@ -50,11 +50,10 @@ def test_it_is_judged_before_it_decides(server: Server, bundle: Path) -> None:
     waits = server.submit("true", resources={"gpus": 1})
     server.wait(runs, "PROCESSING")
 
-    def judgement() -> PolicyJudged | None:
-        facts = [one for one in journal(server) if isinstance(one, PolicyJudged)]
-        return facts[-1] if facts else None
+    def judged() -> list[PolicyJudged]:
+        return [one for one in journal(server) if isinstance(one, PolicyJudged)]
 
-    fact = eventually(judgement)
+    (fact,) = eventually(judged)
     assert not fact.trusted
     assert (fact.candidate, fact.fallback) == (f"learned:{bundle}", "fifo")
     (rules,) = [one for one in journal(server) if isinstance(one, RulesChanged)]
