@@ -78,5 +78,5 @@ def test_a_what_if_reads_the_bundle_of_the_machine_that_asks(server: Server, bun
     assert "there is no bundle" in missing.err
     body = {"name": "learned:/etc/hostname"}
     refused = server.http.put("/api/v1/policy", json=body)
-    assert refused.status_code == 422, refused.text
+    assert refused.status_code == 400, refused.text
     assert "bundles are read only by the server's own" in refused.text
