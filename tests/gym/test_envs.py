@@ -108,7 +108,7 @@ def test_several_at_once_are_each_what_they_are_alone() -> None:
     many = gymnasium.make_vec(
         "presage.gym.envs:presage/Order-v0", num_envs=2, vectorization_mode="sync", worlds=SMALL
     )
-    seen, _ = many.reset(seed=[7, 8])
+    seen, _ = many.reset(seed=[7, 8])  # type: ignore[arg-type]  # a seed for each
     for row, seed in zip(seen, (7, 8), strict=True):
         alone, _ = ClusterEnv(worlds=SMALL).reset(seed=seed)
         assert (row == alone).all()

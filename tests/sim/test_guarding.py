@@ -23,6 +23,7 @@ from presage.policy.order import Order
 from presage.policy.pipeline import Pipeline
 from presage.sim.clusters import Cluster
 from presage.sim.generate import make_trace
+from presage.sim.result import SimResult
 from presage.sim.run import simulate
 from presage.sim.traces import Trace
 from presage.sim.trial import Trial
@@ -57,7 +58,12 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def fallback_jct(trace: Trace) -> float:
-    jct: float = simulate(trace, CLUSTER, sjf(), name="sjf").summary["avg_jct_s"]
+    return jct_of(simulate(trace, CLUSTER, sjf(), name="sjf"))
+
+
+def jct_of(result: SimResult) -> float:
+    jct = result.summary["avg_jct_s"]
+    assert jct is not None
     return jct
 
 
@@ -65,12 +71,12 @@ def fallback_jct(trace: Trace) -> float:
 def test_a_bad_policy_is_hardly_worse_than_its_fallback(
     trace: Trace, fallback_jct: float, bad: Order
 ) -> None:
-    alone = simulate(trace, CLUSTER, by(bad)(), name="bad").summary["avg_jct_s"]
+    alone = jct_of(simulate(trace, CLUSTER, by(bad)(), name="bad"))
     assert alone > 1.5 * fallback_jct  # it is bad
     store = MemoryStore()
     policy = GuardedPolicy(by(bad), sjf, ("bad", "sjf"), RULES)
     result = simulate(trace, CLUSTER, policy, name="bad@sjf", store=store, check_every=50)
-    assert result.summary["avg_jct_s"] <= 1.03 * fallback_jct
+    assert jct_of(result) <= 1.03 * fallback_jct
     assert len(result.jobs) == trace.jobs.height
     said = [fact for _, fact in store.read() if isinstance(fact, ev.PolicyJudged)]
     assert said
@@ -86,19 +92,19 @@ def test_a_good_policy_comes_to_decide_each_time_alike() -> None:
     def fifo() -> Pipeline:
         return registry.pipeline(registry.NAMED["fifo"])
 
-    alone = simulate(trace, CLUSTER, fifo(), name="fifo").summary["avg_jct_s"]
+    alone = jct_of(simulate(trace, CLUSTER, fifo(), name="fifo"))
     store = MemoryStore()
     made = GuardedPolicy(sjf, fifo, ("sjf", "fifo"), RULES)
     result = simulate(trace, CLUSTER, made, name="sjf@fifo", store=store, use_estimates=True)
     said = [fact for _, fact in store.read() if isinstance(fact, ev.PolicyJudged)]
     assert any(fact.trusted for fact in said)
-    assert result.summary["avg_jct_s"] < alone
+    assert jct_of(result) < alone
     again = GuardedPolicy(sjf, fifo, ("sjf", "fifo"), RULES)
     once_more = simulate(
         trace, CLUSTER, again, name="again", store=(second := MemoryStore()), use_estimates=True
     )
     assert list(second.read()) == list(store.read())
-    assert once_more.summary["avg_jct_s"] == result.summary["avg_jct_s"]
+    assert jct_of(once_more) == jct_of(result)
 
 
 def test_who_decides_is_what_the_journal_says() -> None:

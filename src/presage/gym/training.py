@@ -166,7 +166,8 @@ def _reinforce(
 ) -> tuple[Net, list[float]]:
     from presage.gym.reinforce import train
 
-    assert recipe.algorithm not in ("imitate", "search")
+    assert recipe.algorithm != "imitate"
+    assert recipe.algorithm != "search"
     done = train(
         recipe.task,
         recipe.algorithm,
