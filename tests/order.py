@@ -58,6 +58,8 @@ SECONDS: dict[str, float] = {
     "tests/executors/test_shares.py": 15,
     "tests/foresee/runtime/test_tables.py": 10,
     "tests/foresee/runtime/test_search.py": 10,
+    "tests/foresee/runtime/test_recurrence.py": 8,
+    "tests/server/test_tune.py": 15,
     "ray": 100,
     "web": 130,
     "kubernetes": 60,
