@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from presage.cli.main import app
+from presage.foresee.bursts.models import ModelKind
+from presage.foresee.bursts.use import base_for
 from presage.telemetry.bursts import TARGETS
 
 
@@ -128,3 +130,16 @@ def test_a_page_of_what_would_change(tmp_path: Path) -> None:
     refused = run(*words)
     assert refused.exit_code == 2
     assert "say --setting" in refused.stderr
+
+
+def test_a_transfer_starts_from_a_setting_by_name(tmp_path: Path) -> None:
+    assert base_for("W2/1gbit").model.kind is ModelKind.GCN
+    runs(tmp_path / "runs")
+    words = ("--profiles", "runs", "--setting", "W2/1gbit", "--json", "--from")
+    moved = run("fit", "bursts", *words, "W2/1gbit")
+    assert moved.exit_code == 0, moved.stderr
+    card = json.loads(moved.stdout)
+    assert (card["model"], card["transferred_from"]) == ("gcn", "W2/1gbit")
+    none = run("fit", "bursts", *words, "W9/none")
+    assert none.exit_code == 2
+    assert "there is no bundle W9/none" in none.stderr
