@@ -52,6 +52,9 @@ def test_of_one_series_the_metrics_are_ranked() -> None:
     found = find_causes([pod], 150, 160)
     assert found.causes[0].metric == "c"
     assert found.to_json()["causes"][0]["name"] == "m"
+    assert not found.notes
+    (weak,) = find_causes([pod], 60, 63).notes
+    assert weak.startswith("weak")
 
 
 def test_of_one_series_a_metric_that_is_often_far_off_says_less() -> None:

@@ -31,6 +31,8 @@ _RISE, _STANDS_OUT = 2.0, 1.0
 below which nothing stands out."""
 _ONE_STANDS_OUT = 0.5
 """The same for one series, in errors of forecast: low, for somebody asks who knows of trouble."""
+_WEAK = 0.5
+"""Below this share of what is seldom it is said that the answer is weak."""
 _MOST_CHANGE = 8.0
 _SHARE, _SHARE_OF_ALL = 0.1, 0.01
 _EXPLAINED = 0.5
@@ -170,7 +172,8 @@ def _of_one(pod: Series, begin: float, end: float, most: int) -> Causes:
         )
         for at in order
     )
-    return Causes(causes)
+    weak = "weak: no metric went further than it now and then does when all is well"
+    return Causes(causes, (weak,) if rank.max() < _WEAK else ())
 
 
 def _seldom(off: Floats, axis: int) -> Floats:
