@@ -42,7 +42,7 @@ class Figures:
 
 def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0) -> Figures:
     """A whole scene under one policy."""
-    history = FromHistory()
+    history = FromHistory() if scene.foresee is None else None
     result = simulate(
         scene.trace,
         scene.nodes,
@@ -50,8 +50,11 @@ def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0)
         name=name,
         rules=scene.rules,
         seed=seed,
+        models=scene.models,
+        estimates=scene.estimates,
+        sharers=scene.sharers,
         advise=history,
-        foresee=history.predictor,
+        foresee=scene.foresee if history is None else history.predictor,
     )
     told = result.summary
     return Figures(*(float(told[name] or 0.0) for name in (*FIGURES, "cpu_s")))
