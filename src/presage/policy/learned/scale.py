@@ -73,12 +73,14 @@ CLUSTER_FIELDS = (
 )
 SCALE_RULES = {
     "resize_cost_s": 40.0,
+    "pays": 2.0,
     "keep_s": 60.0,
     "shrink_after_s": 30.0,
     "grow_after_s": 60.0,
 }
-"""What a resize is taken to cost, how long a job keeps its size at least, and the times at which
-the fields `patient` and `rested` turn to 1."""
+"""What a resize is taken to cost; how many times that a job must be foreseen to save, or it gets
+nothing; how long it keeps its size at least; and the times at which the fields `patient` and
+`rested` turn to 1."""
 
 _GET, _GIVE = 0, 1
 _LONG = log(1e6)
@@ -148,7 +150,9 @@ class ScaleByChoice(ByGain):
         plan, predict = self._plan, self._predict
         self._slots, self._gave, self.can_choose = [], [], False
         self._head = self._taker = None
-        self._able = able = [_Sized(job, job.allocation) for job in resizable(plan) if job.spec.checkpointable]
+        self._able = able = [
+            _Sized(job, job.allocation) for job in resizable(plan) if job.spec.checkpointable
+        ]
         if not able:
             return
         growable = [one.job for one in able if _grows(one)]
@@ -212,8 +216,8 @@ class ScaleByChoice(ByGain):
         return self._find_room(head, [_chip(one.job, one.given) for one in givers if one.given])
 
     def _spare(self, head: Job, found: tuple[Worker, ...]) -> tuple[Worker, ...]:
-        """Take nothing that is not needed after all; what was given first is needed least."""
-        for one in self._gave[:-1]:
+        """Take nothing that is not needed after all; the job whose last worker was given last goes first."""
+        for one in reversed(self._gave[:-1]):
             one.given -= 1
             again = self._room_given(head)
             if again is None:
@@ -244,11 +248,17 @@ class ScaleByChoice(ByGain):
                 kept = shrunk(one.job, one.given)
                 assert kept is not None
                 plan.resize(one.job, kept)
-            elif len(one.held) > len(one.job.allocation):
+            elif len(one.held) > len(one.job.allocation) and self._saves(one):
                 plan.resize(one.job, one.held)
         if self._head is not None and for_head:
             plan.reserve(self._head, for_head)
         self._able, self._slots, self.can_choose = [], [], False
+
+    def _saves(self, one: _Sized) -> bool:
+        """Whether what a job gets is worth a resize."""
+        shape = len(one.held), len({worker.node for worker in one.held})
+        least_s = self._numbers["pays"] * self.resize_cost_s
+        return self._saved(one.job, shape, self._plan, self._predict) > least_s
 
     # -- who waits ------------------------------------------------------------------------------
 
@@ -363,7 +373,7 @@ class ScaleByChoice(ByGain):
         job, plan, predict, row = one.job, self._plan, self._predict, self._rows[k]
         now, surplus, grows = plan.now, _surplus(one), _grows(one)
         kept_s = now - job.mark
-        gain = self._next(job, predict, one.held) if grows else 0.0
+        gain = self._brought(one) if grows else 0.0
         loss = self.loss(job, one.count, predict) if surplus else 0.0
         shape = self._now(job, predict).shape
         row[0] = 1.0
@@ -380,8 +390,26 @@ class ScaleByChoice(ByGain):
         row[13] = job.mark <= job.since or kept_s >= self.keep_s
         row[14] = grows and self._may_pay(job, plan, predict)
         row[15] = row[2] and self._head is not None
-        row[16] = row[15] and now - self._head.since >= self._numbers["shrink_after_s"]  # type: ignore[union-attr]
+        patient_s = inf if self._head is None else now - self._head.since
+        row[16] = row[15] and patient_s >= self._numbers["shrink_after_s"]
         row[17] = row[2] and self._taker is not None and self._brings(one, loss)
+
+    def _brought(self, one: _Sized) -> float:
+        """What the next workers bring: one on its own nodes where they have room, else the fewest
+        on another one that help."""
+        job, predict, capacity = one.job, self._predict, self._plan.state.capacity
+        own = {worker.node for worker in one.held}
+        whole = max(_worker_milli(job) // WHOLE_GPU, 1)
+        shape = len(one.held), len(own)
+        if any(capacity.whole[capacity.index[node]] >= whole for node in own):
+            return self._gain(job, shape, (shape[0] + 1, shape[1]), predict)
+        count = 1
+        while more_workers(job, one.held, count):
+            gain = self._gain(job, shape, (shape[0] + count, shape[1] + 1), predict)
+            if gain > 0:
+                return gain
+            count *= 2
+        return 0.0
 
     def _brings(self, one: _Sized, loss: float) -> bool:
         """Whether one more worker that leaves brings enough to another job, by the rule of
