@@ -20,12 +20,14 @@ from presage.foresee.adapter import EstimatePredictor, TimeSharing
 from presage.gym.worlds import Generated, Mixed, Scene, Weeks, Worlds
 from presage.learn import Floats
 from presage.model.cluster import WHOLE_GPU, Node
+from presage.model.errors import TraceError
 from presage.model.estimate import Estimate, Estimates
 from presage.policy.learned.net import Task
+from presage.sim.foreseen import FromHistory
 from presage.sim.speed import MeasuredSpeed
 from presage.sim.traces import Trace
 
-__all__ = ["Elastic", "Sharing", "elastic", "for_task", "sharing", "usual"]
+__all__ = ["Elastic", "Sharing", "elastic", "for_task", "scene_for", "sharing", "usual"]
 
 MOST = 4
 """An elastic job has between what it asks for and so many times that."""
@@ -70,38 +72,53 @@ class Elastic:
 
     worlds: Worlds
     most: int = MOST
+    told: float = 1.0
+    """In how many of them policies know estimates of run times; in the others, what the runs that
+    ended tell."""
 
     def draw(self, rng: np.random.Generator) -> Scene:
         """One of theirs."""
-        return elastic(self.worlds.draw(rng), rng, self.most)
+        return elastic(self.worlds.draw(rng), rng, self.most, told=bool(rng.random() < self.told))
 
 
-def elastic(scene: Scene, rng: np.random.Generator, most: int = MOST) -> Scene:
+def elastic(
+    scene: Scene, rng: np.random.Generator, most: int = MOST, *, told: bool = True
+) -> Scene:
     """A scene whose jobs can grow: a job of so many GPUs has as many workers of one GPU, and may
-    have up to `most` times as many. A trace that has elastic jobs keeps its own. How each job
-    scales is drawn."""
+    have up to `most` times as many; parts of a GPU stay as they are. A trace that has elastic jobs
+    keeps its own. How each job scales is drawn, and known; with `told`, run times are known with
+    errors."""
     jobs = scene.trace.jobs
     if not is_elastic(scene.trace):
-        gpus = (pl.col("gpu_milli") // WHOLE_GPU * pl.col("workers").fill_null(1)).clip(1)
-        each = {
-            name: (pl.col(name) * pl.col("workers").fill_null(1) // gpus)
-            for name in ("cpu_milli", "memory_mib")
-        }
+        had, whole = pl.col("workers").fill_null(1), pl.col("gpu_milli") >= WHOLE_GPU
+        gpus = pl.col("gpu_milli") // WHOLE_GPU * had
+        changed = {name: pl.col(name) * had // gpus for name in ("cpu_milli", "memory_mib")}
+        changed |= {"gpu_milli": pl.lit(WHOLE_GPU, pl.Int64), "workers": gpus}
+        changed |= {"min_workers": gpus, "max_workers": gpus * most}
         jobs = jobs.with_columns(
-            gpu_milli=pl.lit(WHOLE_GPU, pl.Int64),
-            workers=gpus,
-            min_workers=gpus,
-            max_workers=gpus * most,
-            **each,
+            pl.when(whole).then(new).otherwise(pl.col(name)).alias(name)
+            for name, new in changed.items()
         )
+    trace = replace(scene.trace, jobs=jobs)
+    if not is_elastic(trace):
+        raise TraceError(f"no job of {trace.name} asks for a whole GPU, so none can be elastic")
     sync = np.clip(_SYNC * np.exp(_SYNC_SPREAD * rng.standard_normal(jobs.height)), 0.0, 0.5)
     steps = {
         job: DrawnStep(float(cost), _ACROSS * float(cost))
         for job, cost in zip(jobs["job_id"], sync, strict=True)
     }
     speed = MeasuredSpeed(steps=steps, node_gpus=_NODE_GPUS)
-    trace = replace(scene.trace, jobs=jobs)
-    return replace(scene, trace=trace, rules=replace(scene.rules, speed=speed))
+    made = replace(scene, trace=trace, rules=replace(scene.rules, speed=speed))
+    if not told:
+        return made
+    runtime = _seen(jobs["duration_s"].to_numpy(), _OFF_RUNTIME, rng)
+    estimates = tuple(Estimates("drawn errors", runtime_s=_estimate(a, "s")) for a in runtime)
+    return replace(made, estimates=estimates, foresee=as_submitted)
+
+
+def as_submitted(world: Predictor) -> Predictor:
+    """Run times as foreseen at submission, in proportion to what workers change."""
+    return FromHistory().predictor(world)
 
 
 def is_elastic(trace: Trace) -> bool:
@@ -127,6 +144,13 @@ def sharing(scene: Scene, rng: np.random.Generator) -> Scene:
     """A scene whose jobs have a use of the GPU and memory, drawn where the trace has none, and in
     which policies know all of a job with errors."""
     jobs, count = scene.trace.jobs, scene.trace.jobs.height
+    part = (pl.col("gpu_milli") > 0) & (pl.col("gpu_milli") < WHOLE_GPU)
+    if jobs.filter(part | pl.col("workers").is_null()).is_empty():
+        raise TraceError(
+            f"no job of {scene.trace.name} can share a GPU: they have workers of whole GPUs"
+        )
+    if not any(node.devices for node in scene.nodes):
+        raise TraceError("sharing needs a cluster with GPUs")
     nodes = tuple(map(_with_memory, scene.nodes))
     room = min(device.memory_mib for node in nodes for device in node.devices)
     drawn_use = np.clip(rng.beta(1.6, 1.6, count), 0.05, 1.0)
@@ -189,6 +213,14 @@ _WRAPPED: dict[Task, Callable[[Worlds], Worlds]] = {
     "scale": Elastic,
     "share": Sharing,
 }
+
+
+def scene_for(task: Task, scene: Scene, seed: int) -> Scene:
+    """A scene in which a task can be judged; what the trace does not say is drawn."""
+    rng = np.random.default_rng(seed)
+    if task == "order":
+        return scene
+    return elastic(scene, rng) if task == "scale" else sharing(scene, rng)
 
 
 def usual(task: Task, jobs: tuple[int, int] = (300, 1500), nodes: int = 32) -> Worlds:

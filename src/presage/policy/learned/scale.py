@@ -216,7 +216,7 @@ class ScaleByChoice(ByGain):
         return self._find_room(head, [_chip(one.job, one.given) for one in givers if one.given])
 
     def _spare(self, head: Job, found: tuple[Worker, ...]) -> tuple[Worker, ...]:
-        """Take nothing that is not needed after all; the job whose last worker was given last goes first."""
+        """Take nothing that is not needed after all; what was given last is spared first."""
         for one in reversed(self._gave[:-1]):
             one.given -= 1
             again = self._room_given(head)
