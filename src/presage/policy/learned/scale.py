@@ -424,7 +424,9 @@ class ScaleByChoice(ByGain):
         gain = self._gain(taker, (more, had[1]), (more + 1, had[1]), predict)
         if gain <= loss * (1 + MARGIN):
             return False
-        saved = self._saved(taker, (more + 1, had[1]), plan, predict)
+        leaves = {worker.node for worker in _chip(one.job, one.given + 1)[1]}
+        nodes = had[1] + len(leaves - {worker.node for worker in taker.allocation})
+        saved = self._saved(taker, (more + 1, nodes), plan, predict)
         lost = -self._saved(one.job, (fewer - 1, min(has[1], fewer - 1)), plan, predict)
         return saved - lost > 2 * PAYS_TWICE * self.resize_cost_s
 
