@@ -8,7 +8,7 @@ the workload of `presage reproduce elastic-kubeflow`), none of which was trained
 stop cost 40 s; run times are known with an error of e^±0.5. What is done already (files in
 `--out`) is not done again.
 
-    PRESAGE_DATA=... python -m benchmarks.gym_scale [--algo search] [--seeds 0,1,2,3,4]
+    PRESAGE_DATA=... python -m benchmarks.gym_scale [--algo imitate] [--seeds 0,1,2,3,4]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from presage.sim.world import WorldRules
 
 PARTS = ("made", "itp", "mix")
 MADE, MIXES = 30, 30
-FEWEST, MOST_JOBS = 500, 4000
+FEWEST, MOST_JOBS = 500, 1500
 """Jobs of a week of ITP that is tested on; larger ones are left out for their time."""
 COLUMNS = {
     "jct": lambda one: one.avg_jct_s,
@@ -47,7 +47,7 @@ COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=ALGORITHMS, default="search")
+    parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--out", type=Path, default=Path("gym-scale"))

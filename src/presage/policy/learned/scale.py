@@ -324,7 +324,8 @@ class ScaleByChoice(ByGain):
             return False
         if self._head is not None:
             return True
-        return self._taker is not None and one.job is not self._taker and self._rested(one.job)
+        settled = one.job.mark + max(self.keep_s, self._numbers["keep_s"]) <= self._plan.now
+        return settled and self._taker is not None and one.job is not self._taker
 
     # -- what is observed -----------------------------------------------------------------------
 
