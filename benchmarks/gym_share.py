@@ -46,9 +46,9 @@ from presage.reproduce.lucid_week import (
 from presage.sim.world import WorldRules
 
 PARTS = ("lucid", "made")
-MADE = 30
+MADE = 20
 WEEKS = 9
-FEWEST, MOST_JOBS = 300, 1500
+FEWEST, MOST_JOBS = 300, 1200
 COLUMNS = {
     "jct": lambda one: one.avg_jct_s,
     "makespan": lambda one: one.makespan_s,
@@ -70,7 +70,7 @@ def main() -> None:
     bundles = [given.out / f"{given.algo}-{seed}.npz" for seed in seeds]
     if given.only in (None, "train"):
         for seed, path in zip(seeds, bundles, strict=True):
-            recipe = Recipe("share", given.algo, seed)
+            recipe = Recipe("share", given.algo, seed, choices=3000)
             _gym.train(path, recipe, worlds(), "made traces, Philly, ITP, Lucid")
     for part in given.part or PARTS:
         kinds = BASELINES["share"]

@@ -41,7 +41,9 @@ BOTH = pytest.mark.parametrize("task", ["scale", "share"])
 
 def scene(task: Task, jobs: int = 70, seed: int = 3, load: float = 0.9) -> Scene:
     trace = make_trace("poisson", jobs, seed, NODES.gpus, load)
-    short = trace.jobs.with_columns(pl.col("duration_s").clip(60.0, 7200.0))
+    clipped = pl.col("duration_s").clip(60.0, 7200.0)
+    scale = clipped.mean() / pl.col("duration_s").mean()  # the load stays what it was
+    short = trace.jobs.with_columns(duration_s=clipped, submit_s=pl.col("submit_s") * scale)
     return scene_for(task, Scene(replace(trace, jobs=short), NODES), seed)
 
 

@@ -382,7 +382,7 @@ class ScaleByChoice(ByGain):
         row[3] = log2(1 + _worker_milli(job) / WHOLE_GPU) / 6
         row[4] = log2(1 + one.count) / 6
         row[5] = log2(1 + surplus) / 6
-        row[6], row[7] = min(gain, 1.0), min(loss, 1.0)
+        row[6], row[7] = (min(max(one, 0.0), 1.0) for one in (gain, loss))
         row[8] = log1p(self._left(job, shape, plan, predict)) / _LONG
         row[9] = log1p(job.ran(now)) / _LONG
         row[10] = log1p(job.attained(now)) / _LONG
