@@ -33,8 +33,8 @@ from presage.sim.generate import make_trace
 
 NODES = Cluster("2x8")
 WORLDS: dict[Task, Worlds] = {
-    "scale": Elastic(Generated(jobs=(40, 60), nodes=(1, 2), load=(0.6, 0.9))),
-    "share": Sharing(Generated(jobs=(50, 70), nodes=(1, 1), load=(1.2, 1.5))),
+    "scale": Elastic(Generated(jobs=(20, 30), nodes=(1, 1), load=(0.6, 0.9))),
+    "share": Sharing(Generated(jobs=(30, 40), nodes=(1, 1), load=(1.2, 1.5))),
 }
 BOTH = pytest.mark.parametrize("task", ["scale", "share"])
 
@@ -145,17 +145,15 @@ def test_triggers_wait_as_long_as_they_say() -> None:
     assert waits["triggers"] > waits["gain"]
 
 
-@BOTH
-def test_a_recipe_trains_one_policy(task: Task) -> None:
-    recipe = Recipe(task, choices=120, hidden=4)
-    first, again = (train_policy(recipe, WORLDS[task]) for _ in range(2))
+def test_a_recipe_trains_one_policy() -> None:
+    recipe = Recipe("scale", choices=60, hidden=4)
+    first, again = (train_policy(recipe, WORLDS["scale"]) for _ in range(2))
     assert (first.net.flat() == again.net.flat()).all()
-    assert first.about["teacher"] in TEACHERS[task]
+    assert first.about["teacher"] in TEACHERS["scale"]
 
 
 def test_the_worst_teacher_is_not_chosen() -> None:
-    scenes = [scene("scale", jobs=50, seed=seed) for seed in (1, 2)]
-    assert best_teacher("scale", scenes) != "nothing"
+    assert best_teacher("scale", [scene("scale", jobs=40)]) != "nothing"
 
 
 @BOTH
