@@ -20,8 +20,7 @@ from time import process_time
 import numpy as np
 
 from benchmarks._data import shared
-from presage.gym.evaluate import Figures, best_of, interval, policy_of, run_scene
-from presage.gym.search import BASELINES
+from presage.gym.evaluate import BASELINES, Figures, best_of, interval, policy_of, run_scene
 from presage.gym.tasks import layout_of
 from presage.gym.training import ALGORITHMS, Recipe, train_policy
 from presage.gym.worlds import Generated, Mixed, Scene, Weeks, Worlds, sized, weeks_of

@@ -19,6 +19,7 @@ from presage.model.words import duration
 
 if TYPE_CHECKING:
     from presage.gym.worlds import Scene, Worlds
+    from presage.policy.learned.net import Task
 
 __all__ = ["gym"]
 
@@ -31,7 +32,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 @gym.command()
 def train(
     out: Annotated[Path, typer.Option(help="The bundle to write: FILE.npz.")],
-    task: Annotated[str, typer.Option(help="What to decide: order (who starts next).")] = "order",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="What to decide: order (who starts next), scale (which elastic job gets or gives "
+            "workers) or share (who goes with whom on a GPU)."
+        ),
+    ] = "order",
     algo: Annotated[
         str, typer.Option(help="imitate, search, ppo, a2c or dqn; each imitates first.")
     ] = "imitate",
@@ -76,7 +83,7 @@ def train(
     with progress(f"train {algo}") as shown:
         trained = train_policy(
             recipe,
-            _worlds(trace or [], jobs),
+            _worlds(what, trace or [], jobs),
             state=None if algo == "imitate" else state,
             tensorboard=tensorboard,
             report=lambda stage, done, total: shown(done, total),
@@ -136,19 +143,30 @@ def evaluate(
     ] = False,
     queue: Annotated[str | None, typer.Option(help="Jobs of one queue only.")] = None,
     against: Annotated[
-        str, typer.Option(help="Policies to compare with.")
-    ] = "fifo,sjf,tiresias,qssf",
+        str | None,
+        typer.Option(
+            help="Policies to compare with.",
+            show_default="fifo,sjf,tiresias,qssf; for scale gain,triggers; for share "
+            "colocate,alone",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws what scale and share need and a trace does not say.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Compare a trained policy with others on a trace; none of them knows true run times."""
-    from presage.gym.evaluate import Figures, best_of, interval, run_scene
+    from presage.gym.evaluate import BASELINES, Figures, best_of, interval, run_scene
+    from presage.gym.jobs import scene_for
     from presage.policy import registry
+    from presage.policy.learned.net import read_bundle
 
-    name = f"learned:{bundle}"
+    name, task = f"learned:{bundle}", read_bundle(bundle).task
     configs = {name: registry.policy_config(name)}
-    others = listed(against, "--against")
-    configs |= {one: registry.policy_config(one) for one in others}
-    scenes = _scenes(trace, cluster, load, weeks, queue)
+    others = list(BASELINES[task]) if against is None else listed(against, "--against")
+    known = {**registry.NAMED, **BASELINES[task]}
+    configs |= {one: registry.policy_config(one, known) for one in others}
+    scenes = [scene_for(task, one, seed) for one in _scenes(trace, cluster, load, weeks, queue)]
     found: list[dict[str, Figures]] = []
     with progress("evaluate") as shown:
         for number, scene in enumerate(scenes):
@@ -169,6 +187,8 @@ def evaluate(
                 "jct_of_best": jct[0],
                 "jct_of_best_95": None if jct[1] != jct[1] else jct[1],
                 "p99_of_best": p99[0],
+                "avg_wait_s": sum(one[key].avg_wait_s for one in found) / len(found),
+                "makespan_s": sum(one[key].makespan_s for one in found) / len(found),
                 "stops": sum(one[key].preemptions for one in found) / len(found),
             }
         )
@@ -178,7 +198,7 @@ def evaluate(
     columns = [
         Column("POLICY"),
         *(Column(title, right=True) for title in ("AVG-JCT", "P99-JCT", "JCT/BEST", "P99/BEST")),
-        Column("STOPS", right=True),
+        *(Column(title, right=True) for title in ("AVG-WAIT", "STOPS")),
     ]
     show_table(columns, [_row(row) for row in rows])
     one = scenes[0]
@@ -195,25 +215,25 @@ def _row(row: dict[str, Any]) -> list[str]:
         duration(row["p99_jct_s"]),
         f"{row['jct_of_best']:.3f}" + ("" if off is None else f" ± {off:.3f}"),
         f"{row['p99_of_best']:.3f}",
+        duration(row["avg_wait_s"]),
         f"{row['stops']:,.0f}",
     ]
 
 
-def _worlds(traces: list[Path], jobs: int) -> Worlds:
+def _worlds(task: Task, traces: list[Path], jobs: int) -> Worlds:
     """Made traces, and the weeks of those that were given as often."""
-    from presage.gym.worlds import Generated, Mixed, Weeks, weeks_of
+    from presage.gym.jobs import for_task
+    from presage.gym.worlds import Generated, weeks_of
     from presage.sim.traces import read_trace
 
     made = Generated(jobs=(max(jobs // 4, _FEWEST_JOBS), jobs), nodes=(1, 24))
-    if not traces:
-        return made
     weeks = tuple(week for path in traces for week in weeks_of(read_trace(path)))
-    if not weeks:
+    if traces and not weeks:
         raise UserError(
             f"no trace has a week with {_FEWEST_JOBS} jobs or more; leave --trace out to train on "
             "made traces"
         )
-    return Mixed((made, Weeks(weeks, jobs)))
+    return for_task(task, made, weeks, jobs)
 
 
 def _scenes(

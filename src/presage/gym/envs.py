@@ -1,5 +1,5 @@
 """The Gymnasium environment of a task: a `ClusterEpisode` that an agent chooses for. Importing it
-registers `presage/Order-v0`.
+registers `presage/Order-v0`, `presage/Scale-v0` and `presage/Share-v0`.
 
 An observation is one flat array (`SlotLayout`): slots, then the cluster. An action is a slot (and
 what to do with it), or the last one, nothing. `action_masks` says what can be done; an action that
@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.core.ports import Policy
-from presage.gym.episode import Chooses, ClusterEpisode, Parts
+from presage.gym.episode import ClusterEpisode, Parts
+from presage.gym.jobs import usual
 from presage.gym.tasks import maker
-from presage.gym.worlds import Generated, Scene, Worlds
-from presage.policy.learned.net import Task
+from presage.gym.worlds import Scene, Worlds
+from presage.policy.learned.net import TASKS, Task
+from presage.policy.learned.serve import Chooses
 
 __all__ = ["ClusterEnv", "RewardWeights"]
 
@@ -62,7 +64,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     ) -> None:
         """`rules` are numbers of the task beside the network; an episode is cut after so many
         decisions."""
-        self._worlds = worlds or Generated()
+        self._worlds = worlds or usual(task)
         self.weights = weights or RewardWeights()
         self._make: Callable[[], tuple[Policy, Chooses]] = maker(task, slots, rules)
         self.layout = self._make()[1].layout
@@ -128,7 +130,9 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         return np.minimum(seen, _HIGHEST).astype(np.float32)
 
 
-gymnasium.register("presage/Order-v0", "presage.gym.envs:ClusterEnv", kwargs={"task": "order"})
+for _task in TASKS:
+    _name = f"presage/{_task.capitalize()}-v0"
+    gymnasium.register(_name, "presage.gym.envs:ClusterEnv", kwargs={"task": _task})
 
 _TRIES = 20
 """Scenes in which nothing is to be chosen are drawn again, at most so often."""

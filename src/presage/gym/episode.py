@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Protocol
 
 from presage.core.engine import Engine
 from presage.core.loop import act
@@ -19,28 +18,15 @@ from presage.core.state import State
 from presage.gym.worlds import Scene
 from presage.model.event import Decision, Fact, JobSubmitted, NodeUp, Resize, Woke
 from presage.model.job import JobState
-from presage.policy.learned.net import Floats, SlotLayout
+from presage.policy.learned.serve import Chooses
 from presage.sim.foreseen import FromHistory
-from presage.sim.oracle import Oracle
-from presage.sim.workload import Workload
+from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.world import Task, World
 
-__all__ = ["Chooses", "ClusterEpisode", "Parts"]
+__all__ = ["ClusterEpisode", "Parts"]
 
 _SUCCEEDED = JobState.SUCCEEDED
 _HOUR_S = 3600.0
-
-
-class Chooses(Protocol):
-    """What an agent chooses for: a part of a policy whose pass stays open."""
-
-    layout: SlotLayout
-    observation: Floats
-    can_choose: bool
-
-    def choose(self, action: int) -> bool:
-        """Do it; whether that was possible."""
-        ...
 
 
 @dataclass(slots=True)
@@ -84,16 +70,18 @@ class ClusterEpisode:
         part of the reward is added up, which costs a look at all who wait."""
         self.scene = scene
         self.world = World(scene.nodes, scene.rules)
-        self.history = FromHistory()
+        self.history = FromHistory() if scene.foresee is None else None
         policy, self.chooser = make()
         self._oracle = Oracle(self.world, False)
-        predict = self.history.predictor(self._oracle)
+        foresee = scene.foresee if self.history is None else self.history.predictor
+        assert foresee is not None
+        predict = foresee(self._oracle)
         self.engine = Engine(policy, predict, State(seed))
         self.state = self.engine.state
         self.parts = Parts()
         self._fairness = fairness
         self._gpus = max(sum(len(node.devices) for node in scene.nodes), 1) * 1000
-        self._incoming = iter(Workload(scene.trace, scene.nodes))
+        self._incoming = iter(scene.workload())
         self._next: tuple[float, Task | None] = next(self._incoming, (inf, None))
         self._decisions = self.engine.handle(0.0, [NodeUp(node) for node in scene.nodes])
         self._at = 0.0
@@ -134,7 +122,9 @@ class ClusterEpisode:
         facts: list[Fact] = world.poll(now)
         while at <= now and task is not None:
             world.expect(task, at)
-            facts.append(JobSubmitted(task.spec, self.history.foresee(task.spec, at)))
+            if self.history is not None:
+                task.estimates = self.history.foresee(task.spec, at)
+            facts.append(JobSubmitted(task.spec, task.estimates))
             at, task = self._next = next(self._incoming, (inf, None))
         if wake_at is not None and wake_at <= now:
             facts.append(Woke())
@@ -160,8 +150,12 @@ class ClusterEpisode:
     def _collect(self, now: float) -> None:
         """Forget what ended, and learn from it."""
         world = self.world
+        for task in world.overflowed:
+            if isinstance(self.engine.predict, LearnsMemory):
+                self.engine.predict.out_of_memory(task.spec)
         for task in world.finished:
-            self.history.ended(task, now)
+            if self.history is not None:
+                self.history.ended(task, now)
             self._oracle.forget(task.spec.id)
         world.finished.clear()
         for job in self.state.ended:

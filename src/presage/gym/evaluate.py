@@ -15,14 +15,33 @@ import numpy as np
 from presage.core.ports import Policy
 from presage.gym.tasks import layout_of
 from presage.gym.worlds import Scene
+from presage.policy.config import PolicyConfig
 from presage.policy.learned.net import Net, Task
+from presage.policy.learned.scale import SCALE_RULES
 from presage.policy.learned.serve import BASES, learned_parts
 from presage.policy.pipeline import Pipeline
-from presage.policy.registry import pipeline
+from presage.policy.registry import NAMED, pipeline
 from presage.sim.foreseen import FromHistory
 from presage.sim.run import simulate
 
-__all__ = ["Figures", "best_of", "interval", "policy_of", "run_scene"]
+__all__ = ["BASELINES", "Figures", "best_of", "interval", "policy_of", "run_scene"]
+
+_ELASTIC = BASES["scale"]
+BASELINES: dict[Task, dict[str, PolicyConfig]] = {
+    "order": {name: NAMED[name] for name in ("fifo", "sjf", "tiresias", "qssf")},
+    "scale": {
+        "gain": _ELASTIC.model_copy(update={"resize_cost_s": SCALE_RULES["resize_cost_s"]}),
+        "triggers": _ELASTIC.model_copy(
+            update={"grow_by": "fewest", "shrink_after_s": 30.0, "grow_after_s": 60.0}
+        ),
+    },
+    "share": {
+        "colocate": NAMED["colocate"],
+        "alone": NAMED["colocate"].model_copy(update={"max_jobs_per_gpu": 1}),
+    },
+}
+"""What a task is compared with: for scale the policy `elastic`, which knows what a resize costs,
+and the published triggers; for share one job a GPU, too."""
 
 FIGURES = ("avg_jct_s", "p99_jct_s", "avg_wait_s", "makespan_s", "gpu_utilization", "preemptions")
 
@@ -42,7 +61,7 @@ class Figures:
 
 def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0) -> Figures:
     """A whole scene under one policy."""
-    history = FromHistory()
+    history = FromHistory() if scene.foresee is None else None
     result = simulate(
         scene.trace,
         scene.nodes,
@@ -50,8 +69,11 @@ def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0)
         name=name,
         rules=scene.rules,
         seed=seed,
+        models=scene.models,
+        estimates=scene.estimates,
+        sharers=scene.sharers,
         advise=history,
-        foresee=history.predictor,
+        foresee=scene.foresee if history is None else history.predictor,
     )
     told = result.summary
     return Figures(*(float(told[name] or 0.0) for name in (*FIGURES, "cpu_s")))

@@ -34,9 +34,10 @@ def gather(
     rules: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Observations and what the teacher chose, where there was more than one thing to do."""
+    """Observations and what the teacher chose, where there was a choice."""
     layout = layout_of(task, slots)
     make, choose = maker(task, slots, rules), choice(teacher, layout)
+    least = 2 if task == "order" else 1  # who starts next is no question where only one can
     seen, chosen = list[Floats](), list[int]()
     while len(seen) < choices:
         episode, taken = ClusterEpisode(worlds.draw(rng), make), 0
@@ -45,7 +46,7 @@ def gather(
             while chooser.can_choose:
                 observation = chooser.observation
                 action = choose(observation)
-                if layout.mask(observation).sum() > 2:
+                if layout.mask(observation).sum() > least:
                     seen.append(observation.copy())
                     chosen.append(action)
                     taken += 1

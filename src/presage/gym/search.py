@@ -2,9 +2,9 @@
 run each in the same scenes, keep those that did best.
 
 What is judged is what is reported: average completion time over a whole scene relative to the best
-heuristic there, with a price on a long tail. The numbers of the task (where levels of service end)
-are searched along with the network. State is kept after every generation, so a search goes on
-where it was stopped.
+heuristic there, with a price on a long tail. Numbers of the task (where levels of service end, how
+much a resize must save) are searched along with the network. State is kept after every generation,
+so a search goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.gym.evaluate import Figures, best_of, policy_of, run_scene
+from presage.gym.evaluate import BASELINES, Figures, best_of, policy_of, run_scene
 from presage.gym.worlds import Scene
 from presage.model.errors import BundleError
 from presage.policy.learned.net import Floats, Net, Task
@@ -27,11 +27,14 @@ from presage.sim._files import replacing
 
 __all__ = ["BASELINES", "NetSearch", "baselines", "cost"]
 
-BASELINES: dict[Task, tuple[str, ...]] = {"order": ("fifo", "sjf", "tiresias", "qssf")}
 _TAIL_FREE = 1.0
 _TAIL_PRICE = 1.0
 """What a 99th percentile above the best heuristic's costs, in logarithms."""
-_SEARCHED = {"order": ("first_gpu_s", "factor")}
+_SEARCHED: dict[Task, tuple[str, ...]] = {
+    "order": ("first_gpu_s", "factor"),
+    "scale": ("pays", "keep_s"),
+    "share": (),
+}
 _ELITE = 4
 
 
@@ -39,8 +42,9 @@ def baselines(task: Task, scenes: Sequence[Scene]) -> list[Figures]:
     """Of the best heuristic in each scene."""
     told = []
     for scene in scenes:
-        found = {name: run_scene(scene, build(name), name) for name in BASELINES[task]}
-        told.append(found[best_of(found, BASELINES[task])])
+        kinds = BASELINES[task]
+        found = {name: run_scene(scene, build(one), name) for name, one in kinds.items()}
+        told.append(found[best_of(found, list(kinds))])
     return told
 
 
@@ -144,5 +148,10 @@ def _unpacked(
     return net.like(flat[:size]), {**rules, **bounded}
 
 
-_BOUNDS = {"first_gpu_s": (60.0, 200_000.0), "factor": (1.5, 1000.0)}
+_BOUNDS = {
+    "first_gpu_s": (60.0, 200_000.0),
+    "factor": (1.5, 1000.0),
+    "pays": (0.1, 50.0),
+    "keep_s": (5.0, 5000.0),
+}
 Progress = Callable[[int, int], None]

@@ -1,36 +1,39 @@
 """What can be learned: for each task the policy whose pass stays open, and the part of it that is
 chosen for. The same parts serve a trained policy (`presage.policy.learned`).
+
+| task | what is chosen | in the pass of |
+|---|---|---|
+| order | who starts next | its own walk |
+| scale | which elastic job gets or gives workers | `elastic` |
+| share | who goes with whom on a GPU | `colocate` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from presage.core.ports import Policy
-from presage.gym.episode import Chooses
 from presage.model.errors import UserError
 from presage.policy.learned.net import SlotLayout, Task
-from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
-from presage.policy.learned.serve import BASES
+from presage.policy.learned.serve import BASES, LAYOUTS, NUMBERS, Chooses, learned_parts
 from presage.policy.pipeline import Pipeline
 from presage.policy.registry import pipeline
-from presage.policy.start import Starter
 
 __all__ = ["layout_of", "maker", "rules_of"]
 
 
 def rules_of(task: Task, given: Mapping[str, float] | None = None) -> dict[str, float]:
     """The numbers that a task goes by beside its network, some of them given."""
-    usual = {"order": ORDER_RULES}[task]
+    usual = NUMBERS[task]
     if unknown := set(given or {}) - set(usual):
-        raise UserError(f"task {task} has no rule {min(unknown)}; there are: {', '.join(usual)}")
+        there = ", ".join(usual) or "none"
+        raise UserError(f"task {task} has no rule {min(unknown)}; there are: {there}")
     return {**usual, **(given or {})}
 
 
 def layout_of(task: Task, slots: int = 16) -> SlotLayout:
     """What is observed."""
-    return {"order": order_layout}[task](slots)
+    return LAYOUTS[task](slots)
 
 
 def maker(
@@ -42,13 +45,9 @@ def maker(
     layout, numbers = layout_of(task, slots), rules_of(task, rules)
 
     def make() -> tuple[Policy, Chooses]:
-        parts: list[OrderWalk] = []
-
-        def walk(starter: Starter) -> OrderWalk:
-            parts.append(OrderWalk(starter, layout, numbers))
-            return parts[-1]
-
-        policy = Pipeline(replace(pipeline(BASES[task]).rules, walk=walk))
+        parts: list[Chooses] = []
+        base = pipeline(BASES[task]).rules
+        policy = Pipeline(learned_parts(task, layout, numbers, None, base, parts.append))
         return policy, parts[-1]
 
     return make

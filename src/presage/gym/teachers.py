@@ -23,6 +23,9 @@ Teacher = dict[str, float]
 _ESTIMATE = log2(e) * log(1e6) / 6
 """Both are logarithms; this brings `estimate` to the scale of `gpus`."""
 
+_GAIN_GETS = {"due:0": 10.0, "pays:0": 10.0, "bias:0": -19.0}
+_GAIN_GIVES = {"serves:1": 5.0, "moves:1": 5.0, "bias:1": -2.0}
+"""The rules of the policy `elastic`: who may grow, and when somebody gives."""
 TEACHERS: dict[Task, dict[str, Teacher]] = {
     "order": {
         "fifo": {"age": 1.0},
@@ -30,6 +33,33 @@ TEACHERS: dict[Task, dict[str, Teacher]] = {
         "qssf": {"estimate": -_ESTIMATE, "gpus": -1.0, "age": 1e-3},
         "least-attained": {"level": -1.0, "age": 1e-3},
         "least-work": {"level": -0.5, "gpus": -0.2, "estimate": -0.2, "age": 1e-3},
+    },
+    "scale": {
+        "gain": {**_GAIN_GETS, **_GAIN_GIVES, "gain:0": 1.0, "loss:1": -1.0, "idle": 0.0},
+        "young": {
+            **_GAIN_GETS,
+            **_GAIN_GIVES,
+            "gain:0": 1.0,
+            "service:0": -1.0,
+            "loss:1": -1.0,
+            "service:1": 1.0,
+            "idle": 0.0,
+        },
+        "triggers": {
+            "rested:0": 10.0,
+            "bias:0": -9.0,
+            "workers:0": -1.0,
+            "patient:1": 10.0,
+            "bias:1": -5.0,
+            "surplus:1": 1.0,
+            "idle": 0.0,
+        },
+        "nothing": {"idle": 1e6},
+    },
+    "share": {
+        "colocate": {"cost": -1.0},
+        "least-busy": {"busy": -1.0, "cost": -1e-3},
+        "never": {"alone": 1.0, "room": -1e-3, "idle": 0.5},
     },
 }
 

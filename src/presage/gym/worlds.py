@@ -7,17 +7,21 @@ offer a drawn load while they arrive. Everything follows from the generator that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import polars as pl
 
+from presage.core.ports import Predictor
 from presage.model.cluster import WHOLE_GPU, Node
 from presage.model.errors import TraceError
+from presage.model.estimate import Estimates
 from presage.sim.clusters import Cluster
 from presage.sim.generate import make_trace
 from presage.sim.traces import Trace
+from presage.sim.workload import Workload
 from presage.sim.world import WorldRules
 
 __all__ = ["Generated", "Mixed", "Scene", "Weeks", "Worlds", "of_queue", "sized", "weeks_of"]
@@ -38,6 +42,19 @@ class Scene:
     trace: Trace
     nodes: tuple[Node, ...]
     rules: WorldRules = _RULES
+    models: tuple[str, ...] | None = None
+    """What each row trains, where that matters."""
+    estimates: tuple[Estimates, ...] | None = None
+    """What is foreseen of each row."""
+    sharers: int = 1
+    """Jobs that may share a GPU."""
+    foresee: Callable[[Predictor], Predictor] | None = None
+    """Makes what policies know, given what looks into the world; without it, they know run times
+    from the runs that ended."""
+
+    def workload(self) -> Workload:
+        """Its jobs."""
+        return Workload(self.trace, self.nodes, self.models, self.estimates, self.sharers)
 
 
 class Worlds(Protocol):

@@ -28,8 +28,10 @@ __all__ = [
     "fits_queue",
     "grow",
     "least_workers",
+    "more_workers",
     "obey_scale_requests",
     "resizable",
+    "settled",
     "sizes",
 ]
 
@@ -315,7 +317,7 @@ class ByGain:
         for worker in held:
             own |= 1 << capacity.index[worker.node]
         count = 1
-        while (wanted := _more(job, held, count)) and fits_queue(
+        while (wanted := more_workers(job, held, count)) and fits_queue(
             job, plan, wanted, queues, promised
         ):
             found = placer.find(job, plan, wanted, own) or placer.find(job, plan, wanted)
@@ -331,7 +333,7 @@ class ByGain:
         """Take workers from the job to which they bring least, for the one to which they bring
         most. They are released first; the pass that follows gives them out."""
         running = [job for job in resizable(plan) if job.spec.checkpointable]
-        donors = [job for job in running if not _settled(job) and _above_least(job)]
+        donors = [job for job in running if not settled(job) and _above_least(job)]
         needy = [job for job in running if _may_grow(job)]
         if not donors or not needy:
             return
@@ -361,14 +363,16 @@ class ByGain:
         """What a donor keeps when as many workers move as gain by it; None if it does not pay."""
         has, gets = len(donor.allocation), len(taker.allocation)
         count = 0
-        while shrunk(donor, count + 1) is not None and _more(taker, taker.allocation, count + 1):
+        while shrunk(donor, count + 1) is not None and more_workers(
+            taker, taker.allocation, count + 1
+        ):
             nodes = _nodes(taker.allocation)
             gain = self._gain(taker, (gets + count, nodes), (gets + count + 1, nodes), predict)
             if gain <= self.loss(donor, has - count, predict) * (1 + MARGIN):
                 break
             count += 1
         kept = shrunk(donor, count) if count else None
-        wanted = _more(taker, taker.allocation, count)
+        wanted = more_workers(taker, taker.allocation, count)
         if kept is None or not fits_queue(taker, plan, wanted, queues):
             return None
         chip = (donor, tuple(worker for worker in donor.allocation if worker not in kept))
@@ -531,7 +535,7 @@ def _may_grow(job: Job) -> bool:
     return any(n < _target(job, r, roles[r].max) for r, n in enumerate(counts))
 
 
-def _more(job: Job, held: tuple[Worker, ...], count: int) -> Wanted:
+def more_workers(job: Job, held: tuple[Worker, ...], count: int) -> Wanted:
     """The (role, index) of so many more workers of the first role that may have them; none when
     no role may have so many."""
     for r, role in enumerate(job.spec.roles):
@@ -541,7 +545,7 @@ def _more(job: Job, held: tuple[Worker, ...], count: int) -> Wanted:
     return ()
 
 
-def _settled(job: Job) -> bool:
+def settled(job: Job) -> bool:
     """Whether somebody asked for a number of its workers."""
     return job.wants is not None or bool(job.wants_of)
 

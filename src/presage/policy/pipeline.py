@@ -54,7 +54,8 @@ class Pipeline:
         self._rounds = order if isinstance(order, HasRounds) else None
         self._runs = Runs(order.standing if isinstance(order, HasStanding) else _anywhere)
         self._starter = Starter(rules)
-        self._shared = Shared(rules, rules.sharing) if rules.sharing is not None else None
+        made = rules.shared_walk or Shared
+        self._shared = made(rules, rules.sharing) if rules.sharing is not None else None
         """The walk once somebody can share; until then jobs have GPUs of their own."""
         self._shapes = 0
         """How many shapes of jobs were looked at for that."""

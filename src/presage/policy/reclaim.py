@@ -28,11 +28,13 @@ __all__ = [
     "ByOrder",
     "ByPriority",
     "ByQuota",
+    "Chip",
     "Loss",
     "Reclaim",
     "can_stop",
     "candidates",
     "evacuate",
+    "leaving",
     "lend",
     "make_room",
 ]
@@ -134,11 +136,11 @@ def make_room(
     it, those with the largest surplus first.
     """
     need = sum(ask_of(job, r).gpu_milli for r, _ in wanted)
-    capacity, leaving = plan.state.capacity, _leaving(plan)
-    if capacity.free_milli + _offered(leaving, victims, donors) < need:
+    capacity, released = plan.state.capacity, leaving(plan)
+    if capacity.free_milli + _offered(released, victims, donors) < need:
         return False
-    free_chips = len(leaving)
-    source: Iterator[Chip] = chain(leaving, _surplus(donors, loss))
+    free_chips = len(released)
+    source: Iterator[Chip] = chain(released, _surplus(donors, loss))
     if victims:
         parts = list(source)
         source = chain(parts, _whole(victims, parts))
@@ -188,8 +190,8 @@ def _spare(
     return found
 
 
-def _leaving(plan: Plan) -> list[Chip]:
-    """What is being released already."""
+def leaving(plan: Plan) -> list[Chip]:
+    """What runs release already: those that stop, and those that are made smaller."""
     chips: list[Chip] = []
     for other in plan.state.active.values():
         if other.state is JobState.STOPPING:
@@ -201,9 +203,9 @@ def _leaving(plan: Plan) -> list[Chip]:
     return [(other, workers) for other, workers in chips if workers]
 
 
-def _offered(leaving: list[Chip], victims: Sequence[Job], donors: Sequence[Job]) -> int:
+def _offered(released: list[Chip], victims: Sequence[Job], donors: Sequence[Job]) -> int:
     """Milli-GPUs that are released, could be given or taken."""
-    milli = sum(ask_of(job, w.role).gpu_milli for job, workers in leaving for w in workers)
+    milli = sum(ask_of(job, w.role).gpu_milli for job, workers in released for w in workers)
     held = {job.seq: job.held_milli - least_milli(job) for job in donors}
     held |= {job.seq: job.held_milli for job in victims}
     return milli + sum(held.values())

@@ -166,11 +166,12 @@ def guarded(
 
 def live(name: str, config: PolicyConfig, section: GuardSection | None = None) -> PolicyConfig:
     """As it may decide about real jobs: a learned policy never without a guard, which is fifo
-    unless another one was named."""
+    unless another one was named, or the policy in whose pass it chooses."""
     if config.learned is None or config.guard is not None:
         return config
     rules: dict[str, Any] = (section or GuardSection()).model_dump()
-    guard = GuardConfig(candidate=name, name="fifo", fallback=NAMED["fifo"], **rules)
+    usual = "elastic" if config.elastic else "colocate" if config.colocate else "fifo"
+    guard = GuardConfig(candidate=name, name=usual, fallback=NAMED[usual], **rules)
     return config.model_copy(update={"guard": guard})
 
 

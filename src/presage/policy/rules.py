@@ -17,6 +17,7 @@ from presage.policy.sharing import SharingRules
 if TYPE_CHECKING:
     from presage.policy.start import Starter
     from presage.policy.walks import Walk
+    from presage.policy.walks.shared import Shared
 
 __all__ = ["Rules"]
 
@@ -42,13 +43,16 @@ class Rules:
     elastic: bool = False
     """Shrink elastic jobs for waiting ones and grow them into idle room."""
     shrink_after_s: float = 0.0
-    """How long a job waits before others of its priority are shrunk for it."""
+    """How long a job waits before others of its priority are shrunk for it; infinite where that
+    is not the starter's to do."""
     grow_after_s: float = 0.0
     """How long an elastic job keeps its size before it grows."""
     gain: ByGain | None = None
     """Elastic jobs get and give workers by what each brings, instead of by their number."""
     sharing: SharingRules | None = None
     """Jobs share GPUs as far as predictions allow (`walks.shared`)."""
+    shared_walk: Callable[[Rules, SharingRules], Shared] | None = None
+    """Makes another walk for jobs that share than that one."""
     prefers_estimates: bool = False
     """The order is made for estimated durations, even where true ones are known."""
 

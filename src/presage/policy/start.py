@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
+from math import inf
 
 from presage.core.plan import Plan
 from presage.core.ports import Predictor
@@ -100,7 +101,8 @@ class Starter:
         patient_until = job.since + self.rules.shrink_after_s
         if plan.now >= patient_until:
             return donors
-        plan.wake_at(patient_until)
+        if patient_until < inf:
+            plan.wake_at(patient_until)
         return [other for other in donors if other.spec.priority < job.spec.priority]
 
     def _alone(self, plan: Plan) -> bool:

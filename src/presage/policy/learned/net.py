@@ -22,7 +22,7 @@ from presage.model.errors import BundleError
 __all__ = ["TASKS", "Bundle", "Floats", "Net", "SlotLayout", "Task", "read_bundle", "write_bundle"]
 
 Floats = npt.NDArray[np.float64]
-Task = Literal["order"]
+Task = Literal["order", "scale", "share"]
 TASKS: tuple[Task, ...] = get_args(Task)
 _FORM = 1
 """The version of the fields and of the network; a bundle of another one is refused."""

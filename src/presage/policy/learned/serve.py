@@ -7,20 +7,29 @@ file that was exchanged is refused. A name is read only where the person at this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from math import inf
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from presage.model.errors import BundleError, ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
-from presage.policy.learned.net import Bundle, Net, SlotLayout, Task, read_bundle
+from presage.policy.learned.net import Bundle, Floats, Net, SlotLayout, Task, read_bundle
 from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
+from presage.policy.learned.scale import SCALE_RULES, ScaleByChoice, scale_layout
+from presage.policy.learned.share import SHARE_RULES, ShareWalk, share_layout
 from presage.policy.rules import Rules
+from presage.policy.sharing import SharingRules
+from presage.policy.start import Starter
 
 __all__ = [
     "BASES",
+    "LAYOUTS",
+    "NUMBERS",
     "PREFIX",
+    "Chooses",
     "is_learned",
     "learned_config",
     "learned_parts",
@@ -49,10 +58,23 @@ def learned_config(name: str) -> PolicyConfig:
     return BASES[bundle.task].model_copy(update={"learned": about})
 
 
-BASES = {
+BASES: dict[Task, PolicyConfig] = {
     "order": PolicyConfig(),
+    "scale": PolicyConfig(order="priority", preempt="priority", elastic=True),
+    "share": PolicyConfig(order="qssf", mode="greedy", colocate=True, move_gain_s=300.0),
 }
-"""What decides the rest, by task."""
+"""What decides the rest, by task: the pass in which it is chosen."""
+LAYOUTS: dict[Task, Callable[[int], SlotLayout]] = {
+    "order": order_layout,
+    "scale": scale_layout,
+    "share": share_layout,
+}
+NUMBERS: dict[Task, Mapping[str, float]] = {
+    "order": ORDER_RULES,
+    "scale": SCALE_RULES,
+    "share": SHARE_RULES,
+}
+"""What a task goes by beside its network."""
 
 
 def refuse_bundles(name: str, config: PolicyConfig | None = None) -> None:
@@ -84,17 +106,55 @@ def with_learned(config: LearnedConfig, rules: Rules) -> Rules:
 
 def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
     """The same with a bundle at hand."""
-    usual = order_layout(bundle.layout.slots)
+    usual, numbers = LAYOUTS[bundle.task](bundle.layout.slots), bundle.rules
     if bundle.layout != usual:
         raise BundleError(f"{bundle.name} has fields that this version has not; train it again")
-    if bundle.rules.keys() != ORDER_RULES.keys() or bundle.rules["factor"] <= 1:
+    low = min(numbers.values(), default=0.0) < 0 or numbers.get("factor", 2.0) <= 1
+    if low or numbers.keys() != NUMBERS[bundle.task].keys():
         raise BundleError(f"{bundle.name} has rules that this version has not; train it again")
     return learned_parts(bundle.task, bundle.layout, bundle.rules, bundle.net, rules)
 
 
+class Chooses(Protocol):
+    """A part of a policy that chooses: a network does it, or somebody outside while its pass stays
+    open."""
+
+    layout: SlotLayout
+    observation: Floats
+    can_choose: bool
+
+    def choose(self, action: int) -> bool:
+        """Do it; whether that was possible."""
+        ...
+
+
 def learned_parts(
-    task: Task, layout: SlotLayout, numbers: Mapping[str, float], net: Net, rules: Rules
+    task: Task,
+    layout: SlotLayout,
+    numbers: Mapping[str, float],
+    net: Net | None,
+    rules: Rules,
+    made: Callable[[Chooses], None] = lambda part: None,
 ) -> Rules:
-    """The parts of a pipeline that a network decides by."""
-    walk = partial(OrderWalk, layout=layout, rules=numbers, net=net)
+    """The parts of a pipeline that a network decides by. Each that is made is told of; without a
+    network it leaves its pass open."""
+
+    def noted(part: _Part) -> _Part:
+        made(part)
+        return part
+
+    def walk(starter: Starter) -> OrderWalk:
+        return noted(OrderWalk(starter, layout, numbers, net))
+
+    def shared_walk(rules: Rules, sharing: SharingRules) -> ShareWalk:
+        return noted(ShareWalk(rules, sharing, layout, net))
+
+    if task == "scale":
+        gain = noted(ScaleByChoice(layout, numbers, net))
+        return replace(rules, gain=gain, shrink_after_s=inf)
+    if task == "share":
+        return replace(rules, shared_walk=shared_walk)
     return replace(rules, walk=walk, needs_history=True)
+
+
+_Part = TypeVar("_Part", bound=Chooses)

@@ -25,7 +25,7 @@ from presage.policy.explain import why_no_room
 from presage.policy.rules import Rules
 from presage.policy.sharing import SharingRules, movable, shares
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "Turn"]
 
 _MOST_KNOWN = 10_000
 _ROUNDING = 1e-9
@@ -46,8 +46,8 @@ class Shared:
 
     def reset(self) -> None:
         """Nobody waits."""
-        self._line: list[_Queued] = []
-        self._there: dict[Job, _Queued] = {}
+        self._line: list[Turn] = []
+        self._there: dict[Job, Turn] = {}
         """The jobs in line."""
         self._one_by_one = _Lane()
         """All whose lane does not tell whether they fit."""
@@ -57,7 +57,7 @@ class Shared:
         """Those in which somebody waits."""
         self._is_new = False
         """Whether somebody came since the last walk."""
-        self._unasked: list[_Queued] = []
+        self._unasked: list[Turn] = []
         """Those of whom it was not asked yet how long they need."""
         self._version: object = None
         """What the predictor was when it was asked of the others."""
@@ -68,12 +68,14 @@ class Shared:
         """`Capacity.released` after the last walk."""
         self._view = Tenancy(self.sharing)
         self._freed = _Freed()
+        self._number = 0
+        """Of the walk."""
         self._spread_at = -1
 
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
         ready = not shares(job) or self.sharing.profiled(job, plan.now)
-        entry = _Queued((ready, key), job, self._lane(job, group))
+        entry = Turn((ready, key), job, self._lane(job, group))
         insort(self._line, entry)
         insort(entry.lane.line, entry)
         self._lanes[entry.lane] = None
@@ -113,19 +115,9 @@ class Shared:
     def walk(self, plan: Plan, predict: Predictor) -> None:
         """Start every waiting job that finds a place; a strict walk ends at the first that does
         not."""
-        state, rules, queues = plan.state, self.sharing, self.rules.queues
-        self._drop_gone(state)
-        if self._line and self._nothing_new(state.capacity):
+        if not self.opens(plan, predict):
             return
-        self._is_new = False
-        if not self._line:
-            if rules.move_gain_s and not state.reservations:
-                self._spread(plan, predict)
-            return
-        walk = self._freed.look(state.capacity, self._some_tried())
-        view = self._view.look(plan, predict)
-        if not self._line[0].key[0]:
-            view.set_aside(rules.profile_gpus)
+        state, rules, queues, view = plan.state, self.sharing, self.rules.queues, self._view
         capacity = state.capacity
         for entry in self._turns(view):
             job, lane = entry.job, entry.lane
@@ -142,16 +134,42 @@ class Shared:
                 plan.place(job, found)
                 view.add(job)
                 continue
-            if lane.alike:
-                lane.failed_at = capacity.released
-                continue
-            entry.tried = walk
-            if not self.rules.greedy:
+            if not self.fails(entry, capacity.released):
                 break
         if rules.profile_s:
             self._move_profiled(plan, view)
+        self.closes(plan)
+
+    def opens(self, plan: Plan, predict: Predictor) -> bool:
+        """Begin a pass, if somebody waits who may start; move jobs if nobody waits."""
+        state, rules = plan.state, self.sharing
+        self._drop_gone(state)
+        if self._line and self._nothing_new(state.capacity):
+            return False
+        self._is_new = False
+        if not self._line:
+            if rules.move_gain_s and not state.reservations:
+                self._spread(plan, predict)
+            return False
+        self._number = self._freed.look(state.capacity, self._some_tried())
+        view = self._view.look(plan, predict)
+        if not self._line[0].key[0]:
+            view.set_aside(rules.profile_gpus)
+        return True
+
+    def fails(self, entry: Turn, released: int) -> bool:
+        """There is no place for a job; whether those behind it have their turns."""
+        if entry.lane.alike:
+            entry.lane.failed_at = released
+            return True
+        entry.tried = self._number
+        return self.rules.greedy
+
+    def closes(self, plan: Plan) -> None:
+        """A pass is over."""
+        capacity = plan.state.capacity
         if self._some_tried():
-            self._freed.keep(state.capacity)
+            self._freed.keep(capacity)
         self._walked_at = capacity.released
 
     def _some_tried(self) -> bool:
@@ -167,7 +185,7 @@ class Shared:
         else:
             self._sort_anew([entry for entry in self._line if waits(entry.job, state)])
 
-    def _drop(self, entry: _Queued) -> None:
+    def _drop(self, entry: Turn) -> None:
         """One of those in line goes; nobody is there twice."""
         lane = entry.lane
         del self._line[bisect_left(self._line, entry)]
@@ -179,7 +197,7 @@ class Shared:
             del lane.lefts[bisect_left(lane.lefts, (-entry.left, entry))]
             self._work_s = self._work_s - entry.work if self._line else 0.0
 
-    def _sort_anew(self, line: list[_Queued]) -> None:
+    def _sort_anew(self, line: list[Turn]) -> None:
         """These are in line, in order, and nobody else."""
         for entry in self._line:
             entry.gone = True
@@ -206,7 +224,7 @@ class Shared:
     def _fresh(self, plan: Plan, predict: Predictor) -> Tenancy:
         return Tenancy(self.sharing).look(plan, predict)
 
-    def _turns(self, view: Tenancy) -> Iterable[_Queued]:
+    def _turns(self, view: Tenancy) -> Iterable[Turn]:
         """Those that would end last if they waited for their turn, longest first; then the
         others."""
         capacity = view.plan.state.capacity
@@ -234,12 +252,12 @@ class Shared:
                 self._note(entry)
         self._unasked = []
 
-    def _note(self, entry: _Queued) -> None:
+    def _note(self, entry: Turn) -> None:
         insort(entry.lane.lefts, (-entry.left, entry))
         self._work_s += entry.work
         self._most_work_s = max(self._most_work_s, self._work_s)
 
-    def _late(self, able: list[_Lane], view: Tenancy) -> list[_Queued]:
+    def _late(self, able: list[_Lane], view: Tenancy) -> list[Turn]:
         """Jobs that need more time than all work there is would keep the GPUs busy."""
         longest = max(-lane.lefts[0][0] for lane in able)
         gpus = max(1, view.plan.state.capacity.open_milli // WHOLE_GPU)
@@ -253,7 +271,7 @@ class Shared:
         if any([lane.has_left(enough - slack_s, enough + slack_s) for lane in able]):
             waiting = [entry.work for entry in self._line]
             enough = sum(chain(running, waiting)) / gpus / self.sharing.long_first
-        late: list[tuple[float, _Queued]] = []
+        late: list[tuple[float, Turn]] = []
         for lane in able:
             late += lane.lefts[: bisect_right(lane.lefts, -enough, key=_first)]
         return [entry for _, entry in sorted(late)]
@@ -300,7 +318,7 @@ class Shared:
 
 
 @dataclass(slots=True, eq=False)
-class _Queued:
+class Turn:
     """A job in the queue."""
 
     key: tuple[bool, SortKey]
@@ -316,7 +334,7 @@ class _Queued:
     gone: bool = False
     """Whether it is no longer in line."""
 
-    def __lt__(self, other: _Queued) -> bool:
+    def __lt__(self, other: Turn) -> bool:
         return self.key < other.key
 
 
@@ -330,9 +348,9 @@ class _Lane:
     whole: int = 0
     failed_at: int = -1
     """`Capacity.released` when one of them last did not fit."""
-    line: list[_Queued] = field(default_factory=list)
+    line: list[Turn] = field(default_factory=list)
     """In order."""
-    lefts: list[tuple[float, _Queued]] = field(default_factory=list)
+    lefts: list[tuple[float, Turn]] = field(default_factory=list)
     """Those of whom it was asked how long they need, by that, longest first."""
 
     def stuck(self, capacity: Capacity) -> bool:
@@ -349,11 +367,11 @@ class _Lane:
         return at < len(self.lefts) and -self.lefts[at][0] >= low
 
 
-def _first(pair: tuple[float, _Queued]) -> float:
+def _first(pair: tuple[float, Turn]) -> float:
     return pair[0]
 
 
-def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[_Queued]:
+def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[Turn]:
     """Who waits in some lanes, in order; a lane that gets stuck is left."""
     heads = [(lane.line[0].key, n, 0, lane) for n, lane in enumerate(lanes)]
     heapify(heads)

@@ -1,0 +1,194 @@
+"""Learned sharing of GPUs against the policy `colocate`, and one job a GPU.
+
+Lucid-like weeks, as `presage reproduce lucid-week` makes them: workloads that were measured alone
+and in pairs on an RTX 3090, drawn for the jobs of a trace; in the world pairs have the measured
+speeds, policies know held-out predictions and estimates of run times that are as wrong as Lucid's.
+Trains on stretches of Philly's first six weeks and of four clusters of ITP; tests on Philly's
+later weeks and on the other four clusters (`lucid`), and on made traces with drawn use and memory
+(`made`). A move costs 40 s. What is done already (files in `--out`) is not done again.
+
+    PRESAGE_DATA=... python -m benchmarks.gym_share [--algo imitate] [--seeds 0,1,2,3,4]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks import _gym
+from benchmarks._data import data_dir
+from presage.core.ports import Predictor
+from presage.foresee.adapter import EstimatePredictor
+from presage.gym.evaluate import BASELINES
+from presage.gym.jobs import LOADS, Sharing
+from presage.gym.training import ALGORITHMS, Recipe
+from presage.gym.worlds import Generated, Mixed, Scene, Worlds
+from presage.learn import Floats
+from presage.model.cluster import WHOLE_GPU
+from presage.model.estimate import Estimate, Estimates
+from presage.policy.registry import build
+from presage.reproduce._pairs import MeasuredPairs, measured_pairs, read_table
+from presage.reproduce.lucid_week import (
+    RESTART_COST_S,
+    SHARERS,
+    WEEK,
+    Week,
+    itp_week,
+    nodes,
+    philly_week,
+    profiles,
+)
+from presage.sim.world import WorldRules
+
+PARTS = ("lucid", "made")
+MADE = 20
+WEEKS = 9
+FEWEST, MOST_JOBS = 300, 1200
+COLUMNS = {
+    "jct": lambda one: one.avg_jct_s,
+    "makespan": lambda one: one.makespan_s,
+    "p99": lambda one: one.p99_jct_s,
+    "wait": lambda one: one.avg_wait_s,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--out", type=Path, default=Path("gym-share"))
+    parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
+    given = parser.parse_args()
+    given.out.mkdir(exist_ok=True)
+    seeds = [int(one) for one in given.seeds.split(",")]
+    bundles = [given.out / f"{given.algo}-{seed}.npz" for seed in seeds]
+    if given.only in (None, "train"):
+        for seed, path in zip(seeds, bundles, strict=True):
+            recipe = Recipe("share", given.algo, seed, choices=3000)
+            _gym.train(path, recipe, worlds(), "made traces, Philly, ITP, Lucid")
+    for part in given.part or PARTS:
+        kinds = BASELINES["share"]
+        told = {name: [given.out / f"{part}-{name}.json"] for name in kinds}
+        told["learned"] = [given.out / f"{part}-{path.stem}.json" for path in bundles]
+        if given.only in (None, "heuristics"):
+            for name, config in kinds.items():
+                _gym.test(told[name][0], scenes(part), partial(build, config))
+        if given.only in (None, "test"):
+            for path, result in zip(bundles, told["learned"], strict=True):
+                _gym.test(result, scenes(part), partial(_gym.bundled, path))
+        if given.only in (None, "report"):
+            print(f"\n{part}: {len(scenes(part))} scenes")
+            _gym.report(told, "colocate", COLUMNS)
+
+
+@cache
+def measured() -> tuple[MeasuredPairs, Floats]:
+    """The pairs, and how wrong estimates are."""
+    table = read_table(data_dir(), WEEK)
+    ratios: Floats = (table["estimate_s"] / table["duration"]).to_numpy()
+    return measured_pairs(data_dir(), profiles(table)), ratios
+
+
+def scene_of(week: Week) -> Scene:
+    """A week as a scene; policies know what `simulate_week` tells them."""
+    pairs, _ = measured()
+    known = pairs.believed or pairs.alone
+    told = tuple(
+        Estimates(
+            "profiles",
+            runtime_s=Estimate.exact(runtime, "s", "estimate_s"),
+            memory_mib=Estimate.exact(known[name].memory_mib, "MiB", "profile"),
+            utilization=Estimate.exact(known[name].util_pct / 100, "share", "profile"),
+        )
+        for name, runtime in zip(week.workloads, week.trace.jobs["estimate_s"], strict=True)
+    )
+    return Scene(
+        replace(week.trace, name=week.name),
+        tuple(week.nodes),
+        WorldRules(restart_cost_s=RESTART_COST_S, beside=pairs.slowdown),
+        models=tuple(week.workloads),
+        estimates=told,
+        sharers=SHARERS,
+        foresee=predictions,
+    )
+
+
+def predictions(world: Predictor) -> Predictor:
+    """What is foreseen of pairs."""
+    return EstimatePredictor(measured()[0].predictions(), world)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Jobs in a row of Lucid-like weeks, on clusters that are loaded as drawn."""
+
+    jobs: int = 400
+
+    def draw(self, rng: np.random.Generator) -> Scene:
+        """One of Philly's first weeks, or of the clusters of ITP that train."""
+        while True:
+            seed = int(rng.integers(1_000))
+            if rng.random() < 0.5:
+                week = _philly(int(rng.integers(_gym.PHILLY_TRAINED)), seed % 4)
+            else:
+                name = _gym.ITP_TRAINED[int(rng.integers(len(_gym.ITP_TRAINED)))]
+                week = _itp(name, int(rng.integers(WEEKS)), seed % 4)
+            if week is not None:
+                return self._part(week, rng)
+
+    def _part(self, week: Week, rng: np.random.Generator) -> Scene:
+        jobs = week.trace.jobs
+        first = int(rng.integers(max(jobs.height - self.jobs, 0) + 1))
+        part = jobs.slice(first, self.jobs)
+        part = part.with_columns(pl.col("submit_s") - part["submit_s"][0])
+        load = float(rng.uniform(*LOADS["share"]))
+        gpus = part["gpu_milli"].to_numpy() / WHOLE_GPU
+        span = max(float(part["submit_s"].to_numpy()[-1]), 1.0)
+        inside = np.minimum(part["duration_s"].to_numpy(), span)
+        count = round(float((gpus * inside).sum()) / span / load / 8)
+        count = max(count, -int(-gpus.max() // 8), 1)
+        workloads = list(week.workloads)[first : first + self.jobs]
+        return scene_of(Week(week.name, nodes(count), replace(week.trace, jobs=part), workloads))
+
+
+@cache
+def _philly(week: int, seed: int) -> Week | None:
+    made = philly_week(data_dir(), week, *measured(), seed)
+    return made if made.trace.jobs.height >= FEWEST else None
+
+
+@cache
+def _itp(name: str, week: int, seed: int) -> Week | None:
+    try:
+        made = itp_week(data_dir(), name, week, *measured(), seed)
+    except (TypeError, ValueError):  # a week without jobs
+        return None
+    return made if made.trace.jobs.height >= FEWEST else None
+
+
+def worlds() -> Worlds:
+    """What is trained on."""
+    made = Generated(jobs=(150, 500), nodes=(1, 16), load=LOADS["share"])
+    return Mixed((Sharing(made), Stretches(), Stretches()))
+
+
+def scenes(part: str) -> list[Scene]:
+    """What is tested on."""
+    if part == "made":
+        rng = np.random.default_rng(20261119)
+        made = Sharing(Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["share"]))
+        return [made.draw(rng) for _ in range(MADE)]
+    names = sorted({f"cluster{k:02}" for k in range(1, 9)} - set(_gym.ITP_TRAINED))
+    weeks = [_itp(name, week, 100) for name in names for week in range(WEEKS)]
+    small = [one for one in weeks if one and one.trace.jobs.height <= MOST_JOBS]
+    return [scene_of(one) for one in small]
+
+
+if __name__ == "__main__":
+    main()
