@@ -41,9 +41,13 @@ class RewardWeights:
 
     def reward(self, parts: Mapping[str, float]) -> float:
         """Of what happened."""
-        bad = ("jct", "wait", "fairness", "stops", "resizes")
-        weights = ((float(getattr(self, name)), parts[name]) for name in bad)
-        cost = sum(weight * part for weight, part in weights if weight)
+        cost = (
+            self.jct * parts["jct"]
+            + self.wait * parts["wait"]
+            + self.fairness * parts["fairness"]
+            + self.stops * parts["stops"]
+            + self.resizes * parts["resizes"]
+        )
         return self.utilization * parts["utilization"] - cost
 
 
@@ -105,7 +109,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._decided += 1
         now = episode.parts
         parts = now.minus(self._seen)
-        self._seen = Parts(**{name: getattr(now, name) for name in parts})
+        self._seen = now.copy()
         reward = self.weights.reward(parts) / self._jobs
         cut = self._going and self._decided >= self._most
         info = {"parts": parts, "invalid": bool(invalid), "now": episode.now}
@@ -125,7 +129,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
             return np.zeros(self.layout.size, dtype=np.float32)
         seen = self._episode.chooser.observation
         self._mask = self.layout.mask(seen)
-        return np.minimum(seen, _HIGHEST).astype(np.float32)
+        return np.minimum(seen, _HIGHEST, dtype=np.float32)
 
 
 gymnasium.register("presage/Order-v0", "presage.gym.envs:ClusterEnv", kwargs={"task": "order"})

@@ -57,8 +57,10 @@ class SlotLayout:
         """What can be done."""
         width = len(self.slot_fields)
         slots = observation[: self.slots * width].reshape(self.slots, width)
-        allowed = np.ones(self.choices, dtype=np.bool_)
-        allowed[:-1] = (slots[:, 1 : 1 + self.actions] > 0).ravel()
+        allowed = np.empty(self.choices, dtype=np.bool_)
+        allowed[-1] = True
+        able = allowed[:-1].reshape(self.slots, self.actions)
+        np.greater(slots[:, 1 : 1 + self.actions], 0, out=able)
         return allowed
 
 
