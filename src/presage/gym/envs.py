@@ -20,7 +20,7 @@ from presage.core.ports import Policy
 from presage.gym.episode import Chooses, ClusterEpisode, Parts
 from presage.gym.tasks import maker
 from presage.gym.worlds import Generated, Scene, Worlds
-from presage.policy.learned.net import Task
+from presage.policy.learned.net import Floats, Task
 
 __all__ = ["ClusterEnv", "RewardWeights"]
 
@@ -77,6 +77,8 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._episode: ClusterEpisode | None = None
         self._mask = np.zeros(self.layout.choices, dtype=np.bool_)
         self._mask[-1] = True
+        self._shown: Floats | None = None
+        """The observation that `_able` is a part of; an episode has one array for all."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,7 +130,12 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
             self._mask[-1] = True
             return np.zeros(self.layout.size, dtype=np.float32)
         seen = self._episode.chooser.observation
-        self._mask = self.layout.mask(seen)
+        if seen is not self._shown:
+            self._shown, self._able = seen, self.layout.able(seen)
+        mask = np.empty(self.layout.choices, dtype=np.bool_)
+        mask[-1] = True
+        np.greater(self._able, 0, out=mask[:-1].reshape(self._able.shape))
+        self._mask = mask
         return np.minimum(seen, _HIGHEST, dtype=np.float32)
 
 
