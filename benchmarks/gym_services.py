@@ -1,10 +1,10 @@
 """Learned numbers of replicas against Kubernetes' autoscaler and simple rules, on services that
 were not trained on.
 
-The load comes from the GPU duty cycles of serving pods (one day, 79 pods of 600 samples or more). Two
-kinds of pods are told apart by a stated rule (`DutyPods.heavy`); a rule is trained on services of
-one kind and tested on those of the other, both ways, since pods of one kind follow one curve and
-would give it away. Every rule sees the same requests. What is done already (files in `--out`) is
+The load comes from the GPU duty cycles of serving pods (one day, 79 pods of 600 samples or more).
+Two kinds of pods are told apart by a stated rule (`DutyPods.heavy`); a rule is trained on services
+of one kind and tested on those of the other, both ways, since pods of one kind follow one curve
+and would give it away. Every rule sees the same requests. What is done already (files in `--out`) is
 not done again.
 
     PRESAGE_DATA=... python -m benchmarks.gym_services [--seeds 0,1,2,3,4] [--services 8]
@@ -13,9 +13,9 @@ not done again.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import process_time
 
@@ -151,19 +151,15 @@ def report(
         f"\ntrained on {trained} pods, tested on {count} services of {tested} pods, one day each"
     )
     print(f"{'rule':22} GPU h per h of work   late %  unserved %  changes per service and hour")
-    hpa = [point(f"hpa {k:g}", scenes, lambda k=k: TargetUse(k)) for k in RULES["hpa"][1]]
+    targets = RULES["hpa"][1]
+    hpa = [point(f"hpa {k:g}", scenes, partial(TargetUse, k)) for k in targets]
     others: dict[str, list[Point]] = {"hpa": hpa}
-    for window in WINDOWS:
-        name = f"hpa, window {window:g} s"
-        others[name] = [
-            point(f"{name} {k:g}", scenes, lambda k=k, w=window: tuned(k, w))
-            for k in RULES["hpa"][1]
-        ]
+    for w in WINDOWS:
+        name = f"hpa, window {w:g} s"
+        others[name] = [point(f"{name} {k:g}", scenes, partial(tuned, k, w)) for k in targets]
     for name in ("in-flight", "trend", "root"):
-        others[name] = [
-            point(f"{name} {k:g}", scenes, lambda n=name, k=k: rule_of(n, k))
-            for k in RULES[name][1]
-        ]
+        knobs = RULES[name][1]
+        others[name] = [point(f"{name} {k:g}", scenes, partial(rule_of, name, k)) for k in knobs]
     hours = sum(one.curve.length_s for one in scenes) / 3600
     for one in (*hpa[2:15:2], *others["root"]):
         line(one, hours)
@@ -176,7 +172,7 @@ def report(
             made = point(
                 f"learned {seed} × {lean:g}",
                 scenes,
-                lambda b=bundle, r=rules: LearnedReplicas(b.net, r),
+                partial(LearnedReplicas, bundle.net, rules),
             )
             mine[lean].append(made)
             if lean == 1.0:
@@ -184,9 +180,8 @@ def report(
     for lean in LEANS:
         use = interval([one.hours for one in mine[lean]])
         late = interval([100 * one.share for one in mine[lean]])
-        print(
-            f"learned × {lean:g}: {use[0]:.2f} ± {use[1]:.2f} GPU h, {late[0]:.2f} ± {late[1]:.2f} %"
-        )
+        print(f"learned × {lean:g}: {use[0]:.2f} ± {use[1]:.2f} GPU h", end="")
+        print(f", {late[0]:.2f} ± {late[1]:.2f} % late")
     for name, points in others.items():
         compare(name, points, mine[1.0])
 
@@ -207,7 +202,7 @@ def compare(name: str, points: list[Point], mine: list[Point]) -> None:
         if title != "all" and int(title) >= len(mine[0].gpu_h):
             continue
         hours = np.array([np.log(one.gpu_h[of].sum()) for one in points])
-        late = np.array([np.log((one.late[of].sum() + 0.5)) for one in points])
+        late = np.array([np.log(one.late[of].sum() + 0.5) for one in points])
         order, back = np.argsort(hours), np.argsort(late)
         at = [np.log(one.gpu_h[of].sum()) for one in mine]
         mine_late = [np.log(one.late[of].sum() + 0.5) for one in mine]
@@ -216,14 +211,14 @@ def compare(name: str, points: list[Point], mine: list[Point]) -> None:
             np.exp(np.array(at) - np.interp(mine_late, late[back], hours[back])),
             [bool(hours.min() <= x <= hours.max()) for x in at],
         )
-    late, spent = interval(rows["all"][0].tolist()), interval(rows["all"][1].tolist())
+    lateness, spent = interval(rows["all"][0].tolist()), interval(rows["all"][1].tolist())
     inside = all(all(one[2]) for one in rows.values())
     by = [key for key in rows if key != "all"]
     of_late = interval([float(np.log(rows[key][0]).mean()) for key in by])
     of_spent = interval([float(np.log(rows[key][1]).mean()) for key in by])
     print(
-        f"against {name}: at equal GPU hours {late[0]:.2f} ± {late[1]:.2f} of its late requests, at "
-        f"equal lateness {spent[0]:.3f} ± {spent[1]:.3f} of its GPU hours (95 % over seeds)"
+        f"against {name}: at equal GPU hours {lateness[0]:.2f} ± {lateness[1]:.2f} of its late "
+        f"requests, at equal lateness {spent[0]:.3f} ± {spent[1]:.3f} of its GPU hours (95 % over seeds)"
         + ("" if inside else "; at the end of its line for some")
     )
     print(

@@ -1,9 +1,10 @@
 """A learned rule for the replicas of a service: what it sees, how it chooses, and its bundle.
 
-The choices are a few numbers of replicas around the present one; each is a slot with its own fields,
-scored by the same small network (`policy.learned.net`), so the rule works for a service of any size.
-Beside the network it has two numbers: `hold_s`, how long it never goes below what it asked for, and
-`lean`, a factor on every load that it sees, with which an operator gets more or less of a margin.
+The choices are a few numbers of replicas around the present one; each is a slot with its own
+fields, scored by the same small network (`policy.learned.net`), so the rule works for a service of
+any size. Beside the network it has two numbers: `hold_s`, how long it never goes below what it
+asked for, and `lean`, a factor on every load that it sees, with which an operator gets more or
+less of a margin.
 Arrays and a card, no code; deterministic; nothing here trains.
 """
 
@@ -24,6 +25,8 @@ from presage.model.errors import BundleError
 from presage.policy.learned.net import Net, SlotLayout
 
 __all__ = [
+    "CHANGES",
+    "HIGHEST",
     "SERVICE_RULES",
     "LearnedReplicas",
     "ServiceBundle",
@@ -99,7 +102,7 @@ class ServiceView:
             setting.startup_s / 300.0,
             log1p(setting.service_s) / 4,
         )
-        return np.clip(np.concatenate((rows.ravel(), service)), -_HIGHEST, _HIGHEST)
+        return np.clip(np.concatenate((rows.ravel(), service)), -HIGHEST, HIGHEST)
 
     def nearest(self, desired: int, seen: ServiceSeen) -> int:
         """Which choice comes closest to a number of replicas that can be."""
@@ -114,7 +117,7 @@ class ServiceView:
         return seen.setting.least <= seen.replicas + change <= seen.setting.most
 
 
-_HIGHEST = 10.0
+HIGHEST = 10.0
 """No field is farther from 0."""
 
 

@@ -1,5 +1,5 @@
-"""Rules that set the number of replicas of a service without having learned: Kubernetes' horizontal
-pod autoscaler as it is by default, and three simple ones that know more.
+"""Rules that set the number of replicas of a service without having learned: Kubernetes'
+horizontal pod autoscaler as it is by default, and three simple ones that know more.
 
 Each is made for one service and asked at every step. They go by `ServiceSeen` alone.
 """
@@ -33,8 +33,8 @@ _TOLERANCE = 0.1
 
 
 class Stabilized:
-    """Never fewer replicas than were recommended in a window, and never more than twice as many, or
-    four more, as a step before: the autoscaler's default behaviour."""
+    """Never fewer replicas than were recommended in a window, and never more than twice as many,
+    or four more, as a step before: the autoscaler's default behaviour at steps of 15 s."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s

@@ -1,9 +1,10 @@
 """Learn how many replicas a service needs: the best rule is imitated, then improved by search.
 
-The same two steps as for policies: the rule (and its setting) that costs least in the training's own
-scenes is the teacher; the cross-entropy method improves the network and its two numbers, judged by
-what is reported, the cost of a whole scene against the teacher's. What was improved is kept only if
-it is better in scenes that neither has seen. All randomness is in the seed; no clock is read here.
+The same two steps as for policies: the rule (and its setting) that costs least in the training's
+own scenes is the teacher; the cross-entropy method improves the network and its two numbers,
+judged by what is reported, the cost of a whole scene against the teacher's. What was improved is
+kept only if it is better in scenes that neither has seen. All randomness is in the seed; no clock
+is read here.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ ServiceAlgorithm = Literal["imitate", "search"]
 SERVICE_ALGORITHMS: tuple[ServiceAlgorithm, ...] = get_args(ServiceAlgorithm)
 Report = Callable[[str, int, int], None]
 _TEACHER_SCENES = 6
+_EPOCHS, _MANY = 30, 3_000
+"""Times that each choice is shown when there are so many; fewer are shown more often."""
 _CHECK_SCENES = 16
 _ELITE = 4
 
@@ -101,7 +104,8 @@ def train_service(
     seen, chosen = _gather(name, knob, worlds, recipe.choices, rng)
     layout = service_layout()
     begin = Net.random(layout, recipe.hidden, rng)
-    net, agrees = imitate(begin, layout.actions, layout.slots, seen, chosen, rng)
+    epochs = max(_EPOCHS, min(_EPOCHS * _MANY // recipe.choices, 10 * _EPOCHS))
+    net, agrees = imitate(begin, layout.actions, layout.slots, seen, chosen, rng, epochs=epochs)
     rules = dict(SERVICE_RULES)
     about: dict[str, Any] = {
         "recipe": asdict(recipe),

@@ -1,11 +1,11 @@
-"""A service under a load: requests come, wait in one queue and are served by replicas, whose number
-somebody sets every few seconds.
+"""A service under a load: requests come, wait in one queue and are served by replicas, whose
+number somebody sets every few seconds.
 
 Every request is played by itself: arrivals are Poisson along a curve, each needs an exponential
-time of one replica, the oldest goes first (M/M/c with a rate and a number of replicas that change).
-A new replica costs GPU time from the moment it is asked for and serves when it has started. One that
-is given back ends its request first. All randomness is in the seed; two rules with one seed see the
-same requests. No clock, no files.
+time of one replica, the oldest goes first (M/M/c with a rate and a number of replicas that
+change). A new replica costs GPU time from the moment it is asked for and serves from the first
+step after it has started. One that is given back ends its request first. All randomness is in the
+seed; two rules with one seed see the same requests. No clock, no files.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy.typing as npt
 __all__ = [
     "LoadCurve",
     "ReplicaRule",
-    "ServiceRun",
     "ServiceParts",
     "ServicePrices",
+    "ServiceRun",
     "ServiceScene",
     "ServiceSeen",
     "ServiceSetting",
@@ -217,7 +217,7 @@ class ServiceRun:
             self.parts.unserved += seen.queue
 
     def _scale(self, wanted: int, now: float) -> None:
-        """Give back those that have not started first, then idle ones, then who is free soonest."""
+        """Give back those that have not started, then idle ones, then who is free soonest."""
         more = wanted - len(self._free) - len(self._starting)
         self.parts.changes += abs(more)
         for _ in range(more):
