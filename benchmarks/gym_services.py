@@ -4,8 +4,8 @@ were not trained on.
 The load comes from the GPU duty cycles of serving pods (one day, 79 pods of 600 samples or more).
 Two kinds of pods are told apart by a stated rule (`DutyPods.heavy`); a rule is trained on services
 of one kind and tested on those of the other, both ways, since pods of one kind follow one curve
-and would give it away. Every rule sees the same requests. What is done already (files in `--out`) is
-not done again.
+and would give it away. Every rule sees the same requests. What is done already (files in `--out`)
+is not done again.
 
     PRESAGE_DATA=... python -m benchmarks.gym_services [--seeds 0,1,2,3,4] [--services 8]
 """
@@ -218,8 +218,8 @@ def compare(name: str, points: list[Point], mine: list[Point]) -> None:
     of_spent = interval([float(np.log(rows[key][1]).mean()) for key in by])
     print(
         f"against {name}: at equal GPU hours {lateness[0]:.2f} ± {lateness[1]:.2f} of its late "
-        f"requests, at equal lateness {spent[0]:.3f} ± {spent[1]:.3f} of its GPU hours (95 % over seeds)"
-        + ("" if inside else "; at the end of its line for some")
+        f"requests, at equal lateness {spent[0]:.3f} ± {spent[1]:.3f} of its GPU hours "
+        "(95 % over seeds)" + ("" if inside else "; at the end of its line for some")
     )
     print(
         f"    by service: {np.exp(of_late[0]):.2f} (× {np.exp(of_late[1]):.2f} either way) and "
