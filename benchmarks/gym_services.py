@@ -35,7 +35,7 @@ from presage.gym.services import ReplicaRule, ServiceScene, play
 
 FOLDS = (("light", "heavy"), ("heavy", "light"))
 """Trained on, tested on."""
-LEANS = (0.8, 0.9, 1.0, 1.1, 1.25)
+LEANS = (0.85, 1.0, 1.15)
 WINDOWS = (60.0, 150.0, 600.0)
 """Of an autoscaler that somebody tuned, beside the default of 300 s."""
 
