@@ -80,6 +80,8 @@ def _native(rows: Rows) -> pl.DataFrame:
         given["estimate_s"] = rows.numbers("estimate_s", null=True)
     if rows.has("utilization"):
         given["utilization"] = rows.numbers("utilization", at_most=1.0, null=True)
+    if rows.has("link_share"):
+        given["link_share"] = rows.numbers("link_share", at_most=0.99, null=True)
     return rows.table(**given)
 
 

@@ -19,7 +19,7 @@ from presage.sim.traces._rows import ROW, Rows
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["COLUMNS", "Trace", "complete", "finish"]
+__all__ = ["COLUMNS", "Trace", "as_written", "complete", "finish"]
 
 COLUMNS: dict[str, pl.DataType] = {
     "job_id": pl.String(),
@@ -43,6 +43,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "ps_memory_mib": pl.Int64(),
     "workload": pl.String(),  # jobs of one name do the same work; '' is not known
     "after": pl.String(),  # 'a|b': jobs that must end well before it starts; '' is none
+    "link_share": pl.Float64(),  # 0..1 of a step that it talks for on several nodes, if known
 }
 """Every column of `Trace.jobs`, in order."""
 
@@ -119,6 +120,13 @@ def complete(table: pl.DataFrame) -> pl.DataFrame:
     it leaves out. Nothing is checked; for jobs that were made and not read."""
     given = table if "submit_s" in table.columns else table.with_columns(submit_s=0.0)
     return given.select(_columns(given))
+
+
+def as_written(jobs: pl.DataFrame) -> pl.DataFrame:
+    """The columns to write to a file: `link_share` only where a job says it, since most readers
+    of such files have no use for it."""
+    silent = "link_share" in jobs.columns and jobs["link_share"].null_count() == jobs.height
+    return jobs.drop("link_share") if silent else jobs
 
 
 def _columns(table: pl.DataFrame) -> list[pl.Expr]:
