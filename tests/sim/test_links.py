@@ -23,7 +23,7 @@ from presage.sim.links import (
     needs_several,
     stretches,
 )
-from presage.sim.traces import COLUMNS
+from presage.sim.traces import COLUMNS, complete, read_trace
 from tests.scenario import job, nodes
 
 HALF = 0.5
@@ -265,10 +265,10 @@ def test_a_world_that_makes_no_sense(text: str, says: str, tmp_path: Path) -> No
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_trace_is_written_with_shares_only_where_it_has_some(tmp_path: Path) -> None:
-    from presage.sim.traces import as_written, complete
-
-    silent = complete(table((1, None)))
-    assert "link_share" in COLUMNS
-    assert "link_share" not in as_written(silent).columns
-    assert as_written(complete(table((1, 0.2)))).equals(complete(table((1, 0.2))))
+def test_a_trace_has_shares_only_where_its_source_has(tmp_path: Path) -> None:
+    said = complete(table((1, 0.2), (2, None)))
+    assert said["link_share"].to_list() == [0.2, None]
+    path = tmp_path / "jobs.csv"
+    said.write_csv(path)
+    assert read_trace(path).jobs.equals(said)
+    assert list(complete(said.drop("link_share")).columns) == list(COLUMNS)

@@ -129,10 +129,10 @@ def _export(exported: ExportedTrace, path: Path) -> dict[str, Any]:
     import polars as pl
     import yaml
 
-    from presage.sim.traces import COLUMNS, as_written
+    from presage.sim.traces import COLUMNS
 
     nodes = path.with_suffix(".yaml")
-    as_written(pl.DataFrame(exported.jobs, schema=COLUMNS)).write_parquet(path)
+    pl.DataFrame(exported.jobs, schema=COLUMNS).write_parquet(path)
     listed = {"nodes": list(exported.nodes)}
     nodes.write_text(yaml.safe_dump(listed, sort_keys=False), encoding="utf-8")
     for note in exported.notes:

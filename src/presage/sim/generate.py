@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from presage.model.cluster import WHOLE_GPU
 from presage.model.errors import TraceError
 from presage.sim._files import replacing
-from presage.sim.traces import COLUMNS, Trace, as_written
+from presage.sim.traces import COLUMNS, Trace
 
 __all__ = ["KINDS", "TraceKind", "make_trace", "write_trace"]
 
@@ -77,7 +77,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     target = Path(path)
     if target.suffix not in (".parquet", ".csv"):
         raise TraceError(f"cannot write {target.name}: end the name in .parquet or .csv")
-    jobs = as_written(trace.jobs)
+    jobs = trace.jobs
     if trace.integer_ids:
         jobs = jobs.with_columns(pl.col("job_id").cast(pl.Int64))
     try:

@@ -7,6 +7,6 @@ refuses a trace with one line that names the row; it never repairs values and sc
 from __future__ import annotations
 
 from presage.sim.traces._read import FORMATS, read_trace
-from presage.sim.traces._table import COLUMNS, Trace, as_written, complete
+from presage.sim.traces._table import COLUMNS, Trace, complete
 
-__all__ = ["COLUMNS", "FORMATS", "Trace", "as_written", "complete", "read_trace"]
+__all__ = ["COLUMNS", "FORMATS", "Trace", "complete", "read_trace"]

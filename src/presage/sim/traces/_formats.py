@@ -13,7 +13,7 @@ import polars as pl
 
 from presage.model.cluster import WHOLE_GPU
 from presage.sim.traces._rows import Rows
-from presage.sim.traces._table import COLUMNS
+from presage.sim.traces._table import ALSO, COLUMNS
 
 __all__ = ["READERS", "Format"]
 
@@ -151,7 +151,7 @@ READERS: tuple[Format, ...] = (
     Format(
         "native",
         (("job_id",), ("submit_s",), ("duration_s",), ("gpu_milli", "gpus")),
-        tuple(COLUMNS),
+        (*COLUMNS, *ALSO),
         _native,
     ),
     Format(
