@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import presage
 from presage.foresee.bursts.pairs import Pulse, slowdown
+from presage.model import event as ev
+from presage.model.cluster import Worker
 from presage.model.errors import UserError
 from presage.sim.clusters import Cluster
 from presage.sim.links import (
@@ -24,7 +26,10 @@ from presage.sim.links import (
     stretches,
 )
 from presage.sim.traces import COLUMNS, complete, read_trace
+from presage.sim.world import Outage
+from presage.testing.machine import task_for
 from tests.scenario import job, nodes
+from tests.sim.test_world import Stage
 
 HALF = 0.5
 
@@ -150,6 +155,61 @@ def test_loads_are_those_of_who_is_there(moves: list[tuple[int, set[int], float]
     for name in there:
         loads.leave(name)
     assert [loads.load(f"n{i}") for i in range(4)] == [0, 0, 0, 0]
+
+
+# -- what runs do ---------------------------------------------------------------------------------
+
+
+def talking(stage: Stage, name: str, *on: str, most: int | None = None) -> None:
+    """Launch a job of 100 s that talks half of its step, a worker on the first free GPU of each
+    of these nodes."""
+    spec = job(name, workers=len(on), most=most)
+    if name not in stage.world.tasks:
+        task = task_for(spec, 100.0, 0)
+        task.link_share = HALF
+        stage.world.expect(task, stage.world.now)
+    attempt = stage.world.tasks[name].ended_attempt + 1
+    stage.world.launch(ev.Launch(name, attempt, workers_on(*on)))
+
+
+def workers_on(*names: str) -> tuple[Worker, ...]:
+    return tuple(Worker(0, index, name, (0,)) for index, name in enumerate(names))
+
+
+def linked(*gpus: int) -> Stage:
+    """Nodes whose GPUs are all too few for two workers."""
+    return Stage(*nodes(*gpus), links=LinkRules(1.0, 1.0))
+
+
+def test_who_was_stopped_loads_nothing_until_it_runs_again() -> None:
+    """Beside each other they get 0.8 of a second's work done in a second: `a` has 80 s of 100
+    left when `b` stops at 25, and 30 when it is back at 75."""
+    stage = linked(1, 1, 1)
+    talking(stage, "a", "n0", "n1")
+    talking(stage, "b", "n1", "n2")
+    stage.to(25.0).stop("b").to(75.0)
+    talking(stage, "b", "n1", "n2")
+    # a: 30 / 0.8 = 37.5 on; b: 80 left at 75, 50 at 112.5, then alone
+    assert stage.ends() == {"a": 112.5, "b": 162.5}
+
+
+def test_a_job_that_shrinks_to_one_node_leaves_the_links() -> None:
+    """Its duration is of two nodes: on one it computes alone, twice as fast but for its worker
+    that is gone (1.05 ÷ 2 of the speed of two)."""
+    stage = linked(1, 1, 1)
+    talking(stage, "a", "n0", "n1", most=2)
+    talking(stage, "b", "n1", "n2")
+    stage.to(25.0).resize("a", *workers_on("n0"))
+    assert stage.ends()["b"] == 25 + 80
+    assert stage.ends()["a"] == pytest.approx(25 + 80 / (2 * 1.05 / 2), abs=1e-3)
+
+
+def test_a_node_that_goes_away_frees_the_links_of_those_it_stops() -> None:
+    stage = Stage(*nodes(1, 1, 1), links=LinkRules(1.0, 1.0), outages=(Outage("n2", 25.0, 10.0),))
+    talking(stage, "a", "n0", "n1")
+    talking(stage, "b", "n1", "n2")
+    stage.to(25.0).stop("b")
+    assert stage.ends() == {"a": 105.0}
 
 
 # -- whole runs -----------------------------------------------------------------------------------
