@@ -12,6 +12,11 @@ several nodes and nobody else loads their links."""
 
 
 def said_link_share(spec: JobSpec) -> float | None:
-    """That share; None where nobody said it."""
+    """That share; None where nobody said it. Pods of others bring labels that nobody checked: what
+    is no share says nothing."""
     said = spec.labels.get(LINK_SHARE) if spec.labels else None
-    return None if said is None else float(said)
+    try:
+        share = float(said) if said is not None else -1.0
+    except ValueError:
+        return None
+    return share if 0.0 <= share < 1.0 else None
