@@ -159,11 +159,10 @@ def teach(known: Trials | None, configs: int, words: Sequence[str] = ()) -> Taug
     """Join the known workloads; `words` is what is known of the new one."""
     if known is None:
         return Taught(np.zeros((configs, 0)), np.zeros(0), np.zeros(0, np.int64))
-    names = sorted(set(known.workload.tolist()))
+    found, column = np.unique(known.workload, return_inverse=True)
+    names = found.tolist()
     table = np.full((configs, len(names)), np.nan)
-    for column, name in enumerate(names):
-        for config, value in known.of(name).items():
-            table[config, column] = np.log(value)
+    table[known.config, column] = np.log(known.value)
     programs = [known.programs.get(name, name) for name in names]
     weights = np.array([1 / programs.count(program) for program in programs])
     shared = [sum(map(str.__eq__, known.words.get(name, ()), words)) for name in names]
