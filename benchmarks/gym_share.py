@@ -25,7 +25,7 @@ from benchmarks._data import data_dir
 from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor
 from presage.gym.evaluate import BASELINES
-from presage.gym.jobs import LOADS, Sharing
+from presage.gym.jobs import LOADS, SharingJobs
 from presage.gym.training import ALGORITHMS, Recipe
 from presage.gym.worlds import Generated, Mixed, Scene, Worlds
 from presage.learn import Floats
@@ -175,14 +175,14 @@ def _itp(name: str, week: int, seed: int) -> Week | None:
 def worlds() -> Worlds:
     """What is trained on."""
     made = Generated(jobs=(150, 500), nodes=(1, 16), load=LOADS["share"])
-    return Mixed((Sharing(made), Stretches(), Stretches()))
+    return Mixed((SharingJobs(made), Stretches(), Stretches()))
 
 
 def scenes(part: str) -> list[Scene]:
     """What is tested on."""
     if part == "made":
         rng = np.random.default_rng(20261119)
-        made = Sharing(Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["share"]))
+        made = SharingJobs(Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["share"]))
         return [made.draw(rng) for _ in range(MADE)]
     names = sorted({f"cluster{k:02}" for k in range(1, 9)} - set(_gym.ITP_TRAINED))
     weeks = [_itp(name, week, 100) for name in names for week in range(WEEKS)]
