@@ -34,7 +34,7 @@ from presage.sim.world import WorldRules
 
 PARTS = ("made", "itp", "mix")
 MADE, MIXES = 20, 30
-FEWEST, MOST_JOBS = 300, 900
+FEWEST = 300
 """Jobs of a week of ITP that is tested on."""
 COLUMNS = {
     "jct": lambda one: one.avg_jct_s,
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--most-jobs", type=int, default=900, help="of a week of ITP")
     parser.add_argument("--out", type=Path, default=Path("gym-scale"))
     parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
     given = parser.parse_args()
@@ -61,16 +62,18 @@ def main() -> None:
             _gym.train(path, recipe(given.algo, seed), worlds(), "made traces, Philly, ITP")
     for part in given.part or PARTS:
         kinds = BASELINES["scale"]
-        told = {name: [given.out / f"{part}-{name}.json"] for name in kinds}
-        told["learned"] = [given.out / f"{part}-{path.stem}.json" for path in bundles]
+        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in kinds}
+        told["learned"] = [
+            given.out / f"{part}-{given.most_jobs}-{path.stem}.json" for path in bundles
+        ]
         if given.only in (None, "heuristics"):
             for name, config in kinds.items():
-                _gym.test(told[name][0], scenes(part), partial(build, config))
+                _gym.test(told[name][0], scenes(part, given.most_jobs), partial(build, config))
         if given.only in (None, "test"):
             for path, result in zip(bundles, told["learned"], strict=True):
-                _gym.test(result, scenes(part), partial(_gym.bundled, path))
+                _gym.test(result, scenes(part, given.most_jobs), partial(_gym.bundled, path))
         if given.only in (None, "report"):
-            print(f"\n{part}: {len(scenes(part))} scenes")
+            print(f"\n{part}: {len(scenes(part, given.most_jobs))} scenes")
             _gym.report(told, "gain", COLUMNS)
 
 
@@ -84,7 +87,7 @@ def worlds() -> Worlds:
     return for_task("scale", Generated(jobs=(150, 500), nodes=(1, 16)), weeks, 400)
 
 
-def scenes(part: str) -> list[Scene]:
+def scenes(part: str, most_jobs: int) -> list[Scene]:
     """What is tested on."""
     rng = np.random.default_rng(20261119)
     if part == "mix":
@@ -93,7 +96,7 @@ def scenes(part: str) -> list[Scene]:
         made = Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["scale"])
         return [elastic(made.draw(rng), rng) for _ in range(MADE)]
     weeks = [
-        week for week in _gym.itp_weeks(trained=False) if FEWEST <= week.jobs.height <= MOST_JOBS
+        week for week in _gym.itp_weeks(trained=False) if FEWEST <= week.jobs.height <= most_jobs
     ]
     return [elastic(sized(week, 0.8), rng) for week in weeks]
 

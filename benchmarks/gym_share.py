@@ -3,9 +3,10 @@
 Lucid-like weeks, as `presage reproduce lucid-week` makes them: workloads that were measured alone
 and in pairs on an RTX 3090, drawn for the jobs of a trace; in the world pairs have the measured
 speeds, policies know held-out predictions and estimates of run times that are as wrong as Lucid's.
-Trains on stretches of Philly's first six weeks and of four clusters of ITP; tests on Philly's
-later weeks and on the other four clusters (`lucid`), and on made traces with drawn use and memory
-(`made`). A move costs 40 s. What is done already (files in `--out`) is not done again.
+Trains on made traces and on stretches of Philly's first six weeks and of four clusters of ITP;
+tests on weeks of the other four clusters (`lucid`), and on made traces of other seeds with drawn
+use and memory (`made`). A move costs 40 s. What is done already (files in `--out`) is not done
+again.
 
     PRESAGE_DATA=... python -m benchmarks.gym_share [--algo imitate] [--seeds 0,1,2,3,4]
 """
@@ -25,7 +26,7 @@ from benchmarks._data import data_dir
 from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor
 from presage.gym.evaluate import BASELINES
-from presage.gym.jobs import LOADS, Sharing
+from presage.gym.jobs import LOADS, SharingJobs
 from presage.gym.training import ALGORITHMS, Recipe
 from presage.gym.worlds import Generated, Mixed, Scene, Worlds
 from presage.learn import Floats
@@ -48,7 +49,7 @@ from presage.sim.world import WorldRules
 PARTS = ("lucid", "made")
 MADE = 20
 WEEKS = 9
-FEWEST, MOST_JOBS = 300, 1200
+FEWEST = 300
 COLUMNS = {
     "jct": lambda one: one.avg_jct_s,
     "makespan": lambda one: one.makespan_s,
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--most-jobs", type=int, default=1200, help="of a week of ITP")
     parser.add_argument("--out", type=Path, default=Path("gym-share"))
     parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
     given = parser.parse_args()
@@ -74,16 +76,18 @@ def main() -> None:
             _gym.train(path, recipe, worlds(), "made traces, Philly, ITP, Lucid")
     for part in given.part or PARTS:
         kinds = BASELINES["share"]
-        told = {name: [given.out / f"{part}-{name}.json"] for name in kinds}
-        told["learned"] = [given.out / f"{part}-{path.stem}.json" for path in bundles]
+        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in kinds}
+        told["learned"] = [
+            given.out / f"{part}-{given.most_jobs}-{path.stem}.json" for path in bundles
+        ]
         if given.only in (None, "heuristics"):
             for name, config in kinds.items():
-                _gym.test(told[name][0], scenes(part), partial(build, config))
+                _gym.test(told[name][0], scenes(part, given.most_jobs), partial(build, config))
         if given.only in (None, "test"):
             for path, result in zip(bundles, told["learned"], strict=True):
-                _gym.test(result, scenes(part), partial(_gym.bundled, path))
+                _gym.test(result, scenes(part, given.most_jobs), partial(_gym.bundled, path))
         if given.only in (None, "report"):
-            print(f"\n{part}: {len(scenes(part))} scenes")
+            print(f"\n{part}: {len(scenes(part, given.most_jobs))} scenes")
             _gym.report(told, "colocate", COLUMNS)
 
 
@@ -175,18 +179,18 @@ def _itp(name: str, week: int, seed: int) -> Week | None:
 def worlds() -> Worlds:
     """What is trained on."""
     made = Generated(jobs=(150, 500), nodes=(1, 16), load=LOADS["share"])
-    return Mixed((Sharing(made), Stretches(), Stretches()))
+    return Mixed((SharingJobs(made), Stretches(), Stretches()))
 
 
-def scenes(part: str) -> list[Scene]:
+def scenes(part: str, most_jobs: int) -> list[Scene]:
     """What is tested on."""
     if part == "made":
         rng = np.random.default_rng(20261119)
-        made = Sharing(Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["share"]))
+        made = SharingJobs(Generated(jobs=(150, 800), nodes=(1, 24), load=LOADS["share"]))
         return [made.draw(rng) for _ in range(MADE)]
     names = sorted({f"cluster{k:02}" for k in range(1, 9)} - set(_gym.ITP_TRAINED))
     weeks = [_itp(name, week, 100) for name in names for week in range(WEEKS)]
-    small = [one for one in weeks if one and one.trace.jobs.height <= MOST_JOBS]
+    small = [one for one in weeks if one and one.trace.jobs.height <= most_jobs]
     return [scene_of(one) for one in small]
 
 

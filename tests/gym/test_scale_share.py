@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from presage.cli.main import app
 from presage.gym.episode import ClusterEpisode
 from presage.gym.evaluate import BASELINES, policy_of, run_scene
-from presage.gym.jobs import Elastic, Sharing, elastic, for_task, scene_for, sharing
+from presage.gym.jobs import ElasticJobs, SharingJobs, elastic, for_task, scene_for, sharing
 from presage.gym.search import NetSearch, baselines
 from presage.gym.tasks import layout_of, maker, rules_of
 from presage.gym.teachers import TEACHERS, choice
@@ -33,8 +33,8 @@ from presage.sim.generate import make_trace
 
 NODES = Cluster("2x8")
 WORLDS: dict[Task, Worlds] = {
-    "scale": Elastic(Generated(jobs=(20, 30), nodes=(1, 1), load=(0.6, 0.9))),
-    "share": Sharing(Generated(jobs=(30, 40), nodes=(1, 1), load=(1.2, 1.5))),
+    "scale": ElasticJobs(Generated(jobs=(20, 30), nodes=(1, 1), load=(0.6, 0.9))),
+    "share": SharingJobs(Generated(jobs=(30, 40), nodes=(1, 1), load=(1.2, 1.5))),
 }
 BOTH = pytest.mark.parametrize("task", ["scale", "share"])
 

@@ -27,7 +27,7 @@ from presage.sim.foreseen import FromHistory
 from presage.sim.speed import MeasuredSpeed
 from presage.sim.traces import Trace
 
-__all__ = ["Elastic", "Sharing", "elastic", "for_task", "scene_for", "sharing", "usual"]
+__all__ = ["ElasticJobs", "SharingJobs", "elastic", "for_task", "scene_for", "sharing", "usual"]
 
 MOST = 4
 """An elastic job has between what it asks for and so many times that."""
@@ -67,7 +67,7 @@ class DrawnStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Elastic:
+class ElasticJobs:
     """Scenes of other worlds, with elastic jobs."""
 
     worlds: Worlds
@@ -130,7 +130,7 @@ def is_elastic(trace: Trace) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingJobs:
     """Scenes of other worlds, with jobs that can share GPUs."""
 
     worlds: Worlds
@@ -210,8 +210,8 @@ def _estimate(three: Floats, unit: str) -> Estimate:
 
 _WRAPPED: dict[Task, Callable[[Worlds], Worlds]] = {
     "order": lambda worlds: worlds,
-    "scale": Elastic,
-    "share": Sharing,
+    "scale": ElasticJobs,
+    "share": SharingJobs,
 }
 
 

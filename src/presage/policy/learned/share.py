@@ -31,7 +31,7 @@ from presage.policy.learned.net import Floats, Net, SlotLayout
 from presage.policy.request import nodes_for
 from presage.policy.rules import Rules
 from presage.policy.sharing import SharingRules, shares
-from presage.policy.walks.shared import Shared, Turn
+from presage.policy.walks.shared import Shared, SharingTurn
 
 __all__ = ["SHARE_RULES", "ShareWalk", "share_layout"]
 
@@ -68,7 +68,7 @@ def share_layout(slots: int = 16) -> SlotLayout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class GpuPlace:
     """A place where a job could go."""
 
     spots: tuple[_Spot, ...]
@@ -95,7 +95,7 @@ class Candidate:
 class Choices(Tenancy):
     """Tells all places of a job, instead of the cheapest."""
 
-    def candidates(self, job: Job, most: int, nodes: int) -> list[Candidate] | None:
+    def candidates(self, job: Job, most: int, nodes: int) -> list[GpuPlace] | None:
         """The cheapest places, so many at most; always one of idle GPUs if there is one. None for
         a job that is not to be asked about."""
         count = len(least_workers(job))
@@ -112,11 +112,11 @@ class Choices(Tenancy):
             kept[-1] = alone
         return kept
 
-    def _all_of(self, job: Job, nodes: int, count: int) -> Iterator[Candidate]:
+    def _all_of(self, job: Job, nodes: int, count: int) -> Iterator[GpuPlace]:
         capacity, ask = self._capacity, ask_of(job, 0)
         cpu, memory = count * ask.cpu_milli, count * ask.memory_mib
         price_of, left = self._prices(job), self.left_of(job)
-        first_idle: tuple[int, Candidate] | None = None
+        first_idle: tuple[int, GpuPlace] | None = None
         for i in bits(nodes):
             if capacity.free_cpu[i] < cpu or capacity.free_memory[i] < memory:
                 continue
@@ -147,7 +147,7 @@ class Choices(Tenancy):
         if first_idle is not None:
             yield first_idle[1]
 
-    def _candidate(self, job: Job, spots: tuple[_Spot, ...]) -> Candidate:
+    def _candidate(self, job: Job, spots: tuple[_Spot, ...]) -> GpuPlace:
         """What it means to be there: the slowest worker holds up the others, and a neighbour on
         several of the GPUs is slowed once."""
         left, predict = self.left_of(job), self._predict
@@ -172,9 +172,7 @@ class Choices(Tenancy):
         everyone = tuple(dict.fromkeys(one for tenants in joined for one in tenants))
         cost_s = (own - 1) * left + others_s
         whole = self._capacity.whole[spots[0][0]]
-        return Candidate(
-            spots, everyone, idle, own, others_s, strain, cost_s, crowd, filled, whole
-        )
+        return GpuPlace(spots, everyone, idle, own, others_s, strain, cost_s, crowd, filled, whole)
 
 
 class ShareWalk(Shared):
@@ -201,9 +199,9 @@ class ShareWalk(Shared):
         """Nobody waits."""
         super().reset()
         self._view = self._choices = Choices(self.sharing)
-        self._order: Iterator[Turn] = iter(())
-        self._now: Turn | None = None
-        self._places: list[Candidate] = []
+        self._order: Iterator[SharingTurn] = iter(())
+        self._now: SharingTurn | None = None
+        self._places: list[GpuPlace] = []
         self._let_wait: set[Job] = set()
         """Those who could have started."""
         self.can_choose = False
@@ -265,10 +263,10 @@ class ShareWalk(Shared):
                 break
         self.closes(plan)
 
-    def _fails(self, entry: Turn) -> bool:
+    def _fails(self, entry: SharingTurn) -> bool:
         return self.fails(entry, self._plan.state.capacity.released)
 
-    def _place_as_usual(self, entry: Turn, nodes: int) -> bool:
+    def _place_as_usual(self, entry: SharingTurn, nodes: int) -> bool:
         job = entry.job
         found = self._view.find(job, self.rules.placer_of(job), nodes)
         if found is not None:
@@ -276,7 +274,7 @@ class ShareWalk(Shared):
             self._view.add(job)
         return found is not None
 
-    def _start(self, job: Job, place: Candidate) -> None:
+    def _start(self, job: Job, place: GpuPlace) -> None:
         nodes = self._plan.state.capacity.nodes
         pairs = zip(least_workers(job), place.spots, strict=True)
         workers = tuple(Worker(r, k, nodes[i].name, (d,)) for (r, k), (i, d) in pairs)

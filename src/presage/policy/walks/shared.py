@@ -25,7 +25,7 @@ from presage.policy.explain import why_no_room
 from presage.policy.rules import Rules
 from presage.policy.sharing import SharingRules, movable, shares
 
-__all__ = ["Shared", "Turn"]
+__all__ = ["Shared", "SharingTurn"]
 
 _MOST_KNOWN = 10_000
 _ROUNDING = 1e-9
@@ -46,8 +46,8 @@ class Shared:
 
     def reset(self) -> None:
         """Nobody waits."""
-        self._line: list[Turn] = []
-        self._there: dict[Job, Turn] = {}
+        self._line: list[SharingTurn] = []
+        self._there: dict[Job, SharingTurn] = {}
         """The jobs in line."""
         self._one_by_one = _Lane()
         """All whose lane does not tell whether they fit."""
@@ -57,7 +57,7 @@ class Shared:
         """Those in which somebody waits."""
         self._is_new = False
         """Whether somebody came since the last walk."""
-        self._unasked: list[Turn] = []
+        self._unasked: list[SharingTurn] = []
         """Those of whom it was not asked yet how long they need."""
         self._version: object = None
         """What the predictor was when it was asked of the others."""
@@ -75,7 +75,7 @@ class Shared:
     def push(self, key: SortKey, job: Job, group: Group, plan: Plan) -> None:
         """Add a job."""
         ready = not shares(job) or self.sharing.profiled(job, plan.now)
-        entry = Turn((ready, key), job, self._lane(job, group))
+        entry = SharingTurn((ready, key), job, self._lane(job, group))
         insort(self._line, entry)
         insort(entry.lane.line, entry)
         self._lanes[entry.lane] = None
@@ -157,7 +157,7 @@ class Shared:
             view.set_aside(rules.profile_gpus)
         return True
 
-    def fails(self, entry: Turn, released: int) -> bool:
+    def fails(self, entry: SharingTurn, released: int) -> bool:
         """There is no place for a job; whether those behind it have their turns."""
         if entry.lane.alike:
             entry.lane.failed_at = released
@@ -185,7 +185,7 @@ class Shared:
         else:
             self._sort_anew([entry for entry in self._line if waits(entry.job, state)])
 
-    def _drop(self, entry: Turn) -> None:
+    def _drop(self, entry: SharingTurn) -> None:
         """One of those in line goes; nobody is there twice."""
         lane = entry.lane
         del self._line[bisect_left(self._line, entry)]
@@ -197,7 +197,7 @@ class Shared:
             del lane.lefts[bisect_left(lane.lefts, (-entry.left, entry))]
             self._work_s = self._work_s - entry.work if self._line else 0.0
 
-    def _sort_anew(self, line: list[Turn]) -> None:
+    def _sort_anew(self, line: list[SharingTurn]) -> None:
         """These are in line, in order, and nobody else."""
         for entry in self._line:
             entry.gone = True
@@ -224,7 +224,7 @@ class Shared:
     def _fresh(self, plan: Plan, predict: Predictor) -> Tenancy:
         return Tenancy(self.sharing).look(plan, predict)
 
-    def _turns(self, view: Tenancy) -> Iterable[Turn]:
+    def _turns(self, view: Tenancy) -> Iterable[SharingTurn]:
         """Those that would end last if they waited for their turn, longest first; then the
         others."""
         capacity = view.plan.state.capacity
@@ -252,12 +252,12 @@ class Shared:
                 self._note(entry)
         self._unasked = []
 
-    def _note(self, entry: Turn) -> None:
+    def _note(self, entry: SharingTurn) -> None:
         insort(entry.lane.lefts, (-entry.left, entry))
         self._work_s += entry.work
         self._most_work_s = max(self._most_work_s, self._work_s)
 
-    def _late(self, able: list[_Lane], view: Tenancy) -> list[Turn]:
+    def _late(self, able: list[_Lane], view: Tenancy) -> list[SharingTurn]:
         """Jobs that need more time than all work there is would keep the GPUs busy."""
         longest = max(-lane.lefts[0][0] for lane in able)
         gpus = max(1, view.plan.state.capacity.open_milli // WHOLE_GPU)
@@ -271,7 +271,7 @@ class Shared:
         if any([lane.has_left(enough - slack_s, enough + slack_s) for lane in able]):
             waiting = [entry.work for entry in self._line]
             enough = sum(chain(running, waiting)) / gpus / self.sharing.long_first
-        late: list[tuple[float, Turn]] = []
+        late: list[tuple[float, SharingTurn]] = []
         for lane in able:
             late += lane.lefts[: bisect_right(lane.lefts, -enough, key=_first)]
         return [entry for _, entry in sorted(late)]
@@ -318,7 +318,7 @@ class Shared:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class SharingTurn:
     """A job in the queue."""
 
     key: tuple[bool, SortKey]
@@ -334,7 +334,7 @@ class Turn:
     gone: bool = False
     """Whether it is no longer in line."""
 
-    def __lt__(self, other: Turn) -> bool:
+    def __lt__(self, other: SharingTurn) -> bool:
         return self.key < other.key
 
 
@@ -348,9 +348,9 @@ class _Lane:
     whole: int = 0
     failed_at: int = -1
     """`Capacity.released` when one of them last did not fit."""
-    line: list[Turn] = field(default_factory=list)
+    line: list[SharingTurn] = field(default_factory=list)
     """In order."""
-    lefts: list[tuple[float, Turn]] = field(default_factory=list)
+    lefts: list[tuple[float, SharingTurn]] = field(default_factory=list)
     """Those of whom it was asked how long they need, by that, longest first."""
 
     def stuck(self, capacity: Capacity) -> bool:
@@ -367,11 +367,11 @@ class _Lane:
         return at < len(self.lefts) and -self.lefts[at][0] >= low
 
 
-def _first(pair: tuple[float, Turn]) -> float:
+def _first(pair: tuple[float, SharingTurn]) -> float:
     return pair[0]
 
 
-def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[Turn]:
+def _in_turn(lanes: list[_Lane], capacity: Capacity) -> Iterator[SharingTurn]:
     """Who waits in some lanes, in order; a lane that gets stuck is left."""
     heads = [(lane.line[0].key, n, 0, lane) for n, lane in enumerate(lanes)]
     heapify(heads)
