@@ -54,7 +54,7 @@ _REPORT = (
     "mv $PRESAGE_PROGRESS.new $PRESAGE_PROGRESS; echo step $i; "
 )
 _TRAIN = f"i=0; while :; do i=$((i+1)); {_REPORT} sleep 3; done"
-_DIVERGES = _TRAIN.replace("$(awk \"BEGIN{print START/($i+1)}\")", "NaN")
+_DIVERGES = _TRAIN.replace('$(awk "BEGIN{print START/($i+1)}")', "NaN")
 _MAKES = 'echo made; mkdir "$PRESAGE_RESULT_DIR/model"; echo x > "$PRESAGE_RESULT_DIR/model/w.bin"'
 _SWEPT = 'printf \'{"done":1,"metrics":{"loss":%s},"at":1}\' ${lr} > $PRESAGE_PROGRESS; sleep 1'
 
