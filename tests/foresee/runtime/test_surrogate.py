@@ -9,8 +9,8 @@ from presage.foresee.runtime.surrogate import (
     Case,
     Described,
     Guesses,
+    KernelShares,
     Posterior,
-    Shares,
     likely_shares,
 )
 from presage.learn import Floats
@@ -31,7 +31,7 @@ def guesses(cliffs: bool) -> Guesses:
 
 def believed(made: Guesses, logs: Floats, tried: list[int]) -> tuple[Floats, float]:
     """What is expected everywhere after some trials, less its mean."""
-    belief: Posterior = made.believe(Shares(Shares.usual(2).kernels * 0.05, 0.001))
+    belief: Posterior = made.believe(KernelShares(KernelShares.usual(2).kernels * 0.05, 0.001))
     means, around, odds = belief.told(tried, logs[tried])
     said = odds @ means
     return said - said.mean(), float(around.max())
@@ -66,7 +66,7 @@ def test_shares_have_the_slope_they_say_and_explain_what_was_measured() -> None:
     for _ in range(4):
         logs = -0.3 * _CORES.ravel() + rng.normal(0, 0.3) * _MEMORY.ravel()
         cases.append(Case.of(made, logs, rng.permutation(20)[:8].astype(np.intp), 1.0))
-    values = np.append(Shares.usual(2).kernels, 0.02)
+    values = np.append(KernelShares.usual(2).kernels, 0.02)
     value, slope = cases[0].unlikely(values)
     for place in (0, 1, 6, 7):
         more = values.copy()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.foresee.runtime.surrogate import Case, Guesses, Shares, likely_shares
+from presage.foresee.runtime.surrogate import Case, Guesses, KernelShares, likely_shares
 from presage.foresee.runtime.trials import Trials
 from presage.learn import Floats
 from presage.model.errors import UserError
@@ -46,7 +46,7 @@ class SearchSettings:
     shares with the new one."""
     cliffs: bool = False
     """Whether it may take much longer where memory is short."""
-    shares: Shares | None = None
+    shares: KernelShares | None = None
     """Of the kernels; usual ones without."""
 
 
@@ -228,7 +228,7 @@ def _shares(
     rehearsals: Sequence[_Rehearsal],
     settings: SearchSettings,
     rng: np.random.Generator,
-) -> Shares:
+) -> KernelShares:
     often = [one.program for one in rehearsals]
     cases = []
     for one in rehearsals:
@@ -265,7 +265,7 @@ class ConfigSearch:
         self._allowed = np.array(sorted(allowed), np.intp)
         self._configs = trials.configs
         guesses, known = _guesses(trials, self._allowed, taught, settings)
-        shares = settings.shares or Shares.usual(max(trials.described.blocks) + 1)
+        shares = settings.shares or KernelShares.usual(max(trials.described.blocks) + 1)
         self._belief = guesses.believe(shares)
         self._mean, self._level = known.mean, known.level
         self._n_known = len(known.weights)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from presage.learn import Floats
 from presage.model.errors import MissingExtra
 
-__all__ = ["Case", "Described", "Guesses", "Posterior", "Shares", "likely_shares"]
+__all__ = ["Case", "Described", "Guesses", "KernelShares", "Posterior", "likely_shares"]
 
 _LEVEL = 4.0
 """Variance of how long a workload takes altogether, in logarithms: nearly anything."""
@@ -55,14 +55,14 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shares:
+class KernelShares:
     """The variance of each kernel, and of a measurement."""
 
     kernels: Floats
     noise: float
 
     @classmethod
-    def usual(cls, blocks: int) -> Shares:
+    def usual(cls, blocks: int) -> KernelShares:
         """Before anything is known."""
         each = np.tile([0.03, 0.03], blocks) / max(1, blocks)
         return cls(np.concatenate([[1.0, 0.06, 0.02], each]), 0.001)
@@ -113,7 +113,7 @@ class Guesses:
             mine = features[:, blocks == number]
             yield mine @ mine.T
 
-    def believe(self, shares: Shares) -> Posterior:
+    def believe(self, shares: KernelShares) -> Posterior:
         """Ready to be told of trials."""
         size = self.logs.shape[1]
         between = np.full((size, size), _LEVEL)
@@ -187,7 +187,7 @@ class Case:
         return 0.5 * float(volume) - highest - float(np.log(total)), slope
 
 
-def likely_shares(cases: Sequence[Case]) -> Shares:
+def likely_shares(cases: Sequence[Case]) -> KernelShares:
     """The shares that make the known workloads most probable."""
     try:
         from scipy.optimize import minimize
@@ -211,7 +211,7 @@ def likely_shares(cases: Sequence[Case]) -> Shares:
         unlikely, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 60}
     )
     values = np.exp(found.x)
-    return Shares(values[:-1], float(values[-1]))
+    return KernelShares(values[:-1], float(values[-1]))
 
 
 def _apart(features: Floats) -> Floats:
