@@ -43,7 +43,8 @@ class TotalProcess:
         near = (logged - centre) / spread
         middle = float(logs.mean())
         inside = _kernel(near, near) + _NOISE * np.eye(len(near))
-        return cls(near, np.linalg.solve(inside, logs - middle), centre, spread, middle)
+        told: Floats = np.linalg.solve(inside, logs - middle).astype(np.float64)
+        return cls(near, told, centre, spread, middle)
 
     def predict(self, rows: Floats) -> Floats:
         """The logarithm of the time of each query."""
@@ -64,8 +65,13 @@ class TotalProcess:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TotalProcess:
         """The process in these arrays."""
-        names = ("rows", "told", "centre", "spread")
-        return cls(*(arrays[name] for name in names), float(arrays["middle"]))
+        return cls(
+            arrays["rows"],
+            arrays["told"],
+            arrays["centre"],
+            arrays["spread"],
+            float(arrays["middle"]),
+        )
 
 
 def _logged(rows: Floats) -> Floats:
