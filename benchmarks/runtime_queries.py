@@ -22,7 +22,7 @@ def main() -> None:
     model = QueryModel.fit(stages, edges)
     for name, error in model.errors.items():
         print(f"{name}: {100 * error:.2f} %", flush=True)
-    print(f"shares for unseen queries (stages, totals, recurrent): {model.shares}")
+    print(f"shares for unseen queries (stages, totals, process, recurrent): {model.shares}")
     print(f"powers of the kernels: {np.round(model.powers, 2).tolist()}")
 
 

@@ -2,8 +2,9 @@
 
 Stages that were measured at other sizes or on other executors are carried over by `stagelaws`;
 stages nobody has measured are foreseen by trees from their place in the DAG. Both are then
-scheduled by `dag.simulate`. Beside the second stand trees of the totals and a recurrent network
-over the stages (`recurrence`); what share each has is chosen on queries left out. Runs nothing.
+scheduled by `dag.simulate`. Beside the second stand trees and a Gaussian process of the totals
+(`totals`) and a recurrent network over the stages (`recurrence`); what share each has is chosen on
+queries left out. Runs nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from presage.foresee.runtime.stages import (
     rows_of,
     structure,
 )
+from presage.foresee.runtime.totals import TotalProcess
 from presage.learn import Floats, sklearn_ensemble
 from presage.learn.bundle import load_bundle, prefixed, save_bundle, under
 from presage.learn.conformal import Conformal
@@ -45,9 +47,10 @@ _LEAST_PLACES = 2
 """Scales, or numbers of executors, that must be left when one is left out to judge by it."""
 _ROUND_S = 0.001
 _FOLDS = 6
+_LEAST_COLUMNS = 5
 _PARTS = 10
 """Shares of models are multiples of one in so many."""
-_NEW_BY = ("stages", "totals", "recurrent")
+_NEW_BY = ("stages", "totals", "process", "recurrent")
 
 Report = Callable[[int, int], None]
 
@@ -97,10 +100,11 @@ class QueryModel:
     powers: Floats
     stage_trees: TreeEnsemble
     total_trees: TreeEnsemble
+    total_process: TotalProcess
     recurrence: StageRecurrence | None
     shares: Floats
-    """Of the stages' trees, the trees of totals, and the recurrent network, for a query nobody has
-    measured."""
+    """Of the stages' trees, the trees and the process of totals, and the recurrent network, for a
+    query nobody has measured."""
     known: Conformal
     new: Conformal
     errors: dict[str, float]
@@ -127,14 +131,14 @@ class QueryModel:
             )
         report(0, 4)
         powers = most_probable_powers(_some_stages(queries, seed))
-        draft = cls(queries, powers, *_no_trees(), None, np.zeros(3), *_unknown(), {})
+        draft = cls(queries, powers, *_no_models(), None, np.zeros(len(_NEW_BY)), *_unknown(), {})
         report(1, 4)
         known, known_errors = draft._judge_known()
         report(2, 4)
         shares, new, new_errors = _judge_new(queries, seed)
         report(3, 4)
-        trees = _fit_trees(queries, list(queries), seed)
-        used = StageRecurrence.fit(queries, list(queries), seed) if shares[2] else None
+        trees = _fit_models(queries, list(queries), seed)
+        used = StageRecurrence.fit(queries, list(queries), seed) if shares[3] else None
         report(4, 4)
         errors = {**known_errors, **new_errors}
         return cls(queries, powers, *trees, used, shares, known, new, errors)
@@ -167,10 +171,11 @@ class QueryModel:
 
     def _blended(self, query: Query, scale_gb: float, executors: int, made: Schedule) -> float:
         row = _total_row(query, scale_gb, executors)
-        said = [np.log(made.total_s + _ROUND_S), self.total_trees.predict(row[None, :])[0], 0.0]
+        said = [np.log(made.total_s + _ROUND_S), self.total_trees.predict(row[None, :])[0]]
+        said += [self.total_process.predict(row[None, :])[0], 0.0]
         if self.recurrence is not None:
             works = self.recurrence.works(query, scale_gb, executors)
-            said[2] = np.log(simulate(works, query.edges, executors).total_s + _ROUND_S)
+            said[3] = np.log(simulate(works, query.edges, executors).total_s + _ROUND_S)
         return float(np.exp(self.shares @ np.array(said)))
 
     def _one(self, query: Query, executors: int, scale_gb: float) -> QueryTimes:
@@ -246,6 +251,7 @@ class QueryModel:
             **prefixed("recurrence", self.recurrence.to_arrays() if self.recurrence else {}),
             **prefixed("stage_trees", self.stage_trees.to_arrays()),
             **prefixed("total_trees", self.total_trees.to_arrays()),
+            **prefixed("total_process", self.total_process.to_arrays()),
             **prefixed("known", self.known.to_arrays()),
             **prefixed("new", self.new.to_arrays()),
         }
@@ -278,8 +284,9 @@ def load_query_model(path: Path) -> QueryModel:
             arrays["powers"],
             TreeEnsemble.from_arrays(under("stage_trees", arrays)),
             TreeEnsemble.from_arrays(under("total_trees", arrays)),
+            TotalProcess.from_arrays(under("total_process", arrays)),
             StageRecurrence.from_arrays(under("recurrence", arrays)),
-            _three_shares(arrays["shares"]),
+            _all_shares(arrays["shares"]),
             Conformal.from_arrays(under("known", arrays)),
             Conformal.from_arrays(under("new", arrays)),
             dict(card["errors"]),
@@ -382,9 +389,9 @@ def _total_row(query: Query, scale_gb: float, executors: int) -> Floats:
     )
 
 
-def _fit_trees(
+def _fit_models(
     queries: Mapping[str, Query], names: Sequence[str], seed: int
-) -> tuple[TreeEnsemble, TreeEnsemble]:
+) -> tuple[TreeEnsemble, TreeEnsemble, TotalProcess]:
     ensemble = sklearn_ensemble("fitting queries")
     rows, logs = [], []
     for name in names:
@@ -413,7 +420,7 @@ def _fit_trees(
         100, min_samples_leaf=2, max_features=0.6, random_state=seed
     )
     total_trees = TreeEnsemble.from_sklearn(forest.fit(np.array(made), np.array(totals)))
-    return stage_trees, total_trees
+    return stage_trees, total_trees, TotalProcess.fit(np.array(made), np.array(totals))
 
 
 def _judge_new(
@@ -427,7 +434,7 @@ def _judge_new(
     for fold in range(min(_FOLDS, len(names))):
         out = [names[n] for n in order[fold::_FOLDS]]
         learn = [name for name in names if name not in out]
-        stage_trees, total_trees = _fit_trees(queries, learn, seed)
+        stage_trees, total_trees, process = _fit_models(queries, learn, seed)
         recurrence = StageRecurrence.fit(queries, learn, seed)
         for name in out:
             query = queries[name]
@@ -438,7 +445,9 @@ def _judge_new(
                 made = [simulate(one, query.edges, executors).total_s for one in works]
                 row = _total_row(query, scale, executors)
                 totals = np.log(np.array(made) + _ROUND_S).tolist()
-                totals.insert(1, float(total_trees.predict(row[None, :])[0]))
+                totals[1:1] = [
+                    float(one.predict(row[None, :])[0]) for one in (total_trees, process)
+                ]
                 said.append(totals)
                 actual = measured_total(query, scale, executors)
                 truth.append(actual.total_s if actual else np.nan)
@@ -458,12 +467,12 @@ def _judge_new(
     for alone, name in zip(np.eye(logs.shape[1]), _NEW_BY, strict=False):
         errors[f"query_left_out_mape_{name}"] = off(alone)
     interval = Conformal.fit(actuals, np.exp(logs @ best), belong)
-    return np.append(best, np.zeros(3 - len(best))), interval, errors
+    return np.append(best, np.zeros(len(_NEW_BY) - len(best))), interval, errors
 
 
-def _three_shares(shares: Floats) -> Floats:
-    if shares.shape != (3,):
-        raise ValueError("shares of three models are missing")
+def _all_shares(shares: Floats) -> Floats:
+    if shares.shape != (len(_NEW_BY),):
+        raise ValueError(f"shares of {len(_NEW_BY)} models are missing")
     return shares
 
 
@@ -554,7 +563,7 @@ def _restored(names: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> d
     return {query.name: query for query in queries.values()}
 
 
-def _no_trees() -> tuple[TreeEnsemble, TreeEnsemble]:
+def _no_models() -> tuple[TreeEnsemble, TreeEnsemble, TotalProcess]:
     arrays: dict[str, npt.NDArray[Any]] = {
         "feature": np.zeros(1, np.int32),
         "threshold": np.array([np.inf]),
@@ -567,7 +576,8 @@ def _no_trees() -> tuple[TreeEnsemble, TreeEnsemble]:
         "link": np.array("identity"),
     }
     tree = TreeEnsemble.from_arrays(arrays)
-    return tree, tree
+    none = np.zeros((1, _LEAST_COLUMNS))
+    return tree, tree, TotalProcess.fit(none, np.zeros(1))
 
 
 def _unknown() -> tuple[Conformal, Conformal]:
