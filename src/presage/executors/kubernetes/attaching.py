@@ -208,9 +208,11 @@ class _PodAttachment:
         """Have something done to a command, and wait until it is."""
         with suppress(KubernetesError, OSError):
             other = await self._exec(["/bin/sh", "-c", script, *words])
-            async for _ in other:
-                pass
-            await other.close()
+            try:
+                async for _ in other:
+                    pass
+            finally:  # also when the server goes meanwhile
+                await other.close()
 
     # -- ports ----------------------------------------------------------------------------------
 

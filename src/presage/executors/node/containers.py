@@ -57,6 +57,9 @@ def in_container(
     command = [plan.engine, "run", "--name", container, "--network", "host"]
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
     command += ["--interactive"] * bool(console) + ["--tty"] * (console == "tty")
+    if not console and Path(plan.engine).name == "podman":
+        # It writes to our log itself: podman that copies its output may lose it when busy.
+        command += ["--log-driver", "passthrough"]
     command += _as_this_user(plan.engine, plan.user)
     if plan.isolated:
         command += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
