@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from presage.executors.node.runspec import RoleSpec
 
 __all__ = [
+    "ask_to_stop",
     "beside",
     "fetch_image",
     "find_engine",
@@ -191,6 +192,12 @@ def ran_out(engine: str, container: str) -> bool:
     """Whether a container was ended because it needed more memory than it may use."""
     said = _ask(engine, "inspect", "--format", "{{.State.OOMKilled}}", container)
     return said.strip() == "true"
+
+
+def ask_to_stop(engine: str, container: str) -> bool:
+    """SIGTERM to the program of a container; whether it runs. The engine's client, which would
+    pass one on, does not do so yet when the program has just begun."""
+    return bool(_ask(engine, "kill", "--signal", "TERM", container).strip())
 
 
 def remove(engine: str, containers: Sequence[str]) -> None:

@@ -438,8 +438,17 @@ class Guardian:
         if not all(worker.ended for worker in self.workers):
             self.report.event("StageChanged", stage="stopping")
         for worker in self.workers:
-            worker.ask_to_stop()
+            self.ask_to_stop(worker)
         return max(self.plan.grace_s, 0.001)
+
+    def ask_to_stop(self, worker: WorkerProcess) -> None:
+        """SIGTERM to the program of a worker."""
+        if self.plan.engine and worker.container:
+            from presage.executors.node import containers
+
+            if containers.ask_to_stop(self.plan.engine, worker.container):
+                return
+        worker.ask_to_stop()
 
     def _only_servers_left(self) -> bool:
         """Whether those who do the work are done, and the rest only waits for them."""

@@ -142,7 +142,7 @@ class Resizing:
         leaving = guardian.workers + self.others
         guardian.workers, self.others, self.changing = [], leaving, True
         for worker in leaving:
-            worker.ask_to_stop()
+            guardian.ask_to_stop(worker)
 
         def gone() -> bool:
             for worker in leaving:
