@@ -4,9 +4,11 @@
 
 Parts: `families` (each kind of model by setting, beside the noise of repeats and the best
 constant), `transfer` (to other settings, by data and by time), `ablations` (grouping, kind of
-network, depth, readout), `steps` (time of a step). Families are left out by turns in five folds;
-what a kind is chosen on are the other folds. `error` is the mean of |error| over the mean of the
-truth, NRMSE the root of the mean square over the same mean. CPU time, on one thread.
+network, depth, readout), `steps` (time of a step), `shares` (of a step for which the busiest link
+is loaded: by bytes, by talking that computing does not hide, by constants). Families are left out
+by turns in five folds (in steps and shares, one after another); what a kind is chosen on are the
+other folds. `error` is the mean of |error| over the mean of the truth, NRMSE the root of the mean
+square over the same mean. CPU time, on one thread.
 """
 
 from __future__ import annotations
@@ -27,19 +29,31 @@ from presage.foresee.bursts.models import BurstModel, ModelKind, NetModel, make
 from presage.foresee.bursts.rows import (
     MeasuredSetting,
     graphs_of,
+    measured_runs,
     noise_of,
     read_runs,
     settings_of,
     step_rows,
 )
-from presage.foresee.bursts.steps import DistributedSteps, MeasuredStep, SetupTimes, left_out
+from presage.foresee.bursts.settings import NETWORKS, Setting
+from presage.foresee.bursts.shares import MOST_SHARE
+from presage.foresee.bursts.steps import (
+    TERMS,
+    DistributedSteps,
+    MeasuredStep,
+    SetupTimes,
+    fit_steps,
+    left_out,
+    terms,
+    wire_ms,
+)
 from presage.foresee.bursts.training import TrainOptions
 from presage.learn import Floats, sklearn_ensemble
 from presage.learn.evaluate import Indices, grouped_folds
 from presage.learn.groups import GroupConformal
 from presage.telemetry.bursts import METRICS, RESOURCES, TARGETS
 
-PARTS = ("families", "transfer", "ablations", "steps")
+PARTS = ("families", "transfer", "ablations", "steps", "shares")
 BASE = "W2/1gbit"
 """Where networks that are transferred come from, and ablations are made."""
 _FOLDS = 5
@@ -272,6 +286,99 @@ def _gains(rows: list[MeasuredStep], guesses: dict[str, Floats]) -> None:
     print(f"  measured: {np.median(true):.2f} on one core that all share, {len(pairs)} workloads")
 
 
+# -- shares of links ------------------------------------------------------------------------------
+
+
+def shares(bench: Bench) -> None:
+    """For how much of a step the busiest link is loaded, on families and on settings left out."""
+    rows = step_rows(bench.data, bench.cache)
+    loaded = _link_loads(bench.data)
+    truth = np.array([loaded[row.workload, str(row.setting)] for row in rows])
+    wire = np.array([wire_ms(row.work.slopes, row.setting) for row in rows])
+    names, settings = [row.family for row in rows], [str(row.setting) for row in rows]
+    print(f"share of a step on the busiest link, {len(rows)} workloads in settings: mean |error|")
+    for kind, groups in (("family", names), ("setting", settings)):
+        step = left_out(rows, groups)
+        alone = np.array([row.work.compute_ms for row in rows])
+        turns = _turns(rows, groups)
+        guesses = {
+            "bytes ÷ link ÷ step": np.minimum(wire / step, MOST_SHARE),
+            "talking not hidden ÷ step": np.clip(1 - turns / step, 0, 1),
+            "step − computing, ÷ step": np.clip(1 - alone / step, 0, 1),
+            "constant": _constant(truth, groups, [""] * len(rows)),
+        }
+        if kind == "family":
+            guesses["constant by setting"] = _constant(truth, groups, settings)
+        print(f"  {kind} left out; then by setting: {', '.join(dict.fromkeys(settings))}")
+        for name, guess in guesses.items():
+            off, each = np.abs(guess - truth), np.array(settings)
+            cells = " ".join(f"{off[each == s].mean():.3f}" for s in dict.fromkeys(settings))
+            print(f"    {name:<26} {off.mean():.3f} bias {np.mean(guess - truth):+.3f}: {cells}")
+        _share_intervals(rows, groups, kind, truth, wire)
+
+
+def _link_loads(data: Path) -> dict[tuple[str, str], float]:
+    """Of each workload in each setting, the mean load of the task whose link has most of it."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in measured_runs(data):
+        rate = NETWORKS[Setting.parse(run["setting"]).network]
+        if rate is None:
+            continue
+        loads = [
+            height * busy / max(busy + idle, 1e-9)
+            for task in run["tasks"].values()
+            for _, height, busy, idle, _ in (task["sent"], task["received"])
+        ]
+        place = _name(run["workload"]), run["setting"]
+        found.setdefault(place, []).append(max(loads) * 8 * 2**20 / rate)
+    return {place: float(np.mean(loads)) for place, loads in found.items()}
+
+
+def _turns(rows: list[MeasuredStep], groups: Sequence[str]) -> Floats:
+    """What of a step is computing, by a model that saw nothing of the group."""
+    out = np.empty(len(rows))
+    for group in set(groups):
+        kept = [row for row, name in zip(rows, groups, strict=True) if name != group]
+        weight = DistributedSteps.fit(kept).weights[TERMS.index("turns")]
+        for at in [at for at, name in enumerate(groups) if name == group]:
+            row = rows[at]
+            out[at] = weight * terms(row.work, row.setting, row.cores)[TERMS.index("turns")]
+    return out
+
+
+def _constant(truth: Floats, groups: Sequence[str], within: Sequence[str]) -> Floats:
+    """The median of the others that are alike."""
+    apart, alike = np.array(groups), np.array(within)
+    return np.array(
+        [
+            np.median(truth[(apart != group) & (alike == like)])
+            for group, like in zip(groups, within, strict=True)
+        ]
+    )
+
+
+def _share_intervals(
+    rows: list[MeasuredStep], groups: Sequence[str], kind: str, truth: Floats, wire: Floats
+) -> None:
+    """How many shares are within intervals that were made without their group."""
+    unseen = ["family"] if kind == "family" else ["family", "setting"]
+    inside, width = np.zeros(len(rows), bool), np.zeros(len(rows))
+    step, away = left_out(rows, groups), np.array(groups)
+    for group in set(groups):
+        here = away == group
+        model = fit_steps([row for row, gone in zip(rows, here, strict=True) if not gone], "")
+        assert model.spread is not None
+        low, _, high = model.spread.interval(step[here], unseen=unseen).T
+        least, most = (np.minimum(wire[here] / each, MOST_SHARE) for each in (high, low))
+        inside[here] = (least <= truth[here]) & (truth[here] <= most)
+        width[here] = most - least
+    each = np.array([str(row.setting) for row in rows])
+    cells = ", ".join(f"{s} {100 * inside[each == s].mean():.0f}" for s in dict.fromkeys(each))
+    print(
+        f"    intervals (80 %) hold {100 * inside.mean():.0f} %, {width.mean():.2f} wide: {cells}"
+    )
+
+
 def _computing(bench: Bench, rows: list[MeasuredStep]) -> dict[str, Floats]:
     """What a worker computes, by families left out: products, bytes and operators, no weight
     below zero."""
@@ -344,6 +451,8 @@ def main() -> None:
     wanted = options.only.split(",")
     if "steps" in wanted:
         steps(bench)
+    if "shares" in wanted:
+        shares(bench)
     if "families" in wanted:
         kinds = [ModelKind(name) for name in options.kinds.split(",")]
         families(bench, kinds, options.settings.split(",") if options.settings else bench.rows)

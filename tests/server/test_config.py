@@ -95,6 +95,7 @@ def test_a_secret_of_a_section_to_come_is_hidden() -> None:
             "line 3: executor.slurm.idle: ",
         ),
         ("queues:\n  a:\n    gpu_hours: -1\n", "line 3: queues.a.gpu_hours: input should be"),
+        ("policy: fifo\nnetwork: 5gbit\n", "line 2: network: "),
         ("- a\n", "write a mapping"),
     ],
 )
@@ -133,6 +134,7 @@ def test_a_server_runs_by_its_file(serve: Callable[..., Server], tmp_path: Path)
     path.write_text(
         "logging: {file: logs/server.log, max_mib: 0.001, keep: 2, job_max_mib: 0.0625}\n"
         "executor: {nodes: 1x4}\n"
+        "network: 10gbit\n"
         "policy: backfill\n"
         "queues: {night: {limit_gpus: 1}}\n"
     )
@@ -150,6 +152,12 @@ def test_a_server_runs_by_its_file(serve: Callable[..., Server], tmp_path: Path)
             loud
         )
 
+    talks = server.job(
+        server.submit(workers=2, resources={"gpus": 1}, model={"target": "zoo:mlp", "batch": 8})
+    )["estimates"]
+    assert "W2/10gbit" in talks["link_share"]["source"]
+    assert 0 < talks["link_share"]["p50"] < 1
+    assert "of a step if on several nodes" in talks["text"]
     eventually(cut)
     server.stop_everything()
 

@@ -323,6 +323,7 @@ def _settings(
         kubernetes=cast("KubernetesLink", link) if kind == "kubernetes" else None,
         ray_shared=wanted.executor.ray_shared,
         queues={**wanted.queues, **pipeline.queues},
+        network=wanted.network,
         rightsize=wanted.executor.rightsize,
         shares=wanted.executor.shares.setup(),
         lease_s=address.lease_s,

@@ -6,7 +6,7 @@ Everything here is a frozen value except `Job`, the one record that changes: onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ __all__ = [
     "ReasonCode",
     "Role",
     "StopIntent",
+    "workers_and_servers",
 ]
 
 
@@ -165,6 +166,16 @@ class Role:
     def __hash__(self) -> int:
         """Made once: jobs are grouped by their roles."""
         return self._hash
+
+
+SERVER_ROLES = ("ps", "server", "servers")
+
+
+def workers_and_servers(roles: Sequence[Role]) -> tuple[int, int] | None:
+    """Which of two roles are workers and which parameter servers, by the names of roles; None
+    where there are others, or no servers."""
+    servers = [at for at, role in enumerate(roles) if role.name in SERVER_ROLES]
+    return (1 - servers[0], servers[0]) if len(roles) == 2 and len(servers) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from presage.control.admission import PodNeeds
 from presage.control.advisors.starts import Declared
+from presage.control.advisors.talk import NO_NETWORK, READ_S, foreseen_talk
 from presage.core.ports import Predictor
 from presage.foresee.adapter import (
     EnforcedSlowdowns,
@@ -32,7 +33,7 @@ from presage.foresee.adapter import (
     TimeSharing,
 )
 from presage.foresee.champions import QUANTITIES, Champions
-from presage.foresee.gpus import find
+from presage.foresee.gpus import Gpu, find
 from presage.foresee.own import SIZES, OwnRun, OwnRuns
 from presage.foresee.scaling import foreseen_on, own_scaling
 from presage.manifest import ModelReference, Needs
@@ -59,8 +60,6 @@ _REFERENCE_GPU = "a100-40g"
 """What an estimate is for when no GPU of the cluster is in the catalogue."""
 _MOST_MODEL_BYTES = 64 << 20
 _MOST_FOLDER_BYTES = 4 << 30
-_READ_S = 60.0
-"""How long it may take to read a model."""
 _AFTER_OOM = 1.5
 """A workload that ran out of memory is foreseen to need this much more than it had."""
 RUNTIME = "runtime"
@@ -116,9 +115,10 @@ class NeedsEstimator:
         nodes: Callable[[], Sequence[Node]],
         folder: Callable[[str], Path],
         runtime: Callable[[JobSpec], Estimate | None] = lambda spec: None,
+        network: str = NO_NETWORK,
     ) -> None:
         self._champions, self._nodes, self._folder = champions, nodes, folder
-        self._runtime = runtime
+        self._runtime, self._network = runtime, network
         self._known: tuple[int, dict[str, int], dict[str, OwnRuns]] | None = None
         """The champions, and the epoch under which they were read."""
         self._sizer: tuple[int, TaskSizer] | None = None
@@ -161,11 +161,27 @@ class NeedsEstimator:
         runtime = runtime or self._runtime(spec)
         if runtime is not None:
             runtime = self._by_own_runs(spec, model, alone, runtime)
-        share = said_link_share(spec)
-        link = Estimate.exact(share, "share", "manifest") if share is not None else None
+        link = self._link(spec, model, folder)
         if not (memory or busy or step or runtime or link):
             return None
         return Estimates(self.version, runtime, memory, busy, step, link)
+
+    def _link(
+        self, spec: JobSpec, model: ModelReference | None, folder: str | None
+    ) -> Estimate | None:
+        """For how much of a step it loads links: as its owner says, else as foreseen."""
+        share = said_link_share(spec)
+        if share is not None:
+            return Estimate.exact(share, "share", "manifest")
+        device = self._device(spec)
+        if model is None or self._network == NO_NETWORK or device in (CPU, CORE):
+            return None
+        try:
+            file = self._model_file(model, folder)
+            return foreseen_talk(spec, model, _catalogued(device), file, self._network)
+        except PresageError as error:
+            log.info("model %s of %s tells nothing of links: %s", model.ref, spec.id, error)
+            return None
 
     def _by_own_runs(
         self, spec: JobSpec, model: ModelReference | None, alone: Alone, said: Estimate
@@ -346,6 +362,12 @@ def _in_catalogue(name: str) -> str | None:
         return None
 
 
+def _catalogued(device: str) -> Gpu:
+    """A GPU of the catalogue; for a CPU, or a GPU that it does not have, the one that estimates
+    are for then."""
+    return find(_in_catalogue(device) or _REFERENCE_GPU)
+
+
 def _may_have(spec: JobSpec, kind: str) -> bool:
     types = spec.roles[0].gpu_types
     return not types or kind in types
@@ -399,13 +421,10 @@ def _alone(model: ModelReference, device: str, gpus: int, file: Path | None) -> 
     from presage.foresee.graph.load import find_data_model
     from presage.foresee.predict import predict_model
 
-    try:
-        gpu = find(device)
-    except PresageError:  # a CPU, or a GPU that the catalogue does not have
-        gpu = find(_REFERENCE_GPU)
+    gpu = _catalogued(device)
     elsewhere = device in (CPU, CORE)
     setup = _setup(model, gpus)
-    named = find_data_model(str(file or model.ref), timeout_s=_READ_S)
+    named = find_data_model(str(file or model.ref), timeout_s=READ_S)
     answer = predict_model(named, model.batch, [gpu], setup)
     sizes = {
         "step_gflop": 3 * 2 * answer.macs * model.batch / 1e9,

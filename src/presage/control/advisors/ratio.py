@@ -22,14 +22,13 @@ import numpy as np
 from presage.control.advisors import StateReader, Telemetry
 from presage.core.state import State
 from presage.model import event as ev
-from presage.model.job import Job, JobState, Role
+from presage.model.job import Job, JobState, Role, workers_and_servers
 from presage.telemetry.rows import Row
 
 __all__ = ["LABEL", "RatioAdvisor", "RatioRules", "Split", "best_size", "fitted"]
 
 LABEL = "tune"
 _WANTED = "roles"
-_SERVERS = ("ps", "server", "servers")
 _MOST_SIZES = 1000
 """Sizes that are compared; ranges that allow more are not tuned."""
 
@@ -298,10 +297,9 @@ def _places(job: Job) -> tuple[int, int] | None:
     spec = job.spec
     if spec.labels.get(LABEL) != _WANTED or not spec.elastic or not spec.checkpointable:
         return None
-    servers = [at for at, role in enumerate(spec.roles) if role.name in _SERVERS]
-    if len(spec.roles) != 2 or len(servers) != 1:
+    places = workers_and_servers(spec.roles)
+    if places is None:
         return None
-    places = (1 - servers[0], servers[0])
     spans = [spec.roles[place].max - spec.roles[place].min + 1 for place in places]
     return places if spans[0] * spans[1] <= _MOST_SIZES else None
 

@@ -25,6 +25,10 @@ from presage.policy.config import ConfigFile
 
 __all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
 
+NodeNetwork = Literal["none", "100mbit", "1gbit", "10gbit"]
+"""Those of settings of distributed trainings (`foresee.bursts.settings`), which take long to
+import."""
+
 _Mib = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
 
 
@@ -284,6 +288,7 @@ class ServerFile(ConfigFile):
     retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
     health: HealthSection = HealthSection()
+    network: NodeNetwork = "none"
     policy: str = "fifo"
 
 

@@ -107,7 +107,11 @@ class Service:
         )
         champions = Champions(knowledge)
         self.estimator = NeedsEstimator(
-            champions, lambda: settings.nodes, layout.folder, self.starts.usual_runtime
+            champions,
+            lambda: settings.nodes,
+            layout.folder,
+            self.starts.usual_runtime,
+            settings.network,
         )
         self.learner = Learner(StoredEnds(store), champions, self.estimator)
         self.sizing: Sizing | None = None

@@ -72,6 +72,8 @@ class Settings:
     slurm: SlurmLink | None = None
     """The Slurm that the executor `slurm` runs jobs under."""
     queues: Mapping[str, QueueConfig] = field(default_factory=dict)
+    network: str = "none"
+    """Between nodes, by its speed, as in settings of distributed trainings; none: nobody said."""
     shares: ShareSetup = field(default_factory=ShareSetup)
     """By what shares of GPUs are enforced on this machine."""
     rightsize: bool = False

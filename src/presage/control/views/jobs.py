@@ -121,6 +121,8 @@ def estimates_view(row: JobRow) -> dict[str, Any] | None:
         parts.append(f"{_ends(busy, share)} of a GPU")
     if step := known.get("step_s"):
         parts.append(f"{interval(step['p10'], step['p90'])} a step")
+    if talk := known.get("link_share"):
+        parts.append(f"talks {_ends(talk, share)} of a step if on several nodes")
     return {**known, "text": ", ".join(parts)}
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "left_out",
     "measured_steps",
     "terms",
+    "wire_ms",
 ]
 
 TERMS = (
@@ -147,15 +148,12 @@ class DistributedSteps:
 def terms(work: SetupTimes, setting: Setting, cores: float | None = None) -> Floats:
     """Milliseconds of each of `TERMS` if it counted whole."""
     workers, servers, sent = setting.workers, setting.servers, work.slopes
-    rate = NETWORKS[setting.network]
     tasks = workers + servers
     if servers:
-        wire = sent * max(1.0, workers / servers)  # what the narrowest link carries one way
         copied = [2 * sent] * workers + [2 * sent * workers / servers] * servers
     else:
-        wire = 2 * (workers - 1) / workers * sent
-        copied = [2 * wire] * workers
-    wire_ms = 0.0 if rate is None else 8e3 * wire / rate
+        copied = [2 * _one_way(sent, setting)] * workers
+    wire = wire_ms(sent, setting)
     turns, copies, starts = work.compute_ms, max(copied) / 1e6, float(tasks if workers > 1 else 0)
     if cores is not None:
         in_turns = max(1.0, workers / cores)
@@ -164,21 +162,35 @@ def terms(work: SetupTimes, setting: Setting, cores: float | None = None) -> Flo
     each = setting.asynchronous
     hidden = 0.0
     if not servers:
-        hidden = min(_BACKWARD * turns, wire_ms)
+        hidden = min(_BACKWARD * turns, wire)
     elif each:
-        hidden = min(turns, wire_ms)
+        hidden = min(turns, wire)
     return np.array(
         [
             turns,
-            0.0 if servers else wire_ms,
-            wire_ms if servers and not each else 0.0,
-            wire_ms if servers and each else 0.0,
+            0.0 if servers else wire,
+            wire if servers and not each else 0.0,
+            wire if servers and each else 0.0,
             copies,
             0.0 if servers else starts,
             starts if servers else 0.0,
             -hidden,
         ]
     )
+
+
+def wire_ms(slopes: float, setting: Setting) -> float:
+    """How long the bytes of a step take on the narrowest link, one way; 0 if it has no limit."""
+    rate = NETWORKS[setting.network]
+    return 0.0 if rate is None else 8e3 * _one_way(slopes, setting) / rate
+
+
+def _one_way(slopes: float, setting: Setting) -> float:
+    """Bytes that the narrowest link carries in a step, one way."""
+    workers, servers = setting.workers, setting.servers
+    if servers:
+        return slopes * max(1.0, workers / servers)
+    return 2 * (workers - 1) / workers * slopes
 
 
 def _not_negative(rows: Floats, targets: Floats) -> Floats:
