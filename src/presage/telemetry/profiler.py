@@ -33,6 +33,7 @@ import psutil
 from presage import __version__
 from presage.model.errors import UserError
 from presage.model.profile import Distribution, Profile
+from presage.telemetry.bursts.counters import copied_bytes_s
 from presage.telemetry.bursts.sampler import LOWEST_HZ, BurstSampler, TaskBursts, bursts_of
 from presage.telemetry.nvml import GpuProbe, open_gpus
 from presage.telemetry.sampler import Sampler
@@ -148,6 +149,8 @@ def _run(
     report: Path,
     bursts: bool,
 ) -> _Measurement:
+    # Measured before the command starts: on a busy machine it takes as long as a short command.
+    copied_s = copied_bytes_s() if bursts and probe is None else None
     with _forwarding_signals() as child:
         started_s, start = time.time(), time.monotonic()
         others_before = _others_cpu_s()
@@ -165,7 +168,8 @@ def _run(
         inherited = _own_peak_kib()
         sampler = Sampler(process.pid, hz, probe)
         sampler.start()
-        pulses = _Pulses(process.pid, max(hz, 2 * LOWEST_HZ), probe) if bursts else None
+        often = max(hz, 2 * LOWEST_HZ)
+        pulses = _Pulses(process.pid, often, probe, copied_s) if bursts else None
         try:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -194,11 +198,13 @@ def _run(
 class _Pulses:
     """How the workers of a command pulse, from now until it is stopped."""
 
-    def __init__(self, pid: int, hz: float, probe: GpuProbe | None) -> None:
+    def __init__(
+        self, pid: int, hz: float, probe: GpuProbe | None, copied_s: float | None
+    ) -> None:
         self.notes: tuple[str, ...] = ()
         self._sampler: BurstSampler | None = None
         try:
-            self._sampler = BurstSampler(pid, hz, gpus=probe)
+            self._sampler = BurstSampler(pid, hz, gpus=probe, peak_bytes_s=copied_s)
             self._sampler.start()
         except UserError as error:  # it ended at once
             self.notes = (f"bursts: {error}",)
@@ -212,8 +218,11 @@ class _Pulses:
         notes = [f"bursts: memory utilization is made of {self._sampler.memory_counter}"]
         if len(names) > 1 and self._sampler.shared_network:
             notes.append("bursts: the workers share a network, so each shows what all sent")
+        found = bursts_of(rows, cores=cores)
+        if len(found) < max(len(names), 1):
+            notes.append("bursts: too few samples of a worker to tell them; let it run for longer")
         self.notes = tuple(notes)
-        return bursts_of(rows, cores=cores)
+        return found
 
 
 def _own_peak_kib() -> int:

@@ -200,6 +200,9 @@ def test_a_profile_tells_the_bursts_of_a_command_without_ranks() -> None:
     assert {task.task for task in run.bursts} <= {"worker"}
     assert any("memory utilization is made of" in note for note in run.notes)
     assert profile_command(["true"]).bursts is None
+    short = profile_command(["true"], bursts=True)
+    assert short.bursts == []
+    assert any("let it run for longer" in note for note in short.notes)
 
 
 def test_too_slow_is_refused() -> None:
