@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +79,14 @@ def _nrmse(actual: Floats, guess: Floats) -> Floats:
     return out
 
 
-def families(bench: Bench, kinds: Sequence[ModelKind]) -> None:
-    """Each kind of model in each setting, on families left out."""
+def families(bench: Bench, kinds: Sequence[ModelKind], settings: Iterable[str]) -> None:
+    """Each kind of model in each of these settings, on families left out."""
     heads = " ".join(f"{name[:5]:>5}" for name in RESOURCES)
     print(
         f"error in %, mean of {', '.join(METRICS)}, by resource: {heads}; then their mean, score"
     )
-    for setting, rows in bench.rows.items():
+    for setting in settings:
+        rows = bench.rows[setting]
         print(f"{setting}: {len(rows.workloads)} workloads, {len(set(rows.families))} families")
         noise = noise_of(rows)
         if noise is not None:
@@ -94,7 +95,8 @@ def families(bench: Bench, kinds: Sequence[ModelKind]) -> None:
         for kind, guess in guesses.items():
             off = relative(rows.labels, guess)
             score = errors_of(rows.labels, guess)["score"]
-            print(f"  {kind:<10} {_by_resource(off)} {100 * off.mean():5.0f} {score:6.3f}")
+            line = f"  {kind:<10} {_by_resource(off)} {100 * off.mean():5.0f} {score:6.3f}"
+            print(line, flush=True)
         said = chosen_out_of_fold(guesses, rows.labels, rows.families)
         off, root = relative(rows.labels, said), _nrmse(rows.labels, said)
         print(f"  {'chosen':<10} {_by_resource(off)} {100 * off.mean():5.0f}")
@@ -331,6 +333,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--settings", default="", help="of families; all unless given")
     parser.add_argument("--kinds", default=",".join(ModelKind))
     parser.add_argument("--to", default="P2W2/1gbit,W2/100mbit", help="of transfers")
     options = parser.parse_args()
@@ -342,7 +345,8 @@ def main() -> None:
     if "steps" in wanted:
         steps(bench)
     if "families" in wanted:
-        families(bench, [ModelKind(name) for name in options.kinds.split(",")])
+        kinds = [ModelKind(name) for name in options.kinds.split(",")]
+        families(bench, kinds, options.settings.split(",") if options.settings else bench.rows)
     if "transfer" in wanted:
         transfer(bench, options.to.split(","))
     if "ablations" in wanted:

@@ -44,7 +44,7 @@ def left_out(
                 continue
             done += 1
             words = trials.words.get(workload, ())
-            taught = teach(known, trials.configs.height, trials.features, words)
+            taught = teach(known, trials.configs.height, words)
             search = ConfigSearch(trials, list(values), taught, settings)
             tuning = search.run(values.__getitem__, max(_AFTER), later_runs=np.inf)
             took = np.minimum.accumulate([pick.took for pick in tuning.picks])
@@ -52,7 +52,7 @@ def left_out(
             after = [100 * (took[min(n, len(took)) - 1] / best - 1) for n in _AFTER]
             median = float(np.median(list(values.values())))
             found[workload] = [*after, median / took[min(runs, len(took)) - 1]]
-        print(f"  {name}: {settings}", flush=True)
+        print(f"  {name}: alike {settings.alike:g}, cliffs {settings.cliffs}", flush=True)
     return found
 
 

@@ -162,7 +162,7 @@ def _tune(place: Path, size: float) -> None:
         run = _session(place, size, 2, points[number])
         return float(run.queries["elapsed_ms"].sum()) / 1000
 
-    taught = teach(None, ahead.configs.height, ahead.features)
+    taught = teach(None, ahead.configs.height)
     search = ConfigSearch(ahead, list(range(len(points))), taught)
     done = search.run(
         measure, 6, told=lambda pick: print(f"  {pick.took:.2f} s: {pick.config}", flush=True)

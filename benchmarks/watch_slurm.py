@@ -112,6 +112,10 @@ class Day:
             else:
                 time.sleep(0.05)
         while slurm.run("squeue", "-h", "-t", "pending,running,completing"):
+            asked = slurm.run("squeue", "-h", "-t", "pending", "-o", "%i %r").splitlines()
+            for job, _, why in (line.partition(" ") for line in asked):
+                if why.endswith("held"):  # a launch that failed while the controller was away
+                    slurm.run("scancel", job)
             time.sleep(2)
         time.sleep(8)
         self.kill_watcher(signal.SIGTERM)

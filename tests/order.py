@@ -50,6 +50,8 @@ SECONDS: dict[str, float] = {
     "tests/executors/test_slurm_growth.py": 40,
     "tests/server/test_health.py": 40,
     "tests/gym/test_training.py": 25,
+    "tests/gym/test_notebook.py": 12,
+    "tests/gym/test_services.py": 8,
     "tests/sim/test_guarding.py": 10,
     "tests/server/test_guard.py": 10,
     "tests/foresee/bursts/test_distributed.py": 30,

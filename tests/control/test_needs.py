@@ -14,6 +14,7 @@ from presage.foresee.champions import Champions
 from presage.foresee.own import OwnRun
 from presage.manifest import Manifest, parse_manifest, resolved, to_spec
 from presage.model.cluster import Device, Node
+from presage.model.errors import UserError
 from presage.model.estimate import Estimate
 from presage.store.memory import MemoryKnowledge
 
@@ -58,6 +59,18 @@ def test_without_a_model_the_history_answers_and_else_nobody() -> None:
     )
     assert found is not None
     assert found.runtime_s == hour
+
+
+def test_what_its_owner_says_of_links_is_what_policies_are_told(
+    estimator: NeedsEstimator,
+) -> None:
+    asked = manifest("workers: 4\nlink_share: 0.25")
+    found = estimator.of(to_spec(asked, "j", "me"), None, None)
+    assert found is not None
+    assert found.link_share == Estimate.exact(0.25, "share", "manifest")
+    assert found.runtime_s is None
+    with pytest.raises(UserError, match="link_share"):
+        manifest("link_share: 1")
 
 
 def test_models_that_are_code_or_not_there_tell_nothing(estimator: NeedsEstimator) -> None:

@@ -48,6 +48,7 @@ class Two:
 
     def __init__(self, server: Server, image: str | None = None) -> None:
         self.server, self.image = server, image
+        self.latest: dict[str, Any] = {}
         with server.client() as client:
             self.ada = client.add_user("ada", "user", "red").token
             self.eve = client.add_user("eve", "user", "blue").token
@@ -98,9 +99,9 @@ class Two:
     def output(self, token: str, command: str | list[str], **manifest: Any) -> str:
         """What a job of somebody printed, once it is over."""
         job = self.submit(token, command, **manifest)
-        self.server.wait(job)
+        self.latest = self.server.wait(job)
         said = self.ask(token, "GET", f"/jobs/{job}/logs").text
-        assert said, (self.server.job(job), self.server.log())
+        assert said, (self.latest, self.server.log())
         return said
 
 
@@ -138,7 +139,7 @@ def _tried(two: Two, *attempts: str) -> dict[str, str]:
     lines = [f'echo "<{n}>$({attempt} 2>&1 && echo DONE)"' for n, attempt in enumerate(attempts)]
     said = two.output(two.eve, "\n".join(lines))
     parts = said.split("<")[1:]
-    assert len(parts) == len(attempts), said
+    assert len(parts) == len(attempts), (said, two.latest, two.server.log())
     return {attempts[int(part.split(">")[0])]: part.partition(">")[2].strip() for part in parts}
 
 

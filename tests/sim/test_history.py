@@ -242,3 +242,18 @@ def test_where_repeats_differ_one_run_tells_little() -> None:
     history.add(job("first", owner="ann", entrypoint=("mine",)), 1000.0, 0.0)
     drawn = draws(history, job("n", owner="ann", entrypoint=("mine",)))
     assert np.quantile(drawn, 0.9) / np.quantile(drawn, 0.1) > 20
+
+
+def test_an_estimate_has_the_quantiles_of_its_draws() -> None:
+    """Made from lots that are kept, an estimate is what 200 fresh draws with its seed would give,
+    to the last bit."""
+    history = RuntimeHistory()
+    rng = np.random.default_rng(0)
+    for count, ran_s in enumerate(np.exp(rng.normal(7.0, 2.0, 60)).tolist()):
+        spec = job(f"j{count % 7}")
+        history.add(spec, ran_s, 100.0 * count)
+        for seed in (0, 5):
+            waiting = [Job(spec, 0, 0.0, 0.0)]
+            drawn = history.sample(waiting, 0.0, 200, np.random.default_rng(seed))[0]
+            told = history.estimate(spec, 0.0, 0.0, seed)
+            assert (told.p10, told.p50, told.p90) == tuple(np.quantile(drawn, (0.1, 0.5, 0.9)))

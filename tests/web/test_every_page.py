@@ -38,7 +38,7 @@ PATHS = {
     "utilization": "/ui/utilization",
     "usage": "/ui/usage",
     "policies": "/ui/policies",
-    "foresee": "/ui/foresee?model=zoo:resnet50",
+    "foresee": "/ui/foresee?model=hf:meta-llama/Llama-3.1-8B",
     "users": "/ui/users",
     "audit": "/ui/audit",
     "no-job": "/ui/jobs/traned",
@@ -54,6 +54,7 @@ _REPORT = (
     "mv $PRESAGE_PROGRESS.new $PRESAGE_PROGRESS; echo step $i; "
 )
 _TRAIN = f"i=0; while :; do i=$((i+1)); {_REPORT} sleep 3; done"
+_DIVERGES = _TRAIN.replace('$(awk "BEGIN{print START/($i+1)}")', "NaN")
 _MAKES = 'echo made; mkdir "$PRESAGE_RESULT_DIR/model"; echo x > "$PRESAGE_RESULT_DIR/model/w.bin"'
 _SWEPT = 'printf \'{"done":1,"metrics":{"loss":%s},"at":1}\' ${lr} > $PRESAGE_PROGRESS; sleep 1'
 
@@ -65,6 +66,7 @@ def busy(guarded: Server) -> Iterator[Server]:
     for name, start in (("lr-low", "2"), ("lr-high", "3")):
         command = _TRAIN.replace("START", start)
         guarded.submit(command, name=name, env={"LR": start}, resources={"gpus": 1}, grace="1s")
+    guarded.submit(_DIVERGES, name="diverges", grace="1s")
     guarded.wait(guarded.submit(_MAKES, name="trained", resources={"gpus": 1, "cpus": 1}))
     sweep = {"grid": {"lr": [0.1, 0.2, 0.3]}}
     objective = {"metric": "loss"}
@@ -79,6 +81,8 @@ def busy(guarded: Server) -> Iterator[Server]:
         return len(curves) == 2 and all(len(one["values"]) >= points for one in curves)
 
     eventually(told)
+    if DRAWN:
+        eventually(lambda: guarded.http.get("/api/v1/health/alerts").json()["open"])
     yield guarded
     guarded.stop_everything()
 
@@ -175,6 +179,8 @@ def draw_every_page(server: Server, browser: Browser, width: int, colours: str) 
     for name, path in PATHS.items():
         page.goto(server.url + path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
+        if name == "foresee":
+            expect(page.locator(".stack")).to_have_count(2)
         page.wait_for_timeout(1500)  # pictures for people: charts are drawn by now
         _keep(page, name, width, colours)
     context.close()

@@ -14,6 +14,7 @@ import typer
 from presage.cli._input import listed
 from presage.cli._output import check_file, print_json, progress, say
 from presage.cli._tables import Column, show_table
+from presage.cli.gym_service import evaluate_service, train_service_rule
 from presage.model.errors import UserError
 from presage.model.words import duration
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["gym"]
 
 gym = typer.Typer(help="Train policies in the simulator, and compare them.", no_args_is_help=True)
+gym.command("train-service")(train_service_rule)
+gym.command("evaluate-service")(evaluate_service)
 
 _FEWEST_JOBS = 50
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

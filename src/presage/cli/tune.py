@@ -128,7 +128,7 @@ def _run_trials(
     points = jobs.table
     ahead, taught_by = trials_ahead(points, None if known is None else read_runs(known), _TIME)
     mine = None if taught_by is None else _others(taught_by, name)
-    taught = teach(mine, ahead.configs.height, ahead.features)
+    taught = teach(mine, ahead.configs.height)
     settings = settings_for(mine, runs)
     search = ConfigSearch(ahead, list(range(points.height)), taught, settings)
     say(f"{points.height:,} configurations, at most {runs} trials")
@@ -169,7 +169,7 @@ def _search_all(
     for name in sorted(set(trials.workload.tolist())):
         values = trials.of(name)
         words = trials.words.get(name, ())
-        taught = teach(_others(other, name), trials.configs.height, trials.features, words)
+        taught = teach(_others(other, name), trials.configs.height, words)
         search = ConfigSearch(trials, list(values), taught, settings)
         done.append(
             search.run(

@@ -176,9 +176,11 @@ class Sweeps:
             manifest = self._requests.with_shares(manifest)
             spec = to_spec(manifest, job_id, user.name)
             estimates = None
-            if manifest.model is not None or says_auto(manifest):
+            told = manifest.model is not None or manifest.link_share is not None
+            if told or says_auto(manifest):
                 # Alike but for their commands: what is foreseen of one is foreseen of all.
-                alike = (manifest.model and manifest.model.described(), spec.roles, manifest.share)
+                model = manifest.model and manifest.model.described()
+                alike = (model, spec.roles, manifest.share, manifest.link_share)
                 if alike not in foreseen:
                     foreseen[alike] = await self._requests.foresee(manifest, spec, array.folder)
                 like, estimates = foreseen[alike]

@@ -21,7 +21,7 @@ from presage.gym.episode import ClusterEpisode, Parts
 from presage.gym.jobs import usual
 from presage.gym.tasks import maker
 from presage.gym.worlds import Scene, Worlds
-from presage.policy.learned.net import TASKS, Task
+from presage.policy.learned.net import TASKS, Floats, Task
 from presage.policy.learned.serve import Chooses
 
 __all__ = ["ClusterEnv", "RewardWeights"]
@@ -43,9 +43,13 @@ class RewardWeights:
 
     def reward(self, parts: Mapping[str, float]) -> float:
         """Of what happened."""
-        bad = ("jct", "wait", "fairness", "stops", "resizes")
-        weights = ((float(getattr(self, name)), parts[name]) for name in bad)
-        cost = sum(weight * part for weight, part in weights if weight)
+        cost = (
+            self.jct * parts["jct"]
+            + self.wait * parts["wait"]
+            + self.fairness * parts["fairness"]
+            + self.stops * parts["stops"]
+            + self.resizes * parts["resizes"]
+        )
         return self.utilization * parts["utilization"] - cost
 
 
@@ -75,6 +79,8 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._episode: ClusterEpisode | None = None
         self._mask = np.zeros(self.layout.choices, dtype=np.bool_)
         self._mask[-1] = True
+        self._shown: Floats | None = None
+        """The observation that `_able` is a part of; an episode has one array for all."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -107,7 +113,7 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self._decided += 1
         now = episode.parts
         parts = now.minus(self._seen)
-        self._seen = Parts(**{name: getattr(now, name) for name in parts})
+        self._seen = now.copy()
         reward = self.weights.reward(parts) / self._jobs
         cut = self._going and self._decided >= self._most
         info = {"parts": parts, "invalid": bool(invalid), "now": episode.now}
@@ -126,8 +132,13 @@ class ClusterEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
             self._mask[-1] = True
             return np.zeros(self.layout.size, dtype=np.float32)
         seen = self._episode.chooser.observation
-        self._mask = self.layout.mask(seen)
-        return np.minimum(seen, _HIGHEST).astype(np.float32)
+        if seen is not self._shown:
+            self._shown, self._able = seen, self.layout.able(seen)
+        mask = np.empty(self.layout.choices, dtype=np.bool_)
+        mask[-1] = True
+        np.greater(self._able, 0, out=mask[:-1].reshape(self._able.shape))
+        self._mask = mask
+        return np.minimum(seen, _HIGHEST, dtype=np.float32)
 
 
 for _task in TASKS:

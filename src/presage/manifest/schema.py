@@ -422,6 +422,7 @@ class Manifest(_ManifestPart):
     ports: Annotated[list[Annotated[int, Field(ge=1, le=65_535)]], Field(max_length=16)] = []
     console: Literal["pipe", "tty"] | None = None
     heartbeat: Annotated[Seconds, Field(ge=1)] | None = None
+    link_share: Annotated[float, Field(ge=0, le=0.99)] | None = None
 
     @property
     def all_roles(self) -> dict[str, RoleManifest]:

@@ -7,6 +7,7 @@ from presage.manifest.schema import After, Manifest, RoleManifest, WorkerResourc
 from presage.model.cluster import WHOLE_GPU, Resources
 from presage.model.errors import ManifestError
 from presage.model.job import Dependency, DependsOn, JobSpec, OomRetry, Placement, Role
+from presage.model.links import LINK_SHARE
 from presage.model.parts import ENFORCED
 
 __all__ = ["argv", "to_spec"]
@@ -52,6 +53,8 @@ def _marks(manifest: Manifest) -> dict[str, str]:
     marks = {"presage/interactive": "yes"} if manifest.ports or manifest.console else {}
     if manifest.heartbeat is not None:
         marks["presage/heartbeat"] = f"{manifest.heartbeat:g}"
+    if manifest.link_share is not None:
+        marks[LINK_SHARE] = f"{manifest.link_share:g}"
     shares = [role.resources.gpu for role in manifest.all_roles.values()]
     if len(shares) == 1 and shares[0] is not None:
         limit = shares[0].limit

@@ -33,7 +33,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "CancelRequested": {"reason": None},
     "Dependency": {"on": "ok"},
     "Device": {"type": "gpu", "memory_mib": 1 << 50, "speed": 1.0},
-    "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s")),
+    "Estimates": dict.fromkeys(("runtime_s", "memory_mib", "utilization", "step_s", "link_share")),
     "Job": {
         **{"state": "pending", "attempt": 0, "allocation": [], "held_milli": 0, "stage": ""},
         **dict.fromkeys(("resizing", "intent", "wants", "reason", "phase", "limits", "estimates")),

@@ -42,3 +42,6 @@ class Estimates:
     """Share of a device's compute that one worker keeps busy, 0 to 1."""
     step_s: Estimate | None = None
     """Seconds for one training step."""
+    link_share: Estimate | None = None
+    """The part of a step for which it loads the link of each node it is on, 0 to 1, if those are
+    several and nobody else loads them."""

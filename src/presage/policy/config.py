@@ -34,6 +34,7 @@ PlacementName = Literal[
     "gpu_packing",
     "fgd",
     "random",
+    "links",
 ]
 RemedyName = Literal["checkpoint", "restart", "cordon", "memory"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -21,6 +21,7 @@ from presage.policy.config import (
 )
 from presage.policy.elastic import ByGain
 from presage.policy.learned.serve import is_learned, learned_config, with_learned
+from presage.policy.links import Links
 from presage.policy.order import FairShare, Order, Tiresias
 from presage.policy.pipeline import Pipeline, Rules
 from presage.policy.placer import Placer
@@ -75,6 +76,7 @@ _SCORES: dict[str, Callable[[], Score]] = {
     "gpu_packing": openb.GpuPacking,
     "fgd": openb.Fgd,
     "random": openb.Random,
+    "links": Links,
 }
 
 

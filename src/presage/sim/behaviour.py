@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from presage.sim.links import LinkPhase, LinkRules
 from presage.sim.speed import SpeedModel
 from presage.sim.world import WorldRules
 
 __all__ = ["WorldConfig", "world_rules"]
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _gbit_s(text: str) -> str:
+    found = _RATE.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise ValueError("write the speed of a link as 10gbit or 100mbit")
+    return text
+
+
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(m|g)bit")
+Rate = Annotated[str, AfterValidator(_gbit_s)]
 
 
 class WorldConfig(BaseModel):
@@ -28,6 +41,34 @@ class WorldConfig(BaseModel):
     sync_share: Seconds = 0.05
     sharing_cost: Seconds = 0.05
     turn_cost: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    link: Rate | None = None
+    """The speed of the link of each node; without it, the network costs nothing."""
+    link_measured: Rate | None = None
+    """The speed of those on which durations and shares were measured, if not that of `link`."""
+    link_phase: LinkPhase = LinkPhase.RANDOM
+    link_share: Annotated[float, Field(ge=0, lt=1)] | Literal["measured"] = "measured"
+    """Of jobs of which the trace does not say it; `measured`: drawn from those of a data set."""
+
+    @model_validator(mode="after")
+    def _links_go_together(self) -> WorldConfig:
+        given = {"link_measured", "link_phase", "link_share"} & self.model_fields_set
+        if given and self.link is None:
+            raise ValueError(f"{min(given)} needs link, such as link: 10gbit")
+        return self
+
+    def links(self) -> LinkRules | None:
+        """What is said of links, if there are any."""
+        if self.link is None:
+            return None
+        unsaid = None if self.link_share == "measured" else self.link_share
+        measured = _speed(self.link_measured or self.link)
+        return LinkRules(_speed(self.link), measured, self.link_phase, unsaid)
+
+
+def _speed(text: str) -> float:
+    found = _RATE.fullmatch(text)
+    assert found is not None
+    return float(found[1]) * (1.0 if found[2] == "g" else 1e-3)
 
 
 def world_rules(
@@ -44,5 +85,6 @@ def world_rules(
         node_repair_s=3600 * config.node_repair_h,
         speed=SpeedModel(config.sync_share, config.sharing_cost),
         turn_cost=config.turn_cost,
+        links=config.links(),
         seed=seed,
     )

@@ -23,6 +23,7 @@ from presage.model.event import Decision, Event, Fact, JobSubmitted, NodeUp, Rul
 from presage.model.job import Job, JobSpec, JobState, ReasonCode
 from presage.sim.foreseen import FromHistory
 from presage.sim.guarding import Guarding
+from presage.sim.links import still_with_share
 from presage.sim.oracle import LearnsMemory, Oracle
 from presage.sim.record import Recorder
 from presage.sim.result import AdviceScore, SimResult
@@ -102,7 +103,8 @@ def simulate(
     if advise is None and getattr(policy, "needs_history", False):
         advise = FromHistory()
     recorder = Recorder(trace.jobs.height)
-    workload = Workload(trace, nodes, models, estimates, sharers, uses, specs)
+    links = world.rules.links
+    workload = Workload(trace, nodes, models, estimates, sharers, uses, specs, links, seed)
     journal = store if store is not None else _Discard()
     guarding: Guarding | None = None
     if isinstance(policy, GuardedPolicy):
@@ -180,7 +182,8 @@ def _run(
                 task.spec = still_after(task.spec, left)
             world.expect(task, at)
             if advise is not None:
-                task.estimates = advise.foresee(task.spec, at)
+                foreseen = advise.foresee(task.spec, at)
+                task.estimates = still_with_share(foreseen, task.estimates)
             requests.append(JobSubmitted(task.spec, task.estimates))
             at, task = next(incoming, none)
         step(engine, world, journal, now, requests)

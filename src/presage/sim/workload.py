@@ -14,6 +14,7 @@ from typing import Any
 from presage.model.cluster import WHOLE_GPU, Node, Resources
 from presage.model.estimate import Estimates
 from presage.model.job import Dependency, JobSpec, Role
+from presage.sim.links import LinkRules, drawn_share, with_share
 from presage.sim.traces import Trace
 from presage.sim.usage import RecordedUse
 from presage.sim.world import Task
@@ -63,17 +64,24 @@ class Workload:
         sharers: int = 1,
         uses: Mapping[str, RecordedUse] | None = None,
         specs: Mapping[str, JobSpec] | None = None,
+        links: LinkRules | None = None,
+        seed: int = 0,
     ) -> None:
         """`models` has the model that each row trains, `estimates` what is foreseen of it. Above
         1, `sharers` is how many jobs may share a GPU: a job then has a worker for each of its
         GPUs, and each asks for a share. `uses` has what jobs use over time, by their ids, and
-        `specs` what was really submitted, for jobs of which a row does not tell everything."""
+        `specs` what was really submitted, for jobs of which a row does not tell everything. With
+        `links`, each job has a share of its step in which it talks; where the trace says none,
+        that is drawn by `seed` and the workload's name, else by the id."""
         started = process_time()
         self._models = models
         self._estimates = estimates
         self._uses = uses or {}
         self._specs = specs or {}
         self._share_milli = WHOLE_GPU // sharers
+        self._links, self._seed = links, seed
+        said = links is not None and "link_share" in trace.jobs.columns
+        self._link_shares = trace.jobs["link_share"].to_list() if said else []
         self._biggest = max((len(node.devices) for node in nodes), default=1)
         jobs = trace.jobs
         varying = [name for name in _SHAPE if (jobs[name].n_unique() > 1)]
@@ -135,7 +143,18 @@ class Workload:
         task.use = use
         if self._estimates is not None:
             task.estimates = self._estimates[row]
+        if self._links is not None:
+            self._talks(task, self._links, work or job_id)
         return at, task
+
+    def _talks(self, task: Task, links: LinkRules, name: str) -> None:
+        """How much a job talks, and what is foreseen of that; one that is alone never does."""
+        share = self._link_shares[task.row] if self._link_shares else None
+        if share is None:
+            share = drawn_share(name, self._seed) if links.unsaid is None else links.unsaid
+        if sum(role.max for role in task.spec.roles) > 1:
+            task.link_share = share
+            task.estimates = with_share(task.estimates, links.share(share))
 
     def _new_shape(self, key: tuple[Any, ...]) -> _JobShape:
         row = {**self._fixed, **dict(zip(self._varying, key, strict=True))}

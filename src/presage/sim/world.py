@@ -33,6 +33,7 @@ from presage.model.event import (
 )
 from presage.model.job import JobSpec, Reason, ReasonCode
 from presage.model.parts import TURN_COST, enforced_limit, held_slowdowns
+from presage.sim.links import LinkLoads, LinkRules, needs_several
 from presage.sim.speed import SpeedModel, slowest_device
 from presage.sim.usage import RecordedUse
 
@@ -72,6 +73,8 @@ class WorldRules:
     without it, `speed` says so from how busy each keeps the device."""
     turn_cost: float = TURN_COST
     """The part of a device's time that goes with changes of turns, where shares are enforced."""
+    links: LinkRules | None = None
+    """Of the links of nodes; without them, the network costs nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +125,10 @@ class Task:
     """What each of its workers is held to."""
     throttled: float = 1.0
     """The part of its speed that its CPU limit leaves it."""
+    link_share: float = 0.0
+    """The part of a step that it talks for where it is on several nodes, as it was measured."""
+    apart: bool = False
+    """Whether it was measured on several nodes: one has not room enough for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,9 @@ class World:
         self._serial = 0
         self._device_tasks: dict[tuple[str, int], list[Task]] = {}
         self._mixed = len({d.speed for node in nodes for d in node.devices} | {1.0}) > 1
-        self._uneven = self._mixed or self.rules.speed.by_place
+        links = self.rules.links
+        self._links = None if links is None else LinkLoads(links.phase)
+        self._uneven = self._mixed or self.rules.speed.by_place or links is not None
         """Whether it matters where a job runs, not only on how many workers."""
         self._measured_at = 0.0
         for outage in self.rules.outages:
@@ -245,6 +254,7 @@ class World:
         self._progress(task)
         if task.shares:
             self._unshare(task)
+        self._hush(task)
         roles = task.spec.roles
         milli = sum(roles[worker.role].resources.gpu_milli for worker in decision.workers)
         self.used_milli += milli - task.milli
@@ -254,6 +264,7 @@ class World:
         self._facts.append(JobResized(task.spec.id, task.attempt))
         if task.shares:
             self._share(task)
+        self._talk(task)
         self._retime(task)
 
     def limit(self, decision: Limit) -> None:
@@ -329,6 +340,8 @@ class World:
         """A job was submitted."""
         task.queued_at = now
         task.work_s = task.saved_s = task.duration_s
+        if self._links is not None:
+            task.apart = needs_several(task.spec, task.measured_workers, self._nodes.values())
         self.tasks[task.spec.id] = task
 
     def forget(self, job_id: str) -> Task:
@@ -349,6 +362,7 @@ class World:
         (self._facts if spec.elastic else self._started).append(started)
         if task.shares:
             self._share(task)
+        self._talk(task)
         self._retime(task)
 
     def _finish(self, task: Task) -> Fact:
@@ -371,6 +385,7 @@ class World:
             self._measure()
         if task.shares:
             self._unshare(task)
+        self._hush(task)
         self.used_milli -= task.milli
         if len(task.workers) < task.needed:
             self.held_milli -= task.milli
@@ -409,6 +424,10 @@ class World:
             speed *= slowest_device(self._nodes, task.workers)
         if task.shares:
             speed *= min(self._share_of(task, worker) for worker in task.workers)
+        links = self.rules.links
+        if self._links is not None and links is not None and task.link_share:
+            stretch = self._links.stretch(task.spec.id)
+            speed *= links.speed(task.link_share, task.apart, stretch)
         return speed
 
     # -- sharing a device -----------------------------------------------------------------------
@@ -473,6 +492,20 @@ class World:
             if other is not but and other.speed:
                 self._progress(other)
                 self._retime(other)
+
+    def _talk(self, task: Task) -> None:
+        """A run comes to the links of its nodes, if those are several."""
+        if self._links is not None and self.rules.links is not None and task.link_share:
+            share = self.rules.links.share(task.link_share)
+            nodes = (worker.node for worker in task.workers)
+            touched = self._links.join(task.spec.id, nodes, share)
+            self._refresh([self.tasks[name] for name in touched], task)
+
+    def _hush(self, task: Task) -> None:
+        """It loads them no more."""
+        if self._links is not None and task.link_share:
+            touched = self._links.leave(task.spec.id)
+            self._refresh([self.tasks[name] for name in touched], task)
 
     def _run_out_of_memory(self, task: Task, why: Reason) -> Fact:
         """A run that needed more than there was left ends at once, its work undone."""

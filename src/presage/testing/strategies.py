@@ -181,8 +181,9 @@ def _placements() -> SearchStrategy[Any]:
     mixed: tuple[dict[str, float], ...] = (
         {"pack": 1.0, "fgd": 2.0},
         {"spread": 1.0, "topology": 1.0},
+        {"pack": 1.0, "links": 2.0},
     )
-    return st.sampled_from((*alone, "gpu_packing", "fgd", "random", *mixed))
+    return st.sampled_from((*alone, "gpu_packing", "fgd", "random", "links", *mixed))
 
 
 def _elastic() -> SearchStrategy[dict[str, Any]]:

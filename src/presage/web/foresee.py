@@ -61,6 +61,8 @@ class _ForeseePage:
                 self._problem = Tag("p", problem, "banner", role="alert")
                 self._state = Tag("p", "", "soft", role="status")
                 self._planned = ui.element("div")
+                words = "Reading the model: a few seconds the first time …"
+                self._reading = Tag("p", "" if problem else words, "soft", role="status")
                 self._answer = ui.element("div")
         ui.timer(0.05, self._offer_names, once=True)  # the page need not wait for them
 
@@ -95,9 +97,11 @@ class _ForeseePage:
                 said = await self._desks.look.ask("look", question.look(largest=True))
                 self._show_verdicts(said)
         except UserError as wrong:
+            self._reading.say("")
             self._problem.say(str(wrong))
 
     def _show(self, question: ForeseeQuestion, said: dict[str, Any]) -> None:
+        self._reading.say("")
         self._answer.clear()
         with self._answer:
             with ui.element("section").classes("card"):

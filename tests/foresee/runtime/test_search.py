@@ -37,7 +37,7 @@ def test_repeats_are_averaged_and_what_never_completed_is_not_there() -> None:
 def test_other_workloads_show_where_to_look() -> None:
     trials, known = read_trials([measured(1, seed=9), measured(8)], "time", workload="workload")
     values = trials.of("p0")
-    taught = teach(known, trials.configs.height, trials.features)
+    taught = teach(known, trials.configs.height)
     search = ConfigSearch(trials, list(values), taught, settings_for(known, 3))
     done = search.run(values.__getitem__, 3, later_runs=np.inf)
     assert len(done.picks) == 3
@@ -52,7 +52,7 @@ def test_other_workloads_show_where_to_look() -> None:
 def test_it_stops_when_a_trial_would_not_pay() -> None:
     trials, known = read_trials([measured(1, seed=9), measured(8)], "time", workload="workload")
     values = trials.of("p0")
-    taught = teach(known, trials.configs.height, trials.features)
+    taught = teach(known, trials.configs.height)
     done = ConfigSearch(trials, list(values), taught).run(values.__getitem__, 12, later_runs=2)
     assert len(done.picks) < 12
     assert "later runs" in done.stopped
@@ -61,7 +61,7 @@ def test_it_stops_when_a_trial_would_not_pay() -> None:
 def test_all_is_tried_where_there_is_little() -> None:
     trials = read_trials([measured(1)[:4]], "time", workload="workload")[0]
     values = trials.of("p0")
-    taught = teach(None, trials.configs.height, trials.features)
+    taught = teach(None, trials.configs.height)
     done = ConfigSearch(trials, list(values), taught).run(values.__getitem__, 9, later_runs=np.inf)
     assert len(done.picks) == 2
     assert done.took == min(values.values())
@@ -80,7 +80,7 @@ def test_negative_times_are_refused() -> None:
 def test_before_anything_is_known_nothing_is_expected_and_a_failed_trial_is_passed_over() -> None:
     trials = read_trials([measured(1)], "time", workload="workload")[0]
     values = trials.of("p0")
-    taught = teach(None, trials.configs.height, trials.features)
+    taught = teach(None, trials.configs.height)
     broken = dict.fromkeys([1, 2, 3, 4], np.inf)
     told: list[Pick] = []
     done = ConfigSearch(trials, list(values), taught).run(

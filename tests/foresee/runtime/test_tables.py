@@ -107,7 +107,7 @@ def test_a_missing_column_is_named(model: JobTimes, change: object, said: str) -
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (runs()[:1], "1 runs are too few"),
+        (runs()[:1], "1 run is too few"),
         (runs().with_columns(seconds=-pl.col("seconds")), "must be a time above 0"),
         (runs().drop("seconds"), "no column seconds"),
         (runs().select("cluster", "seconds"), "no column that describes"),

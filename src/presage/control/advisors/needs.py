@@ -40,6 +40,7 @@ from presage.model.cluster import UNLIMITED, WHOLE_GPU, Node
 from presage.model.errors import PresageError, UserError
 from presage.model.estimate import Estimate, Estimates
 from presage.model.job import JobSpec
+from presage.model.links import said_link_share
 from presage.model.setup import Setup
 from presage.model.workload import same_needs
 from presage.provision.tasks import TaskSizer
@@ -160,9 +161,11 @@ class NeedsEstimator:
         runtime = runtime or self._runtime(spec)
         if runtime is not None:
             runtime = self._by_own_runs(spec, model, alone, runtime)
-        if not (memory or busy or step or runtime):
+        share = said_link_share(spec)
+        link = Estimate.exact(share, "share", "manifest") if share is not None else None
+        if not (memory or busy or step or runtime or link):
             return None
-        return Estimates(self.version, runtime, memory, busy, step)
+        return Estimates(self.version, runtime, memory, busy, step, link)
 
     def _by_own_runs(
         self, spec: JobSpec, model: ModelReference | None, alone: Alone, said: Estimate

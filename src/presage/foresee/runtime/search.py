@@ -1,8 +1,7 @@
 """Which configuration to try next: Bayesian optimisation that starts from what other jobs taught.
 
-The surrogate is scikit-learn's Gaussian process. A configuration is described by what it made of
-each known workload (so workloads that rank configurations alike speak for one another) and by its
-own numbers; the next trial is the one with the highest expected improvement. The search stops when
+What is believed of a workload is `surrogate`'s: guesses from the known ones and a Gaussian process
+around them. The next trial is the one with the highest expected improvement. The search stops when
 what a trial can be expected to gain, over all later runs, is less than the trial takes. Asks for
 measurements through a function; measures nothing itself.
 """
@@ -16,33 +15,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.foresee.runtime.surrogate import Case, Guesses, KernelShares, likely_shares
 from presage.foresee.runtime.trials import Trials
 from presage.learn import Floats
-from presage.model.errors import MissingExtra, UserError
+from presage.model.errors import UserError
 
 __all__ = ["ConfigSearch", "Pick", "SearchSettings", "Taught", "Tuning", "settings_for", "teach"]
 
 _LEAST_SHARED = 3
 """Configurations that a known workload must share with others to teach anything."""
+_USUAL_LEVEL = 5.0
+_FORMS = ((1.0, False), (4.0, False), (1.0, True), (4.0, True))
+"""`alike` and `cliffs` to choose from."""
+_MOST_SEARCHES = 40
+_MOST_CONFIGS = 120
+"""Configurations of a workload that is searched as if it were new."""
+_TRIALS_TOLD = 10
+"""Measurements that the shares of kernels are to explain at once, as there are few in a search."""
+_DRAWS = 2
 _FAILED = float(np.log(2.0))
 """How much worse than the worst a trial counts that failed, in logarithms."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """Sizes of the kernels; chosen on workloads left out of the known ones."""
+    """What is believed before the first trial; chosen on workloads left out of the known ones."""
 
-    linear: float = 1.0
-    """How far a new workload may differ as the known ones do."""
-    smooth: float = 0.25
-    """Standard deviation of what only the configuration's own numbers explain."""
-    length: float = 1.0
-    trend: float = 0.2
-    """How far a workload's own slope in each number may differ from that of the known ones."""
-    alike: float = 3.0
+    alike: float = 4.0
     """How many times more a known workload counts for each word (framework, size, cluster) that it
     shares with the new one."""
-    noise: float = 0.03
+    cliffs: bool = False
+    """Whether it may take much longer where memory is short."""
+    shares: KernelShares | None = None
+    """Of the kernels; usual ones without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,115 +106,148 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taught:
-    """What known workloads say of each configuration: logarithms, less each workload's mean."""
+    """What known workloads took: logarithms."""
 
-    tasks: Floats
-    """A row for each configuration, a column for each known workload."""
-    levels: Floats
-    """The mean logarithm of each known workload."""
+    table: Floats
+    """A row for each configuration, a column for each known workload; NaN where nothing was
+    measured."""
     weights: Floats
     """How much each workload counts: programs count alike, whatever the number of sizes."""
     shared: npt.NDArray[np.int64]
     """How many words each workload shares with the new one."""
-    programs: tuple[str, ...]
+
+    def among(self, allowed: npt.NDArray[np.intp], features: Floats, alike: float) -> _Known:
+        """What they say of the configurations that may be chosen: of those workloads that share
+        some of them."""
+        table = self.table[allowed]
+        enough = np.sum(~np.isnan(table), axis=0) >= min(_LEAST_SHARED, len(allowed))
+        if not enough.any():
+            none = np.zeros((0, len(allowed)))
+            return _Known(np.zeros(len(allowed)), none, np.zeros(0), _USUAL_LEVEL)
+        weights = (self.weights * alike**self.shared)[enough]
+        return _Known.of(table[:, enough].T, weights / weights.sum(), features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """The mean of known workloads, how each differs from it, and how long they take."""
+
+    mean: Floats
+    differ: Floats
+    weights: Floats
+    level: float
 
     @classmethod
-    def nothing(cls, configs: int) -> Taught:
-        """What is known before anything is."""
-        none = np.zeros(0)
-        return cls(np.zeros((configs, 0)), none, none, np.zeros(0, np.int64), ())
+    def of(cls, table: Floats, weights: Floats, features: Floats) -> _Known:
+        """From a table with gaps, a row for each workload: what was not measured is foreseen from
+        like configurations."""
+        gaps = np.isnan(table)
+        levels, mean = np.nanmean(table, axis=1), np.zeros(table.shape[1])
+        counts = weights[:, None] * ~gaps
+        for _ in range(50):
+            above = np.where(gaps, 0.0, table - levels[:, None])
+            mean = np.sum(counts * above, axis=0) / (counts.sum(axis=0) + 1e-3 * weights.mean())
+            levels = np.where(gaps, 0.0, table - mean).sum(axis=1) / (~gaps).sum(axis=1)
+        differ = np.where(gaps, 0.0, table - levels[:, None] - mean)
+        if gaps.any():
+            near = np.exp(-0.5 * _distances(features))
+            differ = np.where(gaps, (differ @ near) / (~gaps @ near + 0.3), differ)
+        return cls(mean, differ, weights, float(weights @ levels))
 
 
-def teach(
-    known: Trials | None,
-    configs: int,
-    features: Floats,
-    words: Sequence[str] = (),
-) -> Taught:
-    """Join the known workloads; what was not measured is foreseen from like workloads. `words` is
-    what is known of the new one."""
+def teach(known: Trials | None, configs: int, words: Sequence[str] = ()) -> Taught:
+    """Join the known workloads; `words` is what is known of the new one."""
     if known is None:
-        return Taught.nothing(configs)
-    names = sorted(set(known.workload.tolist()))
+        return Taught(np.zeros((configs, 0)), np.zeros(0), np.zeros(0, np.int64))
+    found, column = np.unique(known.workload, return_inverse=True)
+    names = found.tolist()
     table = np.full((configs, len(names)), np.nan)
-    for column, name in enumerate(names):
-        for config, value in known.of(name).items():
-            table[config, column] = np.log(value)
-    enough = np.sum(~np.isnan(table), axis=0) >= _LEAST_SHARED
-    table, names = table[:, enough], [n for n, keep in zip(names, enough, strict=True) if keep]
-    if not names:
-        return Taught.nothing(configs)
-    whole, levels = _completed(table, features)
+    table[known.config, column] = np.log(known.value)
     programs = [known.programs.get(name, name) for name in names]
     weights = np.array([1 / programs.count(program) for program in programs])
     shared = [sum(map(str.__eq__, known.words.get(name, ()), words)) for name in names]
-    return Taught(whole, levels, weights, np.array(shared), tuple(programs))
+    return Taught(table, weights, np.array(shared, np.int64))
 
 
-def _completed(table: Floats, features: Floats) -> tuple[Floats, Floats]:
-    """The table without gaps, each column around 0, and what was taken off."""
-    gaps = np.isnan(table)
-    levels = np.nanmean(table, axis=0)
-    filled = np.where(gaps, 0.0, table - levels)
-    if not gaps.any():
-        return filled, levels
-    near = np.exp(-0.5 * _distances(features, features))
-    for _ in range(30):
-        # smooth over like configurations, then what the main directions of all workloads say
-        row = np.where(gaps, 0.0, table - levels).sum(axis=1) / np.maximum((~gaps).sum(axis=1), 1)
-        weight = near @ (~gaps)
-        around = near @ np.where(gaps, 0.0, table - levels - row[:, None])
-        smooth = row[:, None] + around / (weight + 0.5)
-        left, sizes, right = np.linalg.svd(filled - smooth, full_matrices=False)
-        kept = np.maximum(sizes - 0.1 * sizes[0], 0.0)
-        guess = smooth + (left * kept) @ right
-        new = np.where(gaps, guess, table - levels)
-        shift = new.mean(axis=0)
-        levels = levels + shift
-        done = float(np.max(np.abs(new - shift - filled))) < 1e-4
-        filled = new - shift
-        if done:
-            break
-    return filled, levels
-
-
-def _distances(left: Floats, right: Floats) -> Floats:
-    out: Floats = np.sum((left[:, None, :] - right[None, :, :]) ** 2, axis=2)
+def _distances(features: Floats) -> Floats:
+    squares = np.sum(features**2, axis=1)
+    out: Floats = squares[:, None] + squares[None, :] - 2 * features @ features.T
     return out
 
 
-_GRID = tuple(
-    SearchSettings(linear=linear, smooth=smooth, trend=trend, alike=alike)
-    for linear in (1.0, 4.0)
-    for smooth, trend in ((0.1, 0.05), (0.4, 0.3))
-    for alike in (1.0, 8.0)
-)
-_MOST_SEARCHES = 24
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rehearsal:
+    """A known workload that is searched as if its program were new."""
+
+    program: str
+    values: dict[int, float]
+    taught: Taught
 
 
 def settings_for(known: Trials | None, runs: int, seed: int = 0) -> SearchSettings:
     """The settings that found the best configurations of known workloads, each searched as if its
-    program were new."""
+    program were new; with the shares of kernels that make those workloads most probable."""
     if known is None or len(set(known.programs.values())) < 3:
         return SearchSettings()
-    rng = np.random.default_rng(seed)
+    rehearsals = _rehearsals(known, runs, np.random.default_rng(seed))
+    if not rehearsals:
+        return SearchSettings()
+    found = []
+    for alike, cliffs in _FORMS if known.described.memory is not None else _FORMS[:2]:
+        draft = SearchSettings(alike, cliffs)
+        rng = np.random.default_rng(seed)
+        settings = replace(draft, shares=_shares(known, rehearsals, draft, rng))
+        regret = 0.0
+        for one in rehearsals:
+            search = ConfigSearch(known, list(one.values), one.taught, settings)
+            done = search.run(one.values.__getitem__, runs, later_runs=np.inf)
+            regret += min(1.0, done.took / min(one.values.values()) - 1)
+        found.append((regret, settings))
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _rehearsals(known: Trials, runs: int, rng: np.random.Generator) -> list[_Rehearsal]:
     programs = sorted(set(known.programs.values()))
-    each = max(1, _MOST_SEARCHES // len(programs))
-    regrets = np.zeros(len(_GRID))
+    each = max(1, -(-_MOST_SEARCHES // len(programs)))
+    out = []
     for program in programs:
         mine = [name for name in sorted(known.programs) if known.programs[name] == program]
         rest = known.only(set(known.programs) - set(mine))
         for name in rng.permutation(mine)[:each].tolist():
             values = known.of(name)
-            if len(values) <= runs:
+            if len(values) <= max(runs, _LEAST_SHARED):
                 continue
-            words = known.words.get(name, ())
-            taught = teach(rest, known.configs.height, known.features, words)
-            for place, settings in enumerate(_GRID):
-                search = ConfigSearch(known, list(values), taught, settings)
-                done = search.run(values.__getitem__, runs, later_runs=np.inf)
-                regrets[place] += min(1.0, done.took / min(values.values()) - 1)
-    return _GRID[int(np.argmin(regrets))]
+            some = rng.permutation(sorted(values))[:_MOST_CONFIGS].tolist()
+            taught = teach(rest, known.configs.height, known.words.get(name, ()))
+            out.append(_Rehearsal(program, {config: values[config] for config in some}, taught))
+    return out
+
+
+def _shares(
+    known: Trials,
+    rehearsals: Sequence[_Rehearsal],
+    settings: SearchSettings,
+    rng: np.random.Generator,
+) -> KernelShares:
+    often = [one.program for one in rehearsals]
+    cases = []
+    for one in rehearsals:
+        allowed = np.array(sorted(one.values), np.intp)
+        guesses, _ = _guesses(known, allowed, one.taught, settings)
+        logs = np.log([one.values[config] for config in allowed.tolist()])
+        for _ in range(_DRAWS):
+            rows = rng.permutation(len(allowed))[:_TRIALS_TOLD].astype(np.intp)
+            cases.append(Case.of(guesses, logs, rows, 1 / often.count(one.program)))
+    return likely_shares(cases)
+
+
+def _guesses(
+    trials: Trials, allowed: npt.NDArray[np.intp], taught: Taught, settings: SearchSettings
+) -> tuple[Guesses, _Known]:
+    described = trials.described.at(allowed)
+    known = taught.among(allowed, described.features, settings.alike)
+    made = Guesses.of(described, known.mean, known.differ, known.weights, settings.cliffs)
+    return made, known
 
 
 class ConfigSearch:
@@ -226,18 +264,11 @@ class ConfigSearch:
             raise UserError("there is no configuration to choose from")
         self._allowed = np.array(sorted(allowed), np.intp)
         self._configs = trials.configs
-        self._settings = settings
-        tasks = taught.tasks[self._allowed]
-        weights = taught.weights * settings.alike**taught.shared
-        weights = weights / weights.sum() if len(weights) else weights
-        self._levels = taught.levels
-        self._mean = tasks @ weights if len(weights) else np.zeros(len(self._allowed))
-        spread = (tasks - self._mean[:, None]) * np.sqrt(weights)
-        numbers = trials.features[self._allowed]
-        slope = settings.trend / np.sqrt(max(1, numbers.shape[1]))
-        self._rows = np.hstack([np.sqrt(settings.linear) * spread, slope * numbers])
-        self._slope = slope
-        self._n_tasks = spread.shape[1]
+        guesses, known = _guesses(trials, self._allowed, taught, settings)
+        shares = settings.shares or KernelShares.usual(max(trials.described.blocks) + 1)
+        self._belief = guesses.believe(shares)
+        self._mean, self._level = known.mean, known.level
+        self._n_known = len(known.weights)
         self._tried: dict[int, float] = {}
 
     def run(
@@ -270,7 +301,7 @@ class ConfigSearch:
             low, middle, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 0, 1]))
             config = self._configs.row(int(self._allowed[place]), named=True)
             pick = Pick(config, float(middle), float(low), float(high), 100 * gain, value)
-            if not picks and not self._n_tasks:
+            if not picks and not self._n_known:
                 pick = replace(pick, expected=None, low=None, high=None)
             picks.append(pick)
             told(pick)
@@ -286,66 +317,41 @@ class ConfigSearch:
             best.took,
             stopped,
             100 * left,
-            self._n_tasks,
+            self._n_known,
         )
 
     def _next(self) -> tuple[int, float, float, float]:
         """The place to try, what is expected there, how sure that is, and the expected gain as a
         share of the best so far."""
-        expected, deviation = self._foreseen()
         left = np.array([n for n in range(len(self._allowed)) if n not in self._tried])
         if not self._tried:
-            order = np.lexsort((left, expected[left]))
-            first = int(left[order[0]])
-            typical = float(np.median(expected[left]))
-            gain = float(1 - np.exp(expected[first] - typical))
-            return first, float(expected[first]), float(deviation[first]), gain
-        ended = [value for value in self._tried.values() if np.isfinite(value)]
-        best = min(ended, default=float(np.median(expected)))
-        gains = _improvement(best - expected[left], deviation[left])
-        at = int(np.argmax(gains))
-        place = int(left[at])
-        return place, float(expected[place]), float(deviation[place]), float(gains[at])
-
-    def _foreseen(self) -> tuple[Floats, Floats]:
-        try:
-            from sklearn.gaussian_process import GaussianProcessRegressor
-        except ImportError:
-            raise MissingExtra("learn", "tuning") from None
-        told = list(self._tried)
-        level = float(np.mean(self._levels)) if len(self._levels) else 5.0
-        if not told:
-            return self._mean + level, np.sqrt(self._kernel().diag(self._rows))
-        process = GaussianProcessRegressor(
-            self._kernel(), alpha=self._settings.noise**2, optimizer=None
-        )
-        values = np.array([self._tried[place] for place in told])
+            _, deviation, _ = self._belief.told((), np.empty(0))
+            at = int(left[np.argmin(self._mean[left])])
+            ahead = float(np.median(self._mean[left]) - self._mean[at])
+            expected = float(self._mean[at]) + self._level
+            return at, expected, float(deviation[at]), 1 - float(np.exp(-ahead))
+        values = np.array(list(self._tried.values()))
         ended = values[np.isfinite(values)]
-        worst = float(ended.max()) if len(ended) else level
+        worst = float(ended.max()) if len(ended) else self._level
         values = np.where(np.isfinite(values), values, worst + _FAILED)
-        off = values - self._mean[told]
-        middle = float(off.mean())
-        process.fit(self._rows[told], off - middle)
-        said, deviation = process.predict(self._rows, return_std=True)
-        return said + middle + self._mean, deviation
-
-    def _kernel(self) -> Any:
-        from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
-
-        settings = self._settings
-        far = np.full(self._n_tasks, 1e6)
-        numbers = self._rows.shape[1] - self._n_tasks
-        near = np.full(numbers, settings.length * self._slope * np.sqrt(max(1, numbers)))
-        smooth = ConstantKernel(settings.smooth**2) * RBF(np.concatenate([far, near]))
-        return DotProduct(sigma_0=1.0) + smooth
+        means, around, odds = self._belief.told(list(self._tried), values - self._level)
+        best = float(ended.min() if len(ended) else values.min()) - self._level
+        gains = odds @ _improvement(best, means[:, left], around[left])
+        found = int(np.argmax(gains))
+        at = int(left[found])
+        expected = float(odds @ means[:, at])
+        apart = float(odds @ (means[:, at] - expected) ** 2)
+        deviation_there = float(np.sqrt(around[at] ** 2 + apart))
+        return at, expected + self._level, deviation_there, float(gains[found])
 
 
-def _improvement(ahead: Floats, deviation: Floats) -> Floats:
-    """Expected improvement, in logarithms: about a share of the best."""
-    from scipy.stats import norm
+def _improvement(best: float, means: Floats, deviation: Floats) -> Floats:
+    """Expected improvement as a share of the best (a logarithm)."""
+    from scipy.special import ndtr
 
-    sure = np.maximum(deviation, 1e-9)
-    out: Floats = ahead * norm.cdf(ahead / sure) + sure * norm.pdf(ahead / sure)
+    ahead = (best - means) / deviation
+    later = np.exp(np.minimum(means - best + deviation**2 / 2, 50.0))
+    out: Floats = ndtr(ahead) - later * ndtr(ahead - deviation)
     return np.maximum(out, 0.0)
 
 

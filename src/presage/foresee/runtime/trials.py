@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.runtime.columns import choose_columns, numbers, texts
+from presage.foresee.runtime.surrogate import Described
 from presage.learn import Floats
 from presage.model.errors import UserError
 
@@ -58,6 +59,9 @@ _HOUR_USD = {
 }
 """On demand, Linux, us-east-1, at the time of the measurements; twice as much a size larger."""
 _MEMORY_GB = {"c3": 3.75, "c4": 3.75, "m3": 7.5, "m4": 8.0, "r3": 15.25, "r4": 15.25}
+_MEMORIES = ("memory", "memory_gb", "mem_gb", "memory_mib", "VM.RAM")
+"""Columns with the memory of one machine."""
+_COUNTS = ("nodes", "instance_count", "Datanodes")
 _SIZES = {"large": 1, "xlarge": 2, "2xlarge": 4, "4xlarge": 8, "8xlarge": 16}
 _VM = re.compile(r"^([a-z]\d)\.(\d*x?large)$")
 
@@ -72,14 +76,19 @@ class Trials:
     value: Floats
     """Seconds, or money."""
     configs: pl.DataFrame
-    features: Floats
-    """Of each configuration, standardised."""
+    described: Described
+    """Each configuration in numbers."""
     names: tuple[str, ...]
     """Columns that say which workload a row is."""
     programs: dict[str, str] = field(default_factory=dict)
     """Workload -> the program that it runs, whatever the size of its data."""
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Workload -> what else is known of it before it runs: framework, size, cluster."""
+
+    @property
+    def features(self) -> Floats:
+        """Of each configuration, standardised."""
+        return self.described.features
 
     def of(self, workload: str) -> dict[int, float]:
         """Configuration -> what it took."""
@@ -122,7 +131,7 @@ def read_trials(
         .unique(maintain_order=True)
         .with_row_index("_config")
     )
-    features = _features(configs.drop("_config"))
+    described = _described(configs.drop("_config"))
     out = []
     for one in measured:
         at = one.join(configs, on=chosen, how="left", nulls_equal=True)
@@ -136,7 +145,7 @@ def read_trials(
                 rows,
                 at["_value"].to_numpy(),
                 configs.drop("_config"),
-                features,
+                described,
                 tuple(words),
                 programs,
                 dict(zip(labels.tolist(), (tuple(map(str, one)) for one in said), strict=True)),
@@ -180,8 +189,8 @@ def _unmeasured(points: pl.DataFrame, configs: pl.DataFrame) -> Trials:
     """The first rows of `configs` are the points."""
     assert configs.head(points.height).equals(points)
     none = np.array([], np.str_)
-    features = _features(configs)
-    return Trials(none, np.array([], np.intp), np.empty(0), configs, features, ())
+    described = _described(configs)
+    return Trials(none, np.array([], np.intp), np.empty(0), configs, described, ())
 
 
 def _found(table: pl.DataFrame, names: Sequence[str], option: str, what: str) -> str:
@@ -322,29 +331,49 @@ def _price(name: str) -> float:
     return _HOUR_USD[f"{match[1]}.large"] * _SIZES[match[2]]
 
 
-def _features(configs: pl.DataFrame) -> Floats:
+def _described(configs: pl.DataFrame) -> Described:
     """Numbers of each configuration: machines by what they have, categories one by one."""
-    parts: list[Floats] = []
-    cores = np.zeros(configs.height)
+    parts: list[tuple[Floats, ...]] = []
+    cores, memory = np.zeros(configs.height), None
     for name in configs.columns:
         if configs[name].dtype.is_numeric():
             values = np.nan_to_num(numbers(configs, name))
-            parts.append(np.sign(values) * np.log1p(np.abs(values)))
+            parts.append((np.sign(values) * np.log1p(np.abs(values)),))
+            if name in _MEMORIES and (values > 0).all():
+                memory = np.log2(values)
             continue
         words = texts(configs, name)
         matches = [_VM.match(word) for word in words.tolist()]
         if all(matches):
             kinds = np.array([one[1] for one in matches if one])
             size = np.log2([_SIZES[one[2]] for one in matches if one])
-            memory = np.log2([_MEMORY_GB.get(kind, 8.0) for kind in kinds.tolist()])
-            cores = cores + size
-            parts += [size, memory, *((kinds == kind).astype(float) for kind in np.unique(kinds))]
+            each = np.log2([_MEMORY_GB.get(kind, 8.0) for kind in kinds.tolist()])
+            memory, cores = size + each, cores + size
+            known = np.unique(kinds)
+            parts += [(size,), (each,), tuple((kinds == kind).astype(float) for kind in known)]
         else:
-            parts += [(words == word).astype(np.float64) for word in np.unique(words)]
-    if "nodes" in configs.columns or "instance_count" in configs.columns:
-        count = numbers(configs, "nodes" if "nodes" in configs.columns else "instance_count")
-        parts.append(cores + np.log2(np.maximum(count, 1)))
-    found = np.stack(parts, axis=1)
-    spread = found.std(axis=0)
-    out: Floats = (found - found.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    return out[:, spread > 0] if (spread > 0).any() else out
+            parts.append(tuple((words == word).astype(float) for word in np.unique(words)))
+    counts = [name for name in _COUNTS if name in configs.columns]
+    if memory is not None and len(parts) > 1:
+        parts.append((memory,))
+    if counts:
+        count = np.log2(np.maximum(numbers(configs, counts[0]), 1))
+        parts.append((cores + count,))
+        if memory is not None:
+            memory = memory + count
+            parts.append((memory,))
+    return _standardised(parts, memory)
+
+
+def _standardised(parts: Sequence[tuple[Floats, ...]], memory: Floats | None) -> Described:
+    """Without what is the same everywhere; the columns of one part have one number."""
+    kept, blocks = [], []
+    for part in parts:
+        found = np.stack(part, axis=1)
+        spread = found.std(axis=0)
+        varied = (found - found.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+        if varied.shape[1]:
+            kept.append(varied / np.sqrt(varied.shape[1]))
+            blocks += [len(kept) - 1] * varied.shape[1]
+    features = np.hstack(kept) if kept else np.zeros((len(parts[0][0]), 1))
+    return Described(features, tuple(blocks) or (0,), memory)

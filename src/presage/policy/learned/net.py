@@ -55,11 +55,15 @@ class SlotLayout:
 
     def mask(self, observation: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """What can be done."""
+        allowed = np.ones(self.choices, dtype=np.bool_)
+        allowed[:-1] = (self.able(observation) > 0).ravel()
+        return allowed
+
+    def able(self, observation: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The part of an observation that says what can be done with each slot."""
         width = len(self.slot_fields)
         slots = observation[: self.slots * width].reshape(self.slots, width)
-        allowed = np.ones(self.choices, dtype=np.bool_)
-        allowed[:-1] = (slots[:, 1 : 1 + self.actions] > 0).ravel()
-        return allowed
+        return slots[:, 1 : 1 + self.actions]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,6 @@ True run times are never looked at: only what was foreseen of a job at its submi
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, log, log1p, log2
@@ -99,11 +98,13 @@ class OrderWalk(Placing):
         self._runs = Runs(self._levels.standing)
         self._last = Last(self._runs, self._levels)
         self._bounded = self.rules.queues.bounded
-        self._known: dict[Job, tuple[_LikeJobs, Floats, float]] = {}
+        self._known: dict[Job, tuple[_LikeJobs, tuple[float, ...], float]] = {}
         """Of each waiting job its lane, fields that stay, and since when it waits."""
         self._lanes: dict[tuple[object, ...], _LikeJobs] = {}
         self._keys: dict[_LikeJobs, tuple[object, ...]] = {}
         self._slots: list[_LikeJobs] = []
+        self._able: list[bool] = []
+        """Of each slot, whether its first job can be started."""
         self.observation: Floats = np.zeros(layout.size)
         """What there is to choose from; the walk's own, and good until the next choice."""
         count, width = layout.slots, len(SLOT_FIELDS)
@@ -115,7 +116,7 @@ class OrderWalk(Placing):
         """Milli-GPUs that stopped jobs still hold."""
         self._held: dict[int, tuple[float, float]] = {}
         """By level: how much jobs above it are known to hold, and how much they do not."""
-        self._takeable: dict[int, Counter[str]] = {}
+        self._takeable: dict[int, dict[str, int]] = {}
         """By level: devices on each node that jobs above it hold."""
         self.can_choose = False
         """Whether something can be started."""
@@ -143,15 +144,15 @@ class OrderWalk(Placing):
             self._keys[lane] = wish
         insort(lane.jobs, (job.seq, job, group), key=_FIRST)
         self._wanted += group.milli
-        row = np.zeros(len(SLOT_FIELDS))
-        row[0] = 1.0
-        row[3] = log2(1 + group.milli / WHOLE_GPU) / 6
-        row[4] = group.milli / max(plan.state.capacity.open_milli, 1)
-        row[5] = level / 8
-        row[6] = log1p(job.ran_s) / _LONG
-        row[7] = log1p(middle_s) / _LONG
-        row[8] = spread / 8
-        self._known[job] = lane, row, job.since
+        stays = (
+            log2(1 + group.milli / WHOLE_GPU) / 6,
+            group.milli / max(plan.state.capacity.open_milli, 1),
+            level / 8,
+            log1p(job.ran_s) / _LONG,
+            log1p(middle_s) / _LONG,
+            spread / 8,
+        )
+        self._known[job] = lane, stays, job.since
 
     def waiting(self, plan: Plan) -> Iterator[tuple[Job, SortKey]]:
         """All that are there."""
@@ -196,7 +197,7 @@ class OrderWalk(Placing):
             self.can_choose = False
             return action == self.layout.slots
         lane = self._slots[action]
-        if not self._rows[action, 1]:
+        if not self._able[action]:
             return False
         done = self._start(lane)
         self._clean(lane)
@@ -204,10 +205,10 @@ class OrderWalk(Placing):
             self._fill([lane for lane in self._keys if self._startable(lane)])
             return done
         if lane.jobs:
-            self._put(action, lane)
-            self._rows[action, 1] = 1.0  # looked at below
+            self._rows[action] = self._shown(lane)  # whether it can start is looked at below
         else:
             self._rows[action] = 0.0
+            self._able[action] = False
         self._look()
         return done
 
@@ -255,47 +256,56 @@ class OrderWalk(Placing):
 
     def _fill(self, able: list[_LikeJobs]) -> None:
         """Those that can start first; of them and of the others those who had least service."""
-        count, lanes = self.layout.slots, list(self._keys)
+        count, lanes, first = self.layout.slots, list(self._keys), set(able)
         lanes.sort(key=_by_service)
         if len(lanes) > count:
-            first = set(able)
             lanes.sort(key=lambda lane: lane not in first)
             del lanes[count:]
-        self._slots = lanes
-        self._rows[:] = 0.0
-        for k, lane in enumerate(lanes):
-            self._put(k, lane)
-        startable = dict.fromkeys(able)
-        self._rows[: len(lanes), 1] = [lane in startable for lane in lanes]
-        self._look()
+        self._slots, self._able = lanes, [lane in first for lane in lanes]
+        fields = list[float]()
+        for lane, can in zip(lanes, self._able, strict=True):
+            fields += self._shown(lane, can)
+        self.observation[: len(fields)] = fields
+        self._rows[len(lanes) :] = 0.0
+        self.can_choose = True in self._able
+        self._look_at_cluster()
 
-    def _put(self, k: int, lane: _LikeJobs) -> None:
-        """Show the first job of a lane in a slot."""
+    def _shown(self, lane: _LikeJobs, can: bool = False) -> tuple[float, ...]:
+        """The first job of a lane, as a slot has it."""
         job = lane.jobs[0][1]
-        _, static, since = self._known[job]
-        now, row = self._plan.now, self._rows[k]
-        row[:] = static
-        row[9] = log1p(now - since) / _LONG
-        row[10] = log1p(now - job.submitted_at) / _LONG
-        row[11] = log1p(len(lane.jobs)) / 7
+        _, stays, since = self._known[job]
+        now = self._plan.now
+        return (
+            1.0,
+            1.0 if can else 0.0,
+            1.0 if can and not lane.stops else 0.0,
+            *stays,
+            log1p(now - since) / _LONG,
+            log1p(now - job.submitted_at) / _LONG,
+            log1p(len(lane.jobs)) / 7,
+        )
 
     def _look(self) -> None:
-        """What can be started now, and how full the cluster is."""
-        capacity, state = self._plan.state.capacity, self._plan.state
-        rows, possible = self._rows, False
+        """What can be started after a choice, and how full the cluster is."""
+        rows, able = self._rows, self._able
         for k, lane in enumerate(self._slots):
-            if rows[k, 1]:  # what could not start before in this pass cannot now
-                able = self._startable(lane)
-                rows[k, 1] = able
-                rows[k, 2] = able and not lane.stops
-                possible = possible or able
-        self.can_choose = possible
-        whole, cluster = max(capacity.open_milli, 1), self._cluster
-        cluster[0] = max(capacity.free_milli, 0) / whole
-        cluster[1] = log1p(len(state.pending)) / 7
-        cluster[2] = log1p(self._wanted / whole)
-        cluster[3] = len(self._keys) / self.layout.slots
-        cluster[4] = log1p(len(state.active)) / 7
+            if able[k]:  # what could not start before in this pass cannot now
+                can = able[k] = self._startable(lane)
+                rows[k, 1] = can
+                rows[k, 2] = can and not lane.stops
+        self.can_choose = True in able
+        self._look_at_cluster()
+
+    def _look_at_cluster(self) -> None:
+        state, capacity = self._plan.state, self._plan.state.capacity
+        whole = max(capacity.open_milli, 1)
+        self._cluster[:] = (
+            max(capacity.free_milli, 0) / whole,
+            log1p(len(state.pending)) / 7,
+            log1p(self._wanted / whole),
+            len(self._keys) / self.layout.slots,
+            log1p(len(state.active)) / 7,
+        )
 
     def _startable(self, lane: _LikeJobs) -> bool:
         """Whether the first job of a lane may find room."""
@@ -337,14 +347,15 @@ class OrderWalk(Placing):
         """Whether nodes enough would have GPUs enough without the jobs above a level."""
         takeable = self._takeable.get(level)
         if takeable is None:
-            takeable = self._takeable[level] = Counter()
+            takeable = self._takeable[level] = {}
             for theirs, _, job in reversed(self._runs.look(self._plan, self._predict)):
                 leaves = job.state is _STOPPING
                 if theirs > level or leaves or not self._leaving:
                     if theirs <= level and not leaves:
                         break
                     for worker in job.allocation if leaves or can_stop(job) else ():
-                        takeable[worker.node] += len(worker.devices)
+                        node = worker.node
+                        takeable[node] = takeable.get(node, 0) + len(worker.devices)
         capacity, whole = self._plan.state.capacity, group.whole
         index, free = capacity.index, capacity.whole
         places = sum(count // whole for count in free) if len(group.least) > 1 else 0

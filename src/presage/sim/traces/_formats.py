@@ -13,7 +13,7 @@ import polars as pl
 
 from presage.model.cluster import WHOLE_GPU
 from presage.sim.traces._rows import Rows
-from presage.sim.traces._table import COLUMNS
+from presage.sim.traces._table import ALSO, COLUMNS
 
 __all__ = ["READERS", "Format"]
 
@@ -80,6 +80,8 @@ def _native(rows: Rows) -> pl.DataFrame:
         given["estimate_s"] = rows.numbers("estimate_s", null=True)
     if rows.has("utilization"):
         given["utilization"] = rows.numbers("utilization", at_most=1.0, null=True)
+    if rows.has("link_share"):
+        given["link_share"] = rows.numbers("link_share", at_most=0.99, null=True)
     return rows.table(**given)
 
 
@@ -149,7 +151,7 @@ READERS: tuple[Format, ...] = (
     Format(
         "native",
         (("job_id",), ("submit_s",), ("duration_s",), ("gpu_milli", "gpus")),
-        tuple(COLUMNS),
+        (*COLUMNS, *ALSO),
         _native,
     ),
     Format(

@@ -46,6 +46,11 @@ COLUMNS: dict[str, pl.DataType] = {
 }
 """Every column of `Trace.jobs`, in order."""
 
+ALSO: dict[str, pl.DataType] = {
+    "link_share": pl.Float64(),  # 0..1 of a step that it talks for where it is on several nodes
+}
+"""Columns that follow where the source has them; null is not known."""
+
 _DEFAULTS: dict[str, object] = {
     "cpu_milli": 0,
     "memory_mib": 0,
@@ -69,7 +74,7 @@ class Trace:
     name: str
     format: str
     jobs: pl.DataFrame
-    """Exactly the columns of `COLUMNS`."""
+    """Exactly the columns of `COLUMNS`, and those of `ALSO` that the source has."""
     integer_ids: bool = False
     """Whether the source's job ids were integers; outputs then write them as integers again."""
     notes: tuple[str, ...] = ()
@@ -102,12 +107,12 @@ def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -
         why = "; ".join(rows.notes)
         because = f" ({why})" if why else ""
         raise TraceError(f"trace {rows.name}: no job is left to simulate{because}")
-    jobs = table.select(pl.col(ROW), *_columns(table))
+    jobs = table.select(pl.col(ROW), *_columns(table), *_also(table))
     _check_ids(rows, jobs, integer_ids)
     _check_gpus(rows, jobs)
     jobs = _check_elastic(rows, jobs)
     first = jobs.get_column("submit_s").min()
-    jobs = jobs.select(list(COLUMNS)).with_columns(pl.col("submit_s") - first)
+    jobs = jobs.drop(ROW).with_columns(pl.col("submit_s") - first)
     if not jobs.get_column("submit_s").is_sorted():
         jobs = jobs.sort("submit_s", maintain_order=True)
     _check_after(rows, jobs)
@@ -118,7 +123,7 @@ def complete(table: pl.DataFrame) -> pl.DataFrame:
     """A table of jobs with every column of `COLUMNS`, in order: the defaults of a trace for what
     it leaves out. Nothing is checked; for jobs that were made and not read."""
     given = table if "submit_s" in table.columns else table.with_columns(submit_s=0.0)
-    return given.select(_columns(given))
+    return given.select(*_columns(given), *_also(given))
 
 
 def _columns(table: pl.DataFrame) -> list[pl.Expr]:
@@ -130,6 +135,10 @@ def _columns(table: pl.DataFrame) -> list[pl.Expr]:
             value = value.fill_null(pl.lit(_DEFAULTS[name], dtype=dtype))
         columns.append(value.alias(name))
     return columns
+
+
+def _also(table: pl.DataFrame) -> list[pl.Expr]:
+    return [pl.col(name).cast(kind) for name, kind in ALSO.items() if name in table.columns]
 
 
 def _check_ids(rows: Rows, jobs: pl.DataFrame, integers: bool) -> None:
