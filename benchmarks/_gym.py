@@ -15,7 +15,7 @@ from benchmarks._data import shared
 from presage.core.ports import Policy
 from presage.gym.evaluate import Figures, interval, policy_of, run_scene
 from presage.gym.tasks import layout_of, rules_of
-from presage.gym.teachers import TEACHERS, Taught
+from presage.gym.teachers import TEACHERS, ByTeacher
 from presage.gym.training import Recipe, train_policy
 from presage.gym.worlds import Scene, Worlds, weeks_of
 from presage.policy.learned.net import Task, read_bundle, write_bundle
@@ -75,7 +75,7 @@ def bundled(path: Path) -> Policy:
 
 def taught(task: Task, name: str, slots: int = 16) -> Policy:
     """The policy of a teacher, choosing in the place of a network."""
-    teacher = Taught(TEACHERS[task][name], layout_of(task, slots))
+    teacher = ByTeacher(TEACHERS[task][name], layout_of(task, slots))
     return policy_of(task, teacher, slots, rules_of(task))
 
 

@@ -80,7 +80,7 @@ def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0)
 
 
 def policy_of(task: Task, net: Decides, slots: int, rules: Mapping[str, float]) -> Pipeline:
-    """The policy that a network makes, or a teacher (`Taught`)."""
+    """The policy that a network makes, or a teacher (`ByTeacher`)."""
     base = pipeline(BASES[task]).rules
     return Pipeline(learned_parts(task, layout_of(task, slots), rules, net, base))
 

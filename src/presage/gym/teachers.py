@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from presage.policy.learned.net import Floats, SlotLayout, Task
 
-__all__ = ["TEACHERS", "Taught", "Teacher", "choice"]
+__all__ = ["TEACHERS", "ByTeacher", "Teacher", "choice"]
 
 Teacher = dict[str, float]
 """Field of a slot → what it is worth; for a task with two actions, `field:1` is of the second and
@@ -88,7 +88,7 @@ def choice(teacher: Teacher, layout: SlotLayout) -> Callable[[npt.NDArray[Any]],
     return choose
 
 
-class Taught:
+class ByTeacher:
     """A heuristic in the place of a network (`Decides`)."""
 
     def __init__(self, teacher: Teacher, layout: SlotLayout) -> None:
