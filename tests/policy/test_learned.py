@@ -12,14 +12,12 @@ import pytest
 from presage.core.guard import GuardedPolicy
 from presage.learn.bundle import load_bundle, save_bundle
 from presage.model.errors import ConfigError, UserError
-from presage.model.estimate import Estimate, Estimates
-from presage.model.event import Decision, JobSubmitted, Stop, WakeAt, Woke
-from presage.model.job import Job, JobState
+from presage.model.event import JobSubmitted
 from presage.policy import registry
 from presage.policy.config import ConfigFile, PolicyConfig
 from presage.policy.learned.levels import Levels
 from presage.policy.learned.net import Net, read_bundle, write_bundle
-from presage.policy.learned.order import ORDER_RULES, UNTIL_PATIENCE, order_layout
+from presage.policy.learned.order import ORDER_RULES, order_layout
 from presage.policy.learned.serve import refuse_bundles
 from presage.sim.clusters import Cluster
 from presage.sim.generate import make_trace
@@ -27,7 +25,7 @@ from presage.sim.run import simulate
 from presage.sim.whatif import replay
 from presage.sim.world import WorldRules
 from presage.store.memory import MemoryStore
-from tests.scenario import Known, Scenario, job, nodes
+from tests.scenario import Known
 
 LAYOUT = order_layout(8)
 CARD = {"name": "mine", "version": "3", "date": "", "data": "", "licence": ""}
@@ -177,73 +175,6 @@ def test_nobody_elsewhere_names_a_bundle(bundle: Path) -> None:
 def test_levels_grow_by_a_factor() -> None:
     levels = Levels(100.0, 4.0)
     assert [levels.of(gpu_s) for gpu_s in (0, 99, 100, 399, 400, 1600)] == [0, 0, 1, 1, 2, 3]
-
-
-def test_who_waited_for_long_is_kept_for_as_long() -> None:
-    levels = Levels(100.0, 4.0, patience=1.0, patience_base_s=50.0)
-
-    def waited(foreseen_s: float | None, state: JobState = JobState.RUNNING) -> Job:
-        told = Estimates("t", Estimate.exact(foreseen_s, "s", "t")) if foreseen_s else None
-        found = Job(job("a"), 0, 0.0, 900.0, state, estimates=told, ran_s=400.0)
-        found.mark, found.held_milli = 900.0, 1000
-        return found
-
-    assert levels.kept_until(waited(200.0)) == 900.0 + 450.0 - 400.0  # it waited for 500 s
-    assert levels.level(waited(200.0), 949.0) == -1
-    assert levels.level(waited(200.0), 951.0) == 0
-    assert levels.standing(waited(200.0), 900.0, Known()) == (-1.0, 950.0 - 1e-3)
-    assert levels.next_change(waited(200.0), 900.0) == 950.0
-    for other in (waited(451.0), waited(None), waited(200.0, JobState.PENDING)):
-        assert levels.level(other, 901.0) == 0
-    assert Levels(100.0, 4.0).level(waited(200.0), 901.0) == 0
-
-
-@pytest.mark.parametrize("patience", [0.0, 1.0])
-def test_short_jobs_do_not_displace_who_waited_for_long(patience: float, tmp_path: Path) -> None:
-    net, path = Net.random(LAYOUT, 6, np.random.default_rng(4)), tmp_path / "it.npz"
-    numbers = {"stops": 1.0, "first_gpu_s": 100.0, "factor": 4.0}
-    kept = {"patience": patience, "patience_base_s": 0.0}
-    write_bundle(path, "order", net, LAYOUT, {**numbers, **kept}, CARD)
-    it = Scenario(nodes(1), registry.policy_config(f"learned:{path}"))
-    told = Estimates("t", Estimate.exact(500.0, "s", "t"))
-
-    def comes(name: str, at: float) -> list[Decision]:
-        return it.go(JobSubmitted(job(name), told), at=at)
-
-    def stopped(made: list[Decision]) -> list[str]:
-        return [one.job for one in made if isinstance(one, Stop)]
-
-    comes("long", 0.0)
-    assert stopped(comes("first", 1000.0)) == ["long"]  # which did not wait
-    it.stopped("long", at=1000.0)
-    it.end("first", at=3000.0)
-    assert it.running == ["long"]  # which waited for 2,000 s and ran for 1,000
-    made = comes("second", 3500.0)
-    if not patience:
-        assert stopped(made) == ["long"]
-        return
-    assert stopped(made) == []
-    (wake,) = (one for one in made if isinstance(one, WakeAt))
-    assert wake.at == 4020.0  # the next whole minute after it ran for 2,000 s
-    assert stopped(it.go(Woke(), at=wake.at)) == ["long"]
-
-
-def test_bundles_without_patience_decide_as_they_did(tmp_path: Path) -> None:
-    net = Net.random(LAYOUT, 6, np.random.default_rng(4))
-    before = {name: ORDER_RULES[name] for name in ("stops", "first_gpu_s", "factor")}
-    trace, journals = make_trace("diurnal", 80, 1, CLUSTER.gpus, 1.5), []
-    for name, rules in {
-        "old": before,
-        "none": {**before, **UNTIL_PATIENCE},
-        "some": {**before, "patience": 0.1, "patience_base_s": 60.0},
-    }.items():
-        write_bundle(tmp_path / f"{name}.npz", "order", net, LAYOUT, rules, CARD)
-        policy = registry.build(registry.policy_config(f"learned:{tmp_path / name}.npz"))
-        store = MemoryStore()
-        simulate(trace, CLUSTER, policy, name="it", store=store, check_every=10)
-        journals.append(list(store.steps()))
-    assert journals[0] == journals[1]
-    assert journals[0] != journals[2]
 
 
 def test_a_choice_is_one_that_can_be_made() -> None:

@@ -25,7 +25,7 @@ from presage.core.ports import Predictor, SortKey
 from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, JobState
 from presage.policy.backlog import Group, waits
-from presage.policy.learned.levels import GUESS_S, Levels
+from presage.policy.learned.levels import Levels
 from presage.policy.learned.net import Decides, Floats, SlotLayout
 from presage.policy.reclaim import can_stop, make_room
 from presage.policy.runs import Runs
@@ -33,7 +33,7 @@ from presage.policy.start import Starter
 from presage.policy.walks.last import Last
 from presage.policy.walks.line import Placing
 
-__all__ = ["ORDER_RULES", "UNTIL_PATIENCE", "OrderWalk", "order_layout"]
+__all__ = ["ORDER_RULES", "OrderWalk", "order_layout"]
 
 SLOT_FIELDS = (
     "present",
@@ -50,23 +50,14 @@ SLOT_FIELDS = (
     "alike",
 )
 CLUSTER_FIELDS = ("free", "waiting", "demand", "lanes", "running")
-ORDER_RULES = {
-    "stops": 1.0,
-    "first_gpu_s": 3600.0,
-    "factor": 4.0,
-    "patience": 1.0,
-    "patience_base_s": 3600.0,
-}
-"""Whether running jobs may be stopped, where the first level of service ends, how many times
-longer each level is than the one before, and how long a running job must have waited to be kept
-(`Levels.kept_until`)."""
-UNTIL_PATIENCE = {"patience": 0.0, "patience_base_s": 0.0}
-"""What bundles went by that were made before these rules: nobody is kept."""
+ORDER_RULES = {"stops": 1.0, "first_gpu_s": 3600.0, "factor": 4.0}
+"""Whether running jobs may be stopped, where the first level of service ends, and how many times
+longer each level is than the one before."""
 
 _FIRST = itemgetter(0)
 _STOPPING = JobState.STOPPING
 _LONG = log(1e6)
-_GUESS_SPREAD = 4.0
+_GUESS_S, _GUESS_SPREAD = 3600.0, 4.0
 """Of a job of which nothing was foreseen."""
 _ROUND_S = 60.0
 """Levels are looked at so often while jobs wait."""
@@ -102,9 +93,7 @@ class OrderWalk(Placing):
     ) -> None:
         super().__init__(starter)
         self.layout, self._net = layout, net
-        self._levels = Levels(
-            rules["first_gpu_s"], rules["factor"], rules["patience"], rules["patience_base_s"]
-        )
+        self._levels = Levels(rules["first_gpu_s"], rules["factor"])
         self._stops = bool(rules["stops"])
         self._runs = Runs(self._levels.standing)
         self._last = Last(self._runs, self._levels)
@@ -145,7 +134,7 @@ class OrderWalk(Placing):
             self._drop(job)
         level = self._levels.of(job.gpu_s)
         told = job.estimates.runtime_s if job.estimates is not None else None
-        middle_s = told.p50 if told is not None else GUESS_S
+        middle_s = told.p50 if told is not None else _GUESS_S
         spread = log(max(told.p90, 1.0) / max(told.p10, 1.0)) if told else _GUESS_SPREAD
         queue = group if self._bounded else None
         wish = job.spec.roles, job.spec.placement, level, int(log2(1 + middle_s)), queue

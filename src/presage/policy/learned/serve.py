@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from presage.model.errors import BundleError, ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
 from presage.policy.learned.net import Bundle, Decides, Floats, SlotLayout, Task, read_bundle
-from presage.policy.learned.order import ORDER_RULES, UNTIL_PATIENCE, OrderWalk, order_layout
+from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.learned.scale import SCALE_RULES, ScaleByChoice, scale_layout
 from presage.policy.learned.share import SHARE_RULES, ShareWalk, share_layout
 from presage.policy.rules import Rules
@@ -109,12 +109,10 @@ def learned_rules(bundle: Bundle, rules: Rules) -> Rules:
     usual, numbers = LAYOUTS[bundle.task](bundle.layout.slots), bundle.rules
     if bundle.layout != usual:
         raise BundleError(f"{bundle.name} has fields that this version has not; train it again")
-    if bundle.task == "order":
-        numbers = {**UNTIL_PATIENCE, **numbers}
     low = min(numbers.values(), default=0.0) < 0 or numbers.get("factor", 2.0) <= 1
     if low or numbers.keys() != NUMBERS[bundle.task].keys():
         raise BundleError(f"{bundle.name} has rules that this version has not; train it again")
-    return learned_parts(bundle.task, bundle.layout, numbers, bundle.net, rules)
+    return learned_parts(bundle.task, bundle.layout, bundle.rules, bundle.net, rules)
 
 
 class Chooses(Protocol):
