@@ -14,10 +14,11 @@ import numpy as np
 from benchmarks._data import shared
 from presage.core.ports import Policy
 from presage.gym.evaluate import Figures, interval, policy_of, run_scene
-from presage.gym.tasks import layout_of
+from presage.gym.tasks import layout_of, rules_of
+from presage.gym.teachers import TEACHERS, ByTeacher
 from presage.gym.training import Recipe, train_policy
 from presage.gym.worlds import Scene, Worlds, weeks_of
-from presage.policy.learned.net import read_bundle, write_bundle
+from presage.policy.learned.net import Task, read_bundle, write_bundle
 from presage.sim.traces import Trace, read_trace
 
 PHILLY_TRAINED = 6
@@ -70,6 +71,12 @@ def bundled(path: Path) -> Policy:
     """The policy of a bundle."""
     bundle = read_bundle(path)
     return policy_of(bundle.task, bundle.net, bundle.layout.slots, bundle.rules)
+
+
+def taught(task: Task, name: str, slots: int = 16) -> Policy:
+    """The policy of a teacher, choosing in the place of a network."""
+    teacher = ByTeacher(TEACHERS[task][name], layout_of(task, slots))
+    return policy_of(task, teacher, slots, rules_of(task))
 
 
 def test(path: Path, scenes: Sequence[Scene], make: Callable[[], Policy]) -> None:

@@ -2,8 +2,10 @@
 
 Trains on made traces, the first six weeks of Philly and four clusters of ITP; tests on the other
 weeks of Philly and the weeks of the other four clusters of ITP that have 500 jobs or more, each on
-a cluster of its own size (`--load`). Nobody knows true run times; a run that is stopped loses 40
-s. What is done already (files in `--out`) is not done again, so that it can run in pieces.
+a cluster of its own size (`--load`); beside them the levels of service alone, without a network:
+who had least first, in the order of submission. Nobody knows true run times; a run that is stopped
+loses 40 s. What is done already (files in `--out`) is not done again, so that it can run in
+pieces.
 
     PRESAGE_DATA=... python -m benchmarks.gym_order [--algo search] [--seeds 0,1,2,3,4]
 """
@@ -21,15 +23,16 @@ import numpy as np
 
 from benchmarks._data import shared
 from presage.gym.evaluate import BASELINES, Figures, best_of, interval, policy_of, run_scene
-from presage.gym.tasks import layout_of
+from presage.gym.tasks import layout_of, rules_of
 from presage.gym.training import ALGORITHMS, Recipe, train_policy
 from presage.gym.worlds import Generated, Mixed, Scene, Weeks, Worlds, sized, weeks_of
-from presage.policy.learned.net import read_bundle, write_bundle
+from presage.policy.learned.net import Net, read_bundle, write_bundle
 from presage.policy.registry import build
 from presage.sim.traces import Trace, read_trace
 
 PHILLY_TRAINED = 6
 """Weeks with jobs enough, of which the first so many train."""
+LEVELS = "levels"
 ITP_TRAINED = ("cluster02", "cluster03", "cluster05", "cluster06")
 FEWEST = 500
 
@@ -52,7 +55,7 @@ def main() -> None:
             train(given.out, given.algo, seed)
     for part in parts:
         if given.only in (None, "heuristics"):
-            for name in names:
+            for name in (*names, LEVELS):
                 test(given.out, part, given.load, name)
         if given.only in (None, "test"):
             for seed in seeds:
@@ -126,6 +129,9 @@ def test(out: Path, part: str, load: float, name: str) -> None:
     for scene in scenes(part, load):
         if name in BASELINES["order"]:
             policy = build(name)
+        elif name == LEVELS:
+            layout = layout_of("order")
+            policy = policy_of("order", Net.zero(layout, 1), layout.slots, rules_of("order"))
         else:
             bundle = read_bundle(out / f"{name}.npz")
             policy = policy_of("order", bundle.net, bundle.layout.slots, bundle.rules)
@@ -137,7 +143,7 @@ def test(out: Path, part: str, load: float, name: str) -> None:
 
 def report(out: Path, part: str, load: float, names: list[str], mine: list[str]) -> None:
     """Each policy against the best heuristic of each week; seeds of one week are averaged."""
-    paths = {name: results(out, part, load, name) for name in (*names, *mine)}
+    paths = {name: results(out, part, load, name) for name in (*names, LEVELS, *mine)}
     rows = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     mine = [name for name in mine if name in rows]
     weeks = len(rows[names[0]])
@@ -148,7 +154,7 @@ def report(out: Path, part: str, load: float, names: list[str], mine: list[str])
     best = [figures(best_of({n: figures(n, w) for n in names}, names), w) for w in range(weeks)]
     print(f"\n{part}, load {load:g}: {weeks} weeks, {len(mine)} seeds")
     print("policy        mean jct_h  jct/best (95 % over weeks)   p99/best   stops")
-    groups = {**{name: [name] for name in names}, "learned": mine}
+    groups = {**{name: [name] for name in (*names, LEVELS) if name in rows}, "learned": mine}
     ratios = {}
     for title, members in groups.items():
         if not members:

@@ -1,4 +1,5 @@
-"""Learned sharing of GPUs against the policy `colocate`, and one job a GPU.
+"""Learned sharing of GPUs against the policy `colocate`, the heuristics that taught it, and one
+job a GPU.
 
 Lucid-like weeks, as `presage reproduce lucid-week` makes them: workloads that were measured alone
 and in pairs on an RTX 3090, drawn for the jobs of a trace; in the world pairs have the measured
@@ -47,6 +48,8 @@ from presage.reproduce.lucid_week import (
 from presage.sim.world import WorldRules
 
 PARTS = ("lucid", "made")
+TAUGHT = ("least-busy",)
+"""Teachers that are measured beside what they taught; `colocate` is one of its own."""
 MADE = 20
 WEEKS = 9
 FEWEST = 300
@@ -76,13 +79,15 @@ def main() -> None:
             _gym.train(path, recipe, worlds(), "made traces, Philly, ITP, Lucid")
     for part in given.part or PARTS:
         kinds = BASELINES["share"]
-        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in kinds}
+        makers = {name: partial(build, config) for name, config in kinds.items()}
+        makers |= {name: partial(_gym.taught, "share", name) for name in TAUGHT}
+        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in makers}
         told["learned"] = [
             given.out / f"{part}-{given.most_jobs}-{path.stem}.json" for path in bundles
         ]
         if given.only in (None, "heuristics"):
-            for name, config in kinds.items():
-                _gym.test(told[name][0], scenes(part, given.most_jobs), partial(build, config))
+            for name, make in makers.items():
+                _gym.test(told[name][0], scenes(part, given.most_jobs), make)
         if given.only in (None, "test"):
             for path, result in zip(bundles, told["learned"], strict=True):
                 _gym.test(result, scenes(part, given.most_jobs), partial(_gym.bundled, path))

@@ -22,7 +22,7 @@ from presage.gym.evaluate import BASELINES, policy_of, run_scene
 from presage.gym.jobs import ElasticJobs, SharingJobs, elastic, for_task, scene_for, sharing
 from presage.gym.search import NetSearch, baselines
 from presage.gym.tasks import layout_of, maker, rules_of
-from presage.gym.teachers import TEACHERS, choice
+from presage.gym.teachers import TEACHERS, ByTeacher, choice
 from presage.gym.training import Recipe, best_teacher, train_policy
 from presage.gym.worlds import Generated, Scene, Worlds
 from presage.model.errors import TraceError
@@ -96,6 +96,15 @@ def test_choosing_by_cost_is_colocate() -> None:
     known = run_scene(given, build(BASELINES["share"]["colocate"]))
     assert episode.parts.jct * 3600 / 120 == pytest.approx(known.avg_jct_s)
     assert known.avg_jct_s < run_scene(given, build(BASELINES["share"]["alone"])).avg_jct_s
+
+
+def test_a_teacher_can_decide_in_the_place_of_a_network() -> None:
+    given, layout = scene("share", jobs=60, load=1.4), layout_of("share")
+    teacher = ByTeacher(TEACHERS["share"]["least-busy"], layout)
+    done = run_scene(given, policy_of("share", teacher, layout.slots, rules_of("share")))
+    episode = played("share", given, "least-busy")
+    assert done.avg_jct_s == pytest.approx(episode.parts.jct * 3600 / 60)
+    assert done.avg_jct_s != run_scene(given, build(BASELINES["share"]["colocate"])).avg_jct_s
 
 
 def test_who_never_shares_shares_never() -> None:

@@ -16,7 +16,7 @@ from presage.core.ports import Policy
 from presage.gym.tasks import layout_of
 from presage.gym.worlds import Scene
 from presage.policy.config import PolicyConfig
-from presage.policy.learned.net import Net, Task
+from presage.policy.learned.net import Decides, Task
 from presage.policy.learned.scale import SCALE_RULES
 from presage.policy.learned.serve import BASES, learned_parts
 from presage.policy.pipeline import Pipeline
@@ -79,8 +79,8 @@ def run_scene(scene: Scene, policy: Policy, name: str = "policy", seed: int = 0)
     return Figures(*(float(told[name] or 0.0) for name in (*FIGURES, "cpu_s")))
 
 
-def policy_of(task: Task, net: Net, slots: int, rules: Mapping[str, float]) -> Pipeline:
-    """The policy that a network makes."""
+def policy_of(task: Task, net: Decides, slots: int, rules: Mapping[str, float]) -> Pipeline:
+    """The policy that a network makes, or a teacher (`ByTeacher`)."""
     base = pipeline(BASES[task]).rules
     return Pipeline(learned_parts(task, layout_of(task, slots), rules, net, base))
 

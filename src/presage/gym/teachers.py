@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from presage.policy.learned.net import Floats, SlotLayout, Task
 
-__all__ = ["TEACHERS", "Teacher", "choice"]
+__all__ = ["TEACHERS", "ByTeacher", "Teacher", "choice"]
 
 Teacher = dict[str, float]
 """Field of a slot → what it is worth; for a task with two actions, `field:1` is of the second and
@@ -86,3 +86,14 @@ def choice(teacher: Teacher, layout: SlotLayout) -> Callable[[npt.NDArray[Any]],
         return best if scores[best] > idle else layout.choices - 1
 
     return choose
+
+
+class ByTeacher:
+    """A heuristic in the place of a network (`Decides`)."""
+
+    def __init__(self, teacher: Teacher, layout: SlotLayout) -> None:
+        self._choose = choice(teacher, layout)
+
+    def choose(self, observation: npt.NDArray[Any], layout: SlotLayout) -> int:
+        """As it would."""
+        return self._choose(observation)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,17 @@ import numpy.typing as npt
 from presage.learn.bundle import load_bundle, save_bundle
 from presage.model.errors import BundleError
 
-__all__ = ["TASKS", "Bundle", "Floats", "Net", "SlotLayout", "Task", "read_bundle", "write_bundle"]
+__all__ = [
+    "TASKS",
+    "Bundle",
+    "Decides",
+    "Floats",
+    "Net",
+    "SlotLayout",
+    "Task",
+    "read_bundle",
+    "write_bundle",
+]
 
 Floats = npt.NDArray[np.float64]
 Task = Literal["order", "scale", "share"]
@@ -64,6 +74,14 @@ class SlotLayout:
         width = len(self.slot_fields)
         slots = observation[: self.slots * width].reshape(self.slots, width)
         return slots[:, 1 : 1 + self.actions]
+
+
+class Decides(Protocol):
+    """Chooses: a network, or a heuristic that sees the same."""
+
+    def choose(self, observation: npt.NDArray[Any], layout: SlotLayout) -> int:
+        """One of the choices that the observation allows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ from presage.model.cluster import WHOLE_GPU
 from presage.model.job import Job, JobState
 from presage.policy.backlog import Group, waits
 from presage.policy.learned.levels import Levels
-from presage.policy.learned.net import Floats, Net, SlotLayout
+from presage.policy.learned.net import Decides, Floats, SlotLayout
 from presage.policy.reclaim import can_stop, make_room
 from presage.policy.runs import Runs
 from presage.policy.start import Starter
@@ -89,7 +89,7 @@ class OrderWalk(Placing):
         starter: Starter,
         layout: SlotLayout,
         rules: Mapping[str, float],
-        net: Net | None = None,
+        net: Decides | None = None,
     ) -> None:
         super().__init__(starter)
         self.layout, self._net = layout, net

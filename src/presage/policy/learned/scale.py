@@ -34,7 +34,7 @@ from presage.policy.elastic import (
     resizable,
     settled,
 )
-from presage.policy.learned.net import Floats, Net, SlotLayout
+from presage.policy.learned.net import Decides, Floats, SlotLayout
 from presage.policy.queues import Queues
 from presage.policy.reclaim import Chip, leaving, lend
 
@@ -113,7 +113,7 @@ class ScaleByChoice(ByGain):
     """Workers come and go as chosen; what they bring is worked out as in `ByGain`."""
 
     def __init__(
-        self, layout: SlotLayout, rules: Mapping[str, float], net: Net | None = None
+        self, layout: SlotLayout, rules: Mapping[str, float], net: Decides | None = None
     ) -> None:
         super().__init__(rules["resize_cost_s"])
         self.layout, self._numbers, self._net = layout, rules, net

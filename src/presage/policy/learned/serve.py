@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from presage.model.errors import BundleError, ConfigError
 from presage.policy.config import LearnedConfig, PolicyConfig
-from presage.policy.learned.net import Bundle, Floats, Net, SlotLayout, Task, read_bundle
+from presage.policy.learned.net import Bundle, Decides, Floats, SlotLayout, Task, read_bundle
 from presage.policy.learned.order import ORDER_RULES, OrderWalk, order_layout
 from presage.policy.learned.scale import SCALE_RULES, ScaleByChoice, scale_layout
 from presage.policy.learned.share import SHARE_RULES, ShareWalk, share_layout
@@ -132,7 +132,7 @@ def learned_parts(
     task: Task,
     layout: SlotLayout,
     numbers: Mapping[str, float],
-    net: Net | None,
+    net: Decides | None,
     rules: Rules,
     made: Callable[[Chooses], None] = lambda part: None,
 ) -> Rules:

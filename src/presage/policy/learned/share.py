@@ -27,7 +27,7 @@ from presage.model.job import Job
 from presage.policy.backlog import waits
 from presage.policy.colocate import Tenancy
 from presage.policy.elastic import least_workers
-from presage.policy.learned.net import Floats, Net, SlotLayout
+from presage.policy.learned.net import Decides, Floats, SlotLayout
 from presage.policy.request import nodes_for
 from presage.policy.rules import Rules
 from presage.policy.sharing import SharingRules, shares
@@ -183,7 +183,7 @@ class ShareWalk(Shared):
         rules: Rules,
         sharing: SharingRules,
         layout: SlotLayout,
-        net: Net | None = None,
+        net: Decides | None = None,
     ) -> None:
         self.layout, self._net = layout, net
         self.observation: Floats = np.zeros(layout.size)
