@@ -193,6 +193,15 @@ def test_commands_of_a_document_run(
             assert same, f"{where} shows\n{block.output}\nbut prints\n{done.stdout}"
 
 
+def test_servers_of_two_documents_do_not_meet() -> None:
+    """Documents run side by side: a port belongs to one of them."""
+    whose: dict[str, set[str]] = {}
+    for path in DOCUMENTS:
+        for port in re.findall(r"--port (\d+)", path.read_text(encoding="utf-8")):
+            whose.setdefault(port, set()).add(path.name)
+    assert {port: names for port, names in whose.items() if len(names) > 1} == {}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(path: Path) -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text(encoding="utf-8"))

@@ -3,10 +3,12 @@ stand-in that starts processes here (`StreamingNode`)."""
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -206,3 +208,15 @@ def test_the_executor_lets_clients_in_only_while_a_worker_runs(
         assert isinstance(executor, CanAttach)
         with pytest.raises(OSError, match="worker-0 of job j does not run"):
             executor.attach("j", 1, "worker-0")
+
+
+def test_who_leaves_as_the_server_ends_leaves_nothing_open(api: KubeApi, pod: Json) -> None:
+    for _ in range(5):
+        with closing(PodDoors(api)) as doors:
+            client = AttachedClient(doors.open(pod, "worker-0", ()), argv=["sleep", "1000"])
+            client.begin()
+            client.leave()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(one.message) for one in told] == []

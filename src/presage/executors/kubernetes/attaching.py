@@ -156,7 +156,7 @@ class _PodAttachment:
             finally:
                 await _ended(typing, printing)
         finally:
-            await run.close()
+            await _close(run)
             if pid:
                 await asyncio.shield(self._shoot(_LEAVE, pid))
 
@@ -211,8 +211,8 @@ class _PodAttachment:
             try:
                 async for _ in other:
                     pass
-            finally:  # also when the server goes meanwhile
-                await other.close()
+            finally:
+                await _close(other)
 
     # -- ports ----------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class _PodAttachment:
             finally:
                 await _ended(typing)
         finally:
-            await run.close()
+            await _close(run)
 
 
 # -- parts --------------------------------------------------------------------------------------
@@ -337,6 +337,14 @@ async def _pour(
     while not look.poll(0):
         await asyncio.sleep(1)
     await run.close()
+
+
+async def _close(run: ClientConnection) -> None:
+    """Take leave of a pod, or let go of it at once when there is no time for that."""
+    try:
+        await run.close()
+    finally:
+        run.transport.abort()
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
