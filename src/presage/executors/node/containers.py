@@ -59,7 +59,7 @@ def in_container(
     command += ["--stop-timeout", "0"]  # whoever has to go was asked before
     command += ["--interactive"] * bool(console) + ["--tty"] * (console == "tty")
     if not console and Path(plan.engine).name == "podman":
-        # It writes to our log itself: podman that copies its output may lose it when busy.
+        # It writes to our log itself: output that podman copied was missing on a busy machine.
         command += ["--log-driver", "passthrough"]
     command += _as_this_user(plan.engine, plan.user)
     if plan.isolated:
