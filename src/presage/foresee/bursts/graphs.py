@@ -82,17 +82,16 @@ def grouped(
     kept = largest_component([list(each) for each in neighbours])
     place = {node: at for at, node in enumerate(kept)}
     inside = [[place[other] for other in neighbours[node]] for node in kept]
-    count = min(len(kept), groups(len(kept)))
-    found = fluid_communities(inside, count, _SEED)
-    group_of = np.empty(len(kept), np.intp)
-    for at, each in enumerate(found):
-        group_of[each] = at
-    of_kept = np.array([sizes[kept], np.ones(len(kept)), often[kept]])
-    x = np.zeros((len(found), len(of_kept)))
-    np.add.at(x, group_of, of_kept.T)
-    adj = np.zeros((len(found), len(found)))
-    for at, others in enumerate(inside):
-        adj[group_of[at], group_of[others]] = 1.0
+    found = fluid_communities(inside, min(len(kept), groups(len(kept))), _SEED)
+    group_of = np.full(len(sizes), -1)
+    for group, each in enumerate(found):
+        for at in each:
+            group_of[kept[at]] = group
+    x, adj = np.zeros((len(found), 3)), np.zeros((len(found), len(found)))
+    for column, values in enumerate((sizes, np.ones(len(sizes)), often)):
+        x[:, column] = np.bincount(group_of[kept], values[kept], len(found))
+    first, second = group_of[edges[group_of[edges].min(1) >= 0]].T  # of nodes that were kept
+    adj[first, second] = adj[second, first] = 1.0
     np.fill_diagonal(adj, 0.0)
     return x, adj
 
