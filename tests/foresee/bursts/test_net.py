@@ -184,8 +184,8 @@ def test_what_does_not_fit_is_named() -> None:
         BurstNet.from_arrays({k: v for k, v in given.items() if k != "gru.gru.bias_hh_l0"})
     with pytest.raises(BundleError, match=r"conv_layers\.0\.W has shape \(4, 64\)"):
         BurstNet.from_arrays(given | {"conv_layers.0.W": np.zeros((4, 64))})
+    turned = "graph_read_out.mlp.fully_connected.0.linear.weight"
     with pytest.raises(BundleError, match=r"graph_read_out\.mlp\..*\.0\.linear\.weight has shape"):
-        turned = "graph_read_out.mlp.fully_connected.0.linear.weight"
         BurstNet.from_arrays(given | {turned: given[turned].T})
     with pytest.raises(BundleError, match=r"conv_layers\.1\.b holds no numbers"):
         BurstNet.from_arrays(given | {"conv_layers.1.b": ["a"] * 64})
