@@ -362,7 +362,7 @@ FitFrom = Annotated[
     typer.Option("--from", help="Of bursts: a bundle of another setting, or a setting, to go on."),
 ]
 FitKinds = Annotated[
-    str, typer.Option(help="Of bursts: the kinds to try, of trees, gcn, gin, gat, mpnn.")
+    str, typer.Option(help="Of bursts: the kinds to try, of forest, trees, gcn, gin, gat, mpnn.")
 ]
 
 
@@ -372,7 +372,7 @@ def fit(
     target: FitTarget = None,
     setting: FitSetting = None,
     base: FitFrom = None,
-    kinds: FitKinds = "trees,gcn",
+    kinds: FitKinds = "forest,trees,gcn",
     out: FitOut = None,
     json: AsJson = False,
 ) -> None:

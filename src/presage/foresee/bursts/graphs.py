@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.graph.opgraph import KINDS, PHASES, OpGraph
+from presage.foresee.sharding import DDP_BUCKET_BYTES
 from presage.learn import Floats
 from presage.model.errors import GraphError
 
@@ -28,6 +29,7 @@ __all__ = ["SUMMARY", "GraphInput", "graph_input", "group_count", "grouped", "su
 SCALE = 3.0
 """Groups for each e-fold of nodes."""
 _SEED = 42
+_FIRST_BUCKET = 1 << 20
 
 SUMMARY = (
     *("params", "trained", "batch", "operators", "written", "read", "weights_read"),
@@ -35,6 +37,7 @@ SUMMARY = (
     *(f"written_{phase}" for phase in PHASES),
     *(f"macs_{kind}" for kind in KINDS),
     *(f"count_{kind}" for kind in KINDS),
+    "buckets",
 )
 """What is summed over a graph, as logarithms of one and more."""
 
@@ -110,7 +113,20 @@ def summary(graph: OpGraph, batch: int) -> Floats:
             written @ of_phase,
             macs @ of_kind,
             of_kind.sum(0),
+            [_buckets(graph)],
         ]
     )
     told: Floats = np.log1p(values)
     return told
+
+
+def _buckets(graph: OpGraph) -> int:
+    """In how many buckets DistributedDataParallel shares slopes when it may meet parameters that
+    are not used: filled as the forward pass meets them, the first with 1 MiB."""
+    count, size, most, left = 0, 0.0, _FIRST_BUCKET, graph.trainable
+    for elements in graph.weights[graph.phase == 0].tolist():
+        new = min(elements, left)  # weights that are read again are shared once
+        left, size = left - new, size + 4.0 * new
+        if size >= most:
+            count, size, most = count + 1, 0.0, DDP_BUCKET_BYTES
+    return count + (size + left > 0)
