@@ -221,7 +221,7 @@ def test_runs_are_read_and_their_noise_told(tmp_path: Path) -> None:
     assert rows.families == ["mlp", "rl"]
     np.testing.assert_allclose(rows.labels[:, 0], [11.0, 5.0])
     broken = {name: 9.0 for name in TARGETS} | {"sent_burst_mib_s": 260.0}
-    lines.append(line("td3", "W2/1gbit", None, labels=broken))  # twice what the link carries
+    lines.append(line("td3", "W2/1gbit", None, labels=broken))  # more than twice what the link carries
     (tmp_path / "runs.jsonl").write_text("\n".join(lines))
     assert read_runs(tmp_path, "W2/1gbit").families == ["mlp", "rl"]
     noise = noise_of(rows)

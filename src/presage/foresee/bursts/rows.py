@@ -1,7 +1,8 @@
 """Reads what was measured: `runs.jsonl` (or `runs.jsonl.gz`), a line for each run of a workload.
 
 A line has `workload` (model, input, batch, optimizer), `setting`, `repeat` and `labels`, the
-twelve numbers by name. One that failed has none and is left out. Graphs are traced once for each
+twelve numbers by name. One that failed has none and is left out, as is one with bursts that no
+such link carries. Graphs are traced once for each
 model, input and optimizer, and kept beside the file.
 """
 
@@ -155,7 +156,7 @@ def _labels(run: dict[str, Any], path: Path) -> list[float]:
 
 
 def _beyond(labels: Sequence[float], setting: Setting) -> bool:
-    """Whether bursts have twice the bytes that a link carries: samples that were taken late."""
+    """Whether bursts are twice what a link carries, so that something went wrong in measuring."""
     rate = NETWORKS[setting.network]
     heights = [labels[TARGETS.index(f"{which}_burst_mib_s")] for which in ("sent", "received")]
     return rate is not None and max(heights) > 2 * rate / 8 / (1 << 20)
