@@ -57,7 +57,9 @@ def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
     assert len(numbers) == 12
     assert all(0 <= q["p10"] <= q["p50"] <= q["p90"] for q in numbers)
     assert 8 < bursts["util"]["burst_pct"]["p50"] < 15
-    assert "bursts in W2/1gbit" in run(*asked, "W2/1gbit").stdout
+    shown = run(*asked, "W2/1gbit").stdout.split("bursts in W2/1gbit, 10–90 %:\n")[1]
+    height = bursts["sent"]["burst_mib_s"]["p50"]
+    assert f"  sent: {height:.1f} MiB/s (" in shown
 
     other = run(*asked, "W4/1gbit", "--json")
     told = json.loads(other.stdout)

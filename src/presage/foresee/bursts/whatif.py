@@ -25,7 +25,6 @@ BATCHES = (0.25, 0.5, 1, 2, 4)
 _SERVERS = (0, 1, 2, 4)
 _WORKERS = (1, 2, 3, 4, 6, 8)
 _MIB = 1 << 20
-_UNITS = {"pct": "%", "mib_s": "MiB/s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ def _rows(told: Prediction) -> list[tuple[str, list[str]]]:
     rows = []
     for at, (name, each) in enumerate(told.bursts.items()):
         cells = [f"{_short(q.p50)} ({_short(q.p10)}–{_short(q.p90)})" for q in each.values()]
-        cells[0] += f" {_UNITS[RESOURCES[name]]}"
+        cells[0] += " %" if RESOURCES[name] == "pct" else " MiB/s"
         rows.append(("" if at else str(told.setting), [name, *cells]))
     return rows
 
