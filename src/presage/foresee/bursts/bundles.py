@@ -199,10 +199,7 @@ def fit_bundle(
     setting, steps = measured.setting, measured.step_ms if len(measured.step_ms) else None
     starts = _starts(kinds, setting, options, base)
     guesses, errors = {}, {}
-    for kind, start in {
-        ModelKind.CONSTANT: lambda: make(ModelKind.CONSTANT, setting),
-        **starts,
-    }.items():
+    for kind, start in {ModelKind.CONSTANT: lambda: make(ModelKind.CONSTANT), **starts}.items():
         say(f"{measured.setting}: {kind}")
         guesses[kind] = held_out(start, inputs, measured.labels, measured.families, steps)
         errors[str(kind)] = errors_of(measured.labels, guesses[kind])

@@ -244,12 +244,14 @@ class NetModel:
         return made
 
 
-def make(kind: ModelKind, setting: Setting, options: TrainOptions | None = None) -> BurstModel:
-    """An unfitted model of a setting."""
+def make(
+    kind: ModelKind, setting: Setting | None = None, options: TrainOptions | None = None
+) -> BurstModel:
+    """An unfitted model of a setting; of an all-reduce if none is given."""
     if kind is ModelKind.CONSTANT:
         return MedianModel()
     if kind is ModelKind.FOREST:
-        return ForestModel(buckets=not setting.servers)
+        return ForestModel(buckets=setting is None or not setting.servers)
     return TreeModel() if kind is ModelKind.TREES else NetModel(GnnKind(kind), options)
 
 
