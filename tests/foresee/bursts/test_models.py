@@ -115,11 +115,11 @@ def test_a_transfer_trains_only_what_it_may() -> None:
 def test_the_best_kind_is_chosen_on_families_left_out(tmp_path: Path) -> None:
     rows, inputs = measured()
     bundle = fit_bundle(
-        rows, inputs, "2026-01-01", [ModelKind.TREES, ModelKind.GCN], options=QUICK
+        rows, inputs, "2026-01-01", [ModelKind.FOREST, ModelKind.GCN], options=QUICK
     )
     scores = {kind: each["score"] for kind, each in bundle.card["errors"].items()}
-    assert set(scores) == {"constant", "trees", "gcn"}
-    assert bundle.card["model"] == min(("trees", "gcn"), key=lambda kind: scores[kind])
+    assert set(scores) == {"constant", "forest", "gcn"}
+    assert bundle.card["model"] == min(("forest", "gcn"), key=lambda kind: scores[kind])
     bundle.save(tmp_path / "one.npz")
     again = BurstBundle.load(tmp_path / "one.npz")
     spans = again.predict_interval(inputs)
@@ -143,7 +143,7 @@ def test_a_bundle_of_trees_cannot_be_transferred() -> None:
 
 def test_trees_as_arrays_answer_alike() -> None:
     inputs, labels, _ = cases()
-    fitted = TreeModel().fit(inputs, labels)
+    fitted = TreeModel(trees=20).fit(inputs, labels)
     again = TreeModel.from_arrays(fitted.to_arrays())
     np.testing.assert_allclose(again.predict(inputs), fitted.predict(inputs))
 
@@ -221,7 +221,9 @@ def test_runs_are_read_and_their_noise_told(tmp_path: Path) -> None:
     assert rows.families == ["mlp", "rl"]
     np.testing.assert_allclose(rows.labels[:, 0], [11.0, 5.0])
     broken = {name: 9.0 for name in TARGETS} | {"sent_burst_mib_s": 260.0}
-    lines.append(line("td3", "W2/1gbit", None, labels=broken))  # more than twice what the link carries
+    lines.append(
+        line("td3", "W2/1gbit", None, labels=broken)
+    )  # more than twice what the link carries
     (tmp_path / "runs.jsonl").write_text("\n".join(lines))
     assert read_runs(tmp_path, "W2/1gbit").families == ["mlp", "rl"]
     noise = noise_of(rows)
