@@ -78,7 +78,11 @@ class Bench:
         if (setting, kind) not in self._known:
             rows = self.rows[setting]
             self._known[setting, kind] = held_out(
-                lambda: make(kind, self.options), self.inputs[setting], rows.labels, rows.families
+                lambda: make(kind, rows.setting, self.options),
+                self.inputs[setting],
+                rows.labels,
+                rows.families,
+                rows.step_ms,
             )
         return self._known[setting, kind]
 

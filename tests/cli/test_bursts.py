@@ -40,12 +40,12 @@ def runs(folder: Path) -> None:
 
 def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
     runs(tmp_path / "runs")
-    words = ("--profiles", "runs", "--setting", "W2/1gbit", "--kinds", "trees", "--json")
+    words = ("--profiles", "runs", "--setting", "W2/1gbit", "--kinds", "forest,trees", "--json")
     fitted = run("fit", "bursts", *words)
     assert fitted.exit_code == 0, fitted.stderr
     card = json.loads(fitted.stdout)
     assert card["written"] == str(home / "models" / "bursts" / "W2-1gbit.npz")
-    assert set(card["errors"]) == {"constant", "trees"}
+    assert set(card["errors"]) == {"constant", "forest", "trees"}
     assert len(list((tmp_path / "runs" / "graphs").glob("*.npz"))) == 3
 
     asked = ("predict", "zoo:mlp", "--batch", "16", "--device", "a100-40g", "--setting")
@@ -57,7 +57,9 @@ def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
     assert len(numbers) == 12
     assert all(0 <= q["p10"] <= q["p50"] <= q["p90"] for q in numbers)
     assert 8 < bursts["util"]["burst_pct"]["p50"] < 15
-    assert "bursts in W2/1gbit" in run(*asked, "W2/1gbit").stdout
+    shown = run(*asked, "W2/1gbit").stdout.split("bursts in W2/1gbit, 10–90 %:\n")[1]
+    height = bursts["sent"]["burst_mib_s"]["p50"]
+    assert f"  sent: {height:.1f} MiB/s (" in shown
 
     other = run(*asked, "W4/1gbit", "--json")
     told = json.loads(other.stdout)
@@ -72,7 +74,10 @@ def test_from_runs_to_twelve_numbers(tmp_path: Path, home: Path) -> None:
         (("--from", "x.npz"), "--setting P2W2/1gbit"),
         ((), "has no runs.jsonl"),
         (("--setting", "nonsense"), "'nonsense' is no setting"),
-        (("--setting", "W2/1gbit", "--kinds", "mlp"), "there are trees, gcn, gin, gat, mpnn"),
+        (
+            ("--setting", "W2/1gbit", "--kinds", "mlp"),
+            "there are forest, trees, gcn, gin, gat, mpnn",
+        ),
         (("--setting", "W2/1gbit", "--from", "x.npz"), "there is no bundle x.npz"),
     ],
 )

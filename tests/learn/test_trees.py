@@ -60,6 +60,20 @@ def test_regressors_are_the_same(make: Callable[[], Any]) -> None:
     )
 
 
+def test_rows_end_in_the_same_leaves() -> None:
+    """Two rows share a leaf of a tree where they do in scikit-learn, which numbers otherwise; also
+    of a model with several outputs."""
+    X, y = table(200)
+    model = ExtraTreesRegressor(10, min_samples_leaf=5, random_state=0)
+    model.fit(X, np.column_stack([y, X[:, 0]]))
+    ours, theirs = TreeEnsemble.from_sklearn(model).leaves(X), model.apply(X).T
+    assert ours.shape == (10, 200)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine[:, None] == mine, other[:, None] == other)
+    with pytest.raises(UserError, match="rows of 6 features"):
+        TreeEnsemble.from_sklearn(model).leaves(X[:, :5])
+
+
 def test_log_link_is_the_same() -> None:
     X, y = table(300)
     model = HistGradientBoostingRegressor(loss="poisson", max_iter=20).fit(X, np.abs(y))

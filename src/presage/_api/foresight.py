@@ -132,15 +132,16 @@ def _with_bursts(
     else:
         bursts = bundle.foresee(graph, foreseen.batch)
         card = bundle.card
+        machine = f", on {card['machine']}" if "machine" in card else ""
         evidence.append(
-            f"bursts by {card['model']} from {card['data']} in {asked} ({card['date']})"
+            f"bursts by {card['model']} from {card['data']} in {asked}{machine} ({card['date']})"
         )
     if steps is not None:
         slopes = 4.0 * graph.trainable
         distributed = use.distributed(steps, foreseen.step_ms, slopes, foreseen.batch, asked)
         told = (steps.card or {}).get("data")
         evidence.append(
-            f"distributed steps by {told}; each worker on a {next(iter(foreseen.gpus))}"
+            f"distributed steps by {told}; each worker on one {next(iter(foreseen.gpus))}"
         )
     return replace(
         foreseen, setting=str(asked), bursts=bursts, distributed=distributed, evidence=evidence

@@ -228,11 +228,12 @@ def _show_bursts(console: Console, prediction: Prediction) -> None:
         return
     console.print(f"bursts in {prediction.setting}, 10–90 %:")
     for resource, numbers in prediction.bursts.items():
-        told = [
-            f"{name.replace('_', ' ')} {_number(q.p50)} ({_number(q.p10)}–{_number(q.p90)})"
-            for name, q in numbers.items()
-        ]
-        console.print(f"  {resource}: {', '.join(told)}")
+        units = ("%" if "burst_pct" in numbers else "MiB/s", "ms", "ms")
+        height, burst, idle = (
+            f"{_number(q.p50)} {unit} ({_number(q.p10)}–{_number(q.p90)})"
+            for q, unit in zip(numbers.values(), units, strict=True)
+        )
+        console.print(f"  {resource}: {height} for {burst}, idle for {idle}")
 
 
 def _burst_page(path: Path, here: Prediction, ask: Callable[..., Prediction]) -> None:
@@ -362,7 +363,7 @@ FitFrom = Annotated[
     typer.Option("--from", help="Of bursts: a bundle of another setting, or a setting, to go on."),
 ]
 FitKinds = Annotated[
-    str, typer.Option(help="Of bursts: the kinds to try, of trees, gcn, gin, gat, mpnn.")
+    str, typer.Option(help="Of bursts: the kinds to try, of forest, trees, gcn, gin, gat, mpnn.")
 ]
 
 
@@ -372,7 +373,7 @@ def fit(
     target: FitTarget = None,
     setting: FitSetting = None,
     base: FitFrom = None,
-    kinds: FitKinds = "trees,gcn",
+    kinds: FitKinds = "forest,trees,gcn",
     out: FitOut = None,
     json: AsJson = False,
 ) -> None:

@@ -182,13 +182,7 @@ class TreeEnsemble:
 
     def predict(self, X: npt.ArrayLike) -> Floats:
         """One number a row, or one column for each output where there are several."""
-        rows = np.asarray(X, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.n_features:
-            raise UserError(
-                f"the model takes rows of {self.n_features} features; got shape {rows.shape}"
-            )
-        if self.single_precision:
-            rows = rows.astype(np.float32).astype(np.float64)
+        rows = self._checked(X)
         n_trees = self.roots.size
         at_once = max(1, min(len(rows), _BLOCK // 4))
         total = np.empty((len(rows), self.base.size))
@@ -204,6 +198,19 @@ class TreeEnsemble:
         raw = self.base + self.factor * total
         linked = _linked(raw, self.link)
         return linked[:, 0] if linked.shape[1] == 1 else linked
+
+    def leaves(self, X: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """The node in which each row (second axis) ends, by tree (first axis); of few rows."""
+        rows = self._checked(X)
+        return self._walk(rows, self.roots, bool(np.isnan(rows).any()))
+
+    def _checked(self, X: npt.ArrayLike) -> Floats:
+        rows = np.asarray(X, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.n_features:
+            raise UserError(
+                f"the model takes rows of {self.n_features} features; got shape {rows.shape}"
+            )
+        return rows.astype(np.float32).astype(np.float64) if self.single_precision else rows
 
     def _walk(
         self, rows: Floats, roots: npt.NDArray[np.int32], missing: bool

@@ -14,11 +14,14 @@ from presage.foresee.bursts import BurstNet, GnnKind
 from presage.foresee.bursts._passes import forward
 from presage.foresee.bursts.bundles import BurstBundle, errors_of, fit_bundle
 from presage.foresee.bursts.communities import fluid_communities, largest_component
-from presage.foresee.bursts.graphs import SUMMARY, GraphInput, group_count, grouped
-from presage.foresee.bursts.models import ModelKind, NetModel, TreeModel
+from presage.foresee.bursts.forest import Rhythm
+from presage.foresee.bursts.graphs import SUMMARY, GraphInput, group_count, grouped, summary
+from presage.foresee.bursts.models import ForestModel, ModelKind, NetModel, TreeModel
 from presage.foresee.bursts.rows import MeasuredSetting, noise_of, read_runs
 from presage.foresee.bursts.settings import Setting
 from presage.foresee.bursts.training import TorchOps, TrainOptions, starting_weights
+from presage.foresee.graph import zoo
+from presage.foresee.graph.load import load_graph
 from presage.model.errors import ConfigError, UserError
 from presage.telemetry.bursts import TARGETS
 from tests.foresee.bursts.test_net import graphs
@@ -112,11 +115,11 @@ def test_a_transfer_trains_only_what_it_may() -> None:
 def test_the_best_kind_is_chosen_on_families_left_out(tmp_path: Path) -> None:
     rows, inputs = measured()
     bundle = fit_bundle(
-        rows, inputs, "2026-01-01", [ModelKind.TREES, ModelKind.GCN], options=QUICK
+        rows, inputs, "2026-01-01", [ModelKind.FOREST, ModelKind.GCN], options=QUICK
     )
     scores = {kind: each["score"] for kind, each in bundle.card["errors"].items()}
-    assert set(scores) == {"constant", "trees", "gcn"}
-    assert bundle.card["model"] == min(("trees", "gcn"), key=lambda kind: scores[kind])
+    assert set(scores) == {"constant", "forest", "gcn"}
+    assert bundle.card["model"] == min(("forest", "gcn"), key=lambda kind: scores[kind])
     bundle.save(tmp_path / "one.npz")
     again = BurstBundle.load(tmp_path / "one.npz")
     spans = again.predict_interval(inputs)
@@ -140,9 +143,61 @@ def test_a_bundle_of_trees_cannot_be_transferred() -> None:
 
 def test_trees_as_arrays_answer_alike() -> None:
     inputs, labels, _ = cases()
-    fitted = TreeModel().fit(inputs, labels)
+    fitted = TreeModel(trees=20).fit(inputs, labels)
     again = TreeModel.from_arrays(fitted.to_arrays())
     np.testing.assert_allclose(again.predict(inputs), fitted.predict(inputs))
+
+
+def test_a_rhythm_follows_from_sizes() -> None:
+    """Steps and computing that are sums of sizes are found again; bursts of sent carry 4 bytes for
+    each parameter, in two periods of a step where there are three buckets."""
+    rows = np.zeros((6, len(SUMMARY)))
+    trained, macs = np.linspace(5e6, 1e7, 6), np.array([3.0, 1, 2, 6, 4, 5]) * 1e8
+    for name, values in (("trained", trained), ("macs_conv", macs), ("buckets", np.full(6, 3))):
+        rows[:, SUMMARY.index(name)] = np.log1p(values)
+    busy, steps = 200 * macs / 1e9, 200 * macs / 1e9 + 100 * trained / 1e6
+    sent = 40 * trained / 1e6
+    pulse = [np.full(6, 50.0), 2 * busy, steps - 2 * busy]
+    talk = [np.full(6, 100.0), sent / 2, (steps - sent) / 2]
+    labels = np.column_stack([*pulse, *np.zeros((3, 6)), *talk, *talk])
+    shared = Rhythm.fit(rows, labels, steps, buckets=True)
+    np.testing.assert_allclose(shared(rows)[0], labels, rtol=1e-6, atol=1e-6)
+    alone = Rhythm.fit(rows, labels, np.full(6, np.nan), buckets=False)(rows)[0]
+    np.testing.assert_allclose(alone[:, :3], labels[:, :3], rtol=1e-6)  # steps are its periods
+
+
+def test_a_forest_answers_nothing_where_most_had_nothing() -> None:
+    inputs, labels, _ = cases(40)
+    labels[::5, 3:6] *= 50
+    labels[np.arange(40) % 5 > 0, 3:6] = 0
+    said = ForestModel(buckets=True).fit(inputs, labels).predict(inputs)
+    np.testing.assert_array_equal(said[:, 3:6], 0)
+    off = np.abs(said - labels)[:, 6:].mean(0) / labels[:, 6:].mean(0)
+    assert off.max() < 0.2
+
+
+def test_a_forest_as_arrays_answers_alike() -> None:
+    inputs, labels, _ = cases()
+    fitted = ForestModel(buckets=False).fit(inputs, labels)
+    arrays = fitted.to_arrays()
+    again = ForestModel.from_arrays(arrays)
+    np.testing.assert_array_equal(again.predict(inputs), fitted.predict(inputs))
+    assert not again.buckets
+    with pytest.raises(UserError, match="contradict each other"):
+        ForestModel.from_arrays(arrays | {"leaves": arrays["leaves"][:, 1:]})
+    with pytest.raises(UserError, match="no weights of sizes"):
+        ForestModel.from_arrays(arrays | {"rhythm.bursts": np.zeros(3)})
+
+
+@pytest.mark.parametrize(("model", "buckets"), [("mlp", 2), ("resnet18-cifar10", 3)])
+def test_slopes_are_counted_in_the_buckets_of_pytorch(model: str, buckets: int) -> None:
+    from torch import distributed
+
+    learned = list(zoo.find(model).build().parameters())
+    theirs = distributed._compute_bucket_assignment_by_size(learned, [1 << 20, 25 << 20])[0]
+    told = summary(load_graph(f"zoo:{model}"), 2)[SUMMARY.index("buckets")]
+    assert len(theirs) == buckets
+    assert np.expm1(told) == pytest.approx(buckets)
 
 
 def line(model: str, setting: str, value: float | None, **more: Any) -> str:
@@ -165,6 +220,12 @@ def test_runs_are_read_and_their_noise_told(tmp_path: Path) -> None:
     rows = read_runs(tmp_path, "w2/1gbit")
     assert rows.families == ["mlp", "rl"]
     np.testing.assert_allclose(rows.labels[:, 0], [11.0, 5.0])
+    broken = {name: 9.0 for name in TARGETS} | {"sent_burst_mib_s": 260.0}
+    lines.append(
+        line("td3", "W2/1gbit", None, labels=broken)
+    )  # more than twice what the link carries
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
+    assert read_runs(tmp_path, "W2/1gbit").families == ["mlp", "rl"]
     noise = noise_of(rows)
     assert noise is not None
     assert noise[0] == pytest.approx(2**0.5 / 11)  # |10 − 11| · √2, over 11

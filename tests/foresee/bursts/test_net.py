@@ -66,14 +66,36 @@ def reference(given: dict[str, Any], x: Any, adj: Any) -> Any:
     return out.detach().numpy()
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 9, 40])
-def test_it_equals_pytorchs_modules(nodes: int) -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 9, 40])
+def test_it_equals_pytorchs_modules(nodes: int, batch: int) -> None:
     given = arrays()
-    x, adj = graphs(3, nodes)
+    x, adj = graphs(batch, nodes)
     ours = BurstNet.from_arrays(given).forward(x, adj)
-    assert ours.shape == (3, 12)
+    assert ours.shape == (batch, 12)
     np.testing.assert_allclose(ours, reference(given, x, adj), atol=1e-5)
-    assert np.ptp(ours, axis=0).max() > 1e-6  # it does look at the graph
+    assert batch == 1 or np.ptp(ours, axis=0).max() > 1e-6  # it does look at the graph
+
+
+def test_any_arrays_of_that_shape_are_taken() -> None:
+    """Lists, single precision, tensors, and views whose numbers are not side by side."""
+    import torch
+
+    given = arrays()
+    x, adj = graphs(2, 7)
+    net = BurstNet.from_arrays(given)
+    expected = net.forward(x, adj)
+    turned = {name: np.asfortranarray(array) for name, array in given.items()}
+    doubled = {name: np.repeat(array, 2, axis=0)[::2] for name, array in given.items()}
+    listed = {name: array.tolist() for name, array in given.items()}
+    learned = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in given.items()}
+    for form in (turned, doubled, listed, learned):
+        np.testing.assert_allclose(BurstNet.from_arrays(form).forward(x, adj), expected)
+    np.testing.assert_allclose(net.forward(x.tolist(), adj.astype(bool).tolist()), expected)
+    wide = np.repeat(x, 2, axis=2)[:, :, ::2]
+    np.testing.assert_allclose(net.forward(wide, adj.swapaxes(1, 2)), expected)
+    single = net.forward(x.astype(np.float32), adj.astype(np.float32))
+    np.testing.assert_allclose(single, expected, atol=1e-4)
 
 
 def test_features_are_taken_as_they_are() -> None:
@@ -162,7 +184,16 @@ def test_what_does_not_fit_is_named() -> None:
         BurstNet.from_arrays({k: v for k, v in given.items() if k != "gru.gru.bias_hh_l0"})
     with pytest.raises(BundleError, match=r"conv_layers\.0\.W has shape \(4, 64\)"):
         BurstNet.from_arrays(given | {"conv_layers.0.W": np.zeros((4, 64))})
+    turned = "graph_read_out.mlp.fully_connected.0.linear.weight"
+    with pytest.raises(BundleError, match=r"graph_read_out\.mlp\..*\.0\.linear\.weight has shape"):
+        BurstNet.from_arrays(given | {turned: given[turned].T})
+    with pytest.raises(BundleError, match=r"conv_layers\.1\.b holds no numbers"):
+        BurstNet.from_arrays(given | {"conv_layers.1.b": ["a"] * 64})
+    with pytest.raises(BundleError, match=r"gru\.gru\.weight_ih_l0 holds no numbers"):
+        BurstNet.from_arrays(given | {"gru.gru.weight_ih_l0": [[1.0], [2.0, 3.0]]})
     x, adj = graphs(2, 5)
+    with pytest.raises(UserError, match="are numbers"):
+        BurstNet.from_arrays(given).forward([[[1.0, 2.0, 3.0], [4.0]]], adj)
     with pytest.raises(UserError, match=r"\(B, N, 3\)"):
         BurstNet.from_arrays(given).forward(x[0], adj[0])
     with pytest.raises(UserError, match=r"\(B, N, N\)"):

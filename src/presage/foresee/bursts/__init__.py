@@ -1,8 +1,9 @@
 """How a distributed training's use of GPUs and networks pulses, foreseen from its graph.
 
 `net` is the network as arrays, `graphs` what it is told of a model, `training` fits networks (with
-PyTorch), `models` puts networks and boosting behind one interface, `bundles` chooses, keeps and
-reads them, `rows` reads what was measured. Measuring is `presage.telemetry.bursts`.
+PyTorch), `forest` says what follows from sizes and what forests make of the rest, `models` puts
+all kinds behind one interface, `bundles` chooses, keeps and reads them, `rows` reads what was
+measured. Measuring is `presage.telemetry.bursts`.
 """
 
 from presage.foresee.bursts._passes import GnnKind

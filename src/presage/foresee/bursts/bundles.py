@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from presage.foresee.answer import Quantiles
+from presage.foresee.bursts.forest import SIZES
 from presage.foresee.bursts.graphs import GraphInput
 from presage.foresee.bursts.models import (
     TREE_SUMS,
@@ -47,6 +48,12 @@ __all__ = [
 
 LEAST_FAMILIES = 3
 _FOLDS = 5
+_WITHOUT_GROUPS = {
+    ModelKind.CONSTANT: [],
+    ModelKind.FOREST: [*SIZES, "buckets"],
+    ModelKind.TREES: [*TREE_SUMS],
+}
+"""Kinds that are not told of a graph's groups, with what they are told."""
 
 Say = Callable[[str], object]
 
@@ -71,7 +78,7 @@ class BurstBundle:
         """The twelve numbers by resource, with intervals."""
         from presage.foresee.bursts.graphs import graph_input, summary
 
-        if self.model.kind in (ModelKind.TREES, ModelKind.CONSTANT):
+        if self.model.kind in _WITHOUT_GROUPS:
             told = GraphInput(np.zeros((1, 3)), np.zeros((1, 1)), summary(graph, batch))
         else:
             told = graph_input(graph, batch)
@@ -142,6 +149,7 @@ def held_out(
     inputs: Sequence[GraphInput],
     labels: Floats,
     families: Sequence[str],
+    step_ms: Floats | None = None,
 ) -> Floats:
     """Each row foreseen by a model that saw nothing of its family."""
     names = np.asarray(families)
@@ -149,7 +157,8 @@ def held_out(
     guess = np.empty_like(labels)
     for fold in np.unique(folds):
         kept, test = (np.flatnonzero(part).tolist() for part in (folds != fold, folds == fold))
-        model = start().fit([inputs[i] for i in kept], labels[kept])
+        steps = None if step_ms is None else step_ms[kept]
+        model = start().fit([inputs[i] for i in kept], labels[kept], steps)
         guess[test] = model.predict([inputs[i] for i in test])
     return guess
 
@@ -173,7 +182,7 @@ def fit_bundle(
     measured: MeasuredSetting,
     inputs: Sequence[GraphInput],
     date: str,
-    kinds: Sequence[ModelKind] = (ModelKind.TREES, ModelKind.GCN),
+    kinds: Sequence[ModelKind] = (ModelKind.FOREST, ModelKind.TREES, ModelKind.GCN),
     *,
     options: TrainOptions | None = None,
     base: BurstBundle | None = None,
@@ -187,14 +196,15 @@ def fit_bundle(
             f"{measured.setting} has runs of {len(names)} model families: {LEAST_FAMILIES} at "
             "least, since errors are told for families left out"
         )
-    starts = _starts(kinds, options, base)
+    setting, steps = measured.setting, measured.step_ms if len(measured.step_ms) else None
+    starts = _starts(kinds, setting, options, base)
     guesses, errors = {}, {}
     for kind, start in {ModelKind.CONSTANT: lambda: make(ModelKind.CONSTANT), **starts}.items():
         say(f"{measured.setting}: {kind}")
-        guesses[kind] = held_out(start, inputs, measured.labels, measured.families)
+        guesses[kind] = held_out(start, inputs, measured.labels, measured.families, steps)
         errors[str(kind)] = errors_of(measured.labels, guesses[kind])
     best = min(starts, key=lambda kind: (errors[str(kind)]["score"], str(kind)))
-    model = starts[best]().fit(inputs, measured.labels)
+    model = starts[best]().fit(inputs, measured.labels, steps)
     by_family = {"family": measured.families}
     spans = [
         GroupConformal.fit(measured.labels[:, at], guesses[best][:, at], by_family, space="log1p")
@@ -205,10 +215,13 @@ def fit_bundle(
 
 
 def _starts(
-    kinds: Sequence[ModelKind], options: TrainOptions | None, base: BurstBundle | None
+    kinds: Sequence[ModelKind],
+    setting: Setting,
+    options: TrainOptions | None,
+    base: BurstBundle | None,
 ) -> dict[ModelKind, Callable[[], BurstModel]]:
     if base is None:
-        return {kind: lambda kind=kind: make(kind, options) for kind in kinds}  # type: ignore[misc]
+        return {kind: lambda kind=kind: make(kind, setting, options) for kind in kinds}  # type: ignore[misc]
     known = base.model
     if not isinstance(known, NetModel):
         raise UserError(
@@ -235,9 +248,7 @@ def _card(
         "transferred_from": None if base is None else str(base.setting),
         "data": f"{len(measured.workloads)} workloads of {len(set(measured.families))} families",
         "licence": "the user's",
-        "features": list(TREE_SUMS)
-        if best is ModelKind.TREES
-        else ["tensor size", "nodes", "type frequency"],
+        "features": _WITHOUT_GROUPS.get(best, ["tensor size", "nodes", "type frequency"]),
         "splits": f"{_FOLDS} folds at most, no family in training and test; the kind was chosen "
         "on them",
         "errors": errors,

@@ -8,7 +8,7 @@ twenty times as fast. Nothing here knows what nodes stand for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 __all__ = ["fluid_communities", "largest_component"]
@@ -41,33 +41,33 @@ def largest_component(neighbours: Neighbours) -> list[int]:
 
 def fluid_communities(neighbours: Neighbours, groups: int, seed: int) -> list[list[int]]:
     """So many groups of a connected graph's nodes, in the order in which they were met."""
-    chance = Random(seed)
+    draw = Random(seed).getrandbits
     count = len(neighbours)
-    order = list(range(count))
-    chance.shuffle(order)
     group_of = [-1] * count
     size, density = [1] * groups, [1.0] * groups
-    met = order[:groups]
+    met = _shuffled(draw, count)[:groups]
     for group, node in enumerate(met):
         group_of[node] = group
     for _ in range(_ROUNDS + 1):
         settled = True
-        order = list(range(count))
-        chance.shuffle(order)
-        for node in order:
+        for node in _shuffled(draw, count):
             own = group_of[node]
+            for other in neighbours[node]:
+                if group_of[other] != own:
+                    break
+            else:  # it and all around it are in one group, or in none
+                continue
             around = {} if own < 0 else {own: density[own]}
             for other in neighbours[node]:
                 group = group_of[other]
                 if group >= 0:
                     around[group] = around.get(group, 0.0) + density[group]
-            if not around:
-                continue
             most = max(around.values())
             if own >= 0 and most - around[own] < _LIKE:
                 continue
             settled = False
-            new = chance.choice([each for each, dense in around.items() if most - dense < _LIKE])
+            likely = [each for each, dense in around.items() if most - dense < _LIKE]
+            new = likely[_below(draw, len(likely))]
             if own < 0:
                 met.append(node)
             else:
@@ -82,3 +82,25 @@ def fluid_communities(neighbours: Neighbours, groups: int, seed: int) -> list[li
     for node in met:
         found.setdefault(group_of[node], []).append(node)
     return [sorted(each) for each in found.values()]
+
+
+def _shuffled(draw: Callable[[int], int], count: int) -> list[int]:
+    """The numbers below `count` as `Random.shuffle` orders them, with the same draws."""
+    order, bits = list(range(count)), count.bit_length()
+    for at in range(count - 1, 0, -1):
+        if at + 1 < 1 << (bits - 1):
+            bits -= 1
+        new = draw(bits)
+        while new > at:
+            new = draw(bits)
+        order[at], order[new] = order[new], order[at]
+    return order
+
+
+def _below(draw: Callable[[int], int], count: int) -> int:
+    """A number below `count`, as `Random.choice` draws it."""
+    bits = count.bit_length()
+    new = draw(bits)
+    while new >= count:
+        new = draw(bits)
+    return new

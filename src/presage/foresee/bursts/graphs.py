@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from presage.foresee.bursts.communities import fluid_communities, largest_component
 from presage.foresee.graph.opgraph import KINDS, PHASES, OpGraph
+from presage.foresee.sharding import DDP_BUCKET_BYTES
 from presage.learn import Floats
 from presage.model.errors import GraphError
 
@@ -28,6 +29,7 @@ __all__ = ["SUMMARY", "GraphInput", "graph_input", "group_count", "grouped", "su
 SCALE = 3.0
 """Groups for each e-fold of nodes."""
 _SEED = 42
+_FIRST_BUCKET = 1 << 20
 
 SUMMARY = (
     *("params", "trained", "batch", "operators", "written", "read", "weights_read"),
@@ -35,6 +37,7 @@ SUMMARY = (
     *(f"written_{phase}" for phase in PHASES),
     *(f"macs_{kind}" for kind in KINDS),
     *(f"count_{kind}" for kind in KINDS),
+    "buckets",
 )
 """What is summed over a graph, as logarithms of one and more."""
 
@@ -82,17 +85,16 @@ def grouped(
     kept = largest_component([list(each) for each in neighbours])
     place = {node: at for at, node in enumerate(kept)}
     inside = [[place[other] for other in neighbours[node]] for node in kept]
-    count = min(len(kept), groups(len(kept)))
-    found = fluid_communities(inside, count, _SEED)
-    group_of = np.empty(len(kept), np.intp)
-    for at, each in enumerate(found):
-        group_of[each] = at
-    of_kept = np.array([sizes[kept], np.ones(len(kept)), often[kept]])
-    x = np.zeros((len(found), len(of_kept)))
-    np.add.at(x, group_of, of_kept.T)
-    adj = np.zeros((len(found), len(found)))
-    for at, others in enumerate(inside):
-        adj[group_of[at], group_of[others]] = 1.0
+    found = fluid_communities(inside, min(len(kept), groups(len(kept))), _SEED)
+    group_of = np.full(len(sizes), -1)
+    for group, each in enumerate(found):
+        for at in each:
+            group_of[kept[at]] = group
+    x, adj = np.zeros((len(found), 3)), np.zeros((len(found), len(found)))
+    for column, values in enumerate((sizes, np.ones(len(sizes)), often)):
+        x[:, column] = np.bincount(group_of[kept], values[kept], len(found))
+    first, second = group_of[edges[group_of[edges].min(1) >= 0]].T  # of nodes that were kept
+    adj[first, second] = adj[second, first] = 1.0
     np.fill_diagonal(adj, 0.0)
     return x, adj
 
@@ -111,7 +113,20 @@ def summary(graph: OpGraph, batch: int) -> Floats:
             written @ of_phase,
             macs @ of_kind,
             of_kind.sum(0),
+            [_buckets(graph)],
         ]
     )
     told: Floats = np.log1p(values)
     return told
+
+
+def _buckets(graph: OpGraph) -> int:
+    """In how many buckets DistributedDataParallel shares slopes when it may meet parameters that
+    are not used: filled as the forward pass meets them, the first with 1 MiB."""
+    count, size, most, left = 0, 0.0, _FIRST_BUCKET, graph.trainable
+    for elements in graph.weights[graph.phase == 0].tolist():
+        new = min(elements, left)  # weights that are read again are shared once
+        left, size = left - new, size + 4.0 * new
+        if size >= most:
+            count, size, most = count + 1, 0.0, DDP_BUCKET_BYTES
+    return count + (size + left > 0)

@@ -1,4 +1,5 @@
-"""Burst models behind one interface: networks of four kinds, trees on sums, and a constant.
+"""Burst models behind one interface: a forest on physics, trees on sums, networks of four kinds,
+and a constant.
 
 Each learns (n, 12) labels of `TARGETS` in one setting and foresees them. Labels are learned as
 log(1 + y), since durations and rates spread over decades; networks get them divided by the
@@ -16,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.foresee.bursts._passes import PUBLISHED, Form, GnnKind
+from presage.foresee.bursts.forest import Forest
 from presage.foresee.bursts.graphs import SUMMARY, GraphInput
 from presage.foresee.bursts.net import BurstNet
+from presage.foresee.bursts.settings import Setting
 from presage.foresee.bursts.training import TrainOptions, starting_weights, train, tuning_start
 from presage.foresee.graph.opgraph import PHASES
 from presage.learn import Floats, sklearn_ensemble
@@ -27,6 +30,7 @@ from presage.learn.trees import TreeEnsemble
 __all__ = [
     "TREE_SUMS",
     "BurstModel",
+    "ForestModel",
     "MedianModel",
     "ModelKind",
     "NetModel",
@@ -47,6 +51,8 @@ class ModelKind(StrEnum):
 
     CONSTANT = "constant"
     """The median of each label: what others have to beat."""
+    FOREST = "forest"
+    """What follows from sizes of the graph, and a forest on what that leaves open."""
     TREES = "trees"
     """Gradient boosting on sums over the graph."""
     GCN = "gcn"
@@ -64,7 +70,9 @@ class BurstModel(Protocol):
 
     kind: ModelKind
 
-    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self: ...
+    def fit(
+        self, inputs: Sequence[GraphInput], labels: Floats, step_ms: Floats | None = None
+    ) -> Self: ...
     def predict(self, inputs: Sequence[GraphInput]) -> Floats: ...
     def to_arrays(self) -> Arrays: ...
 
@@ -74,7 +82,9 @@ class MedianModel:
 
     kind = ModelKind.CONSTANT
 
-    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+    def fit(
+        self, inputs: Sequence[GraphInput], labels: Floats, step_ms: Floats | None = None
+    ) -> Self:
         self.median_ = np.median(labels, axis=0)
         return self
 
@@ -100,7 +110,9 @@ class TreeModel:
     def __init__(self, trees: int = 150, depth: int = 3, rate: float = 0.05) -> None:
         self.trees, self.depth, self.rate = trees, depth, rate
 
-    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+    def fit(
+        self, inputs: Sequence[GraphInput], labels: Floats, step_ms: Floats | None = None
+    ) -> Self:
         ensemble = sklearn_ensemble("fitting burst models")
         rows = _sums(inputs)
         self.trees_ = []
@@ -135,9 +147,42 @@ class TreeModel:
         return made
 
 
+class ForestModel:
+    """`Forest` on the summaries of graphs; `buckets` as there."""
+
+    kind = ModelKind.FOREST
+
+    def __init__(self, buckets: bool) -> None:
+        self.buckets = buckets
+
+    def fit(
+        self, inputs: Sequence[GraphInput], labels: Floats, step_ms: Floats | None = None
+    ) -> Self:
+        steps = np.full(len(labels), np.nan) if step_ms is None else step_ms
+        self.forest_ = Forest(self.buckets).fit(_summaries(inputs), labels, steps)
+        return self
+
+    def predict(self, inputs: Sequence[GraphInput]) -> Floats:
+        return _back(self.forest_.predict(_summaries(inputs)))
+
+    def to_arrays(self) -> Arrays:
+        return self.forest_.to_arrays()
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        forest = Forest.from_arrays(arrays)
+        made = cls(forest.buckets)
+        made.forest_ = forest
+        return made
+
+
+def _summaries(inputs: Sequence[GraphInput]) -> Floats:
+    return np.stack([each.summary for each in inputs])
+
+
 def _sums(inputs: Sequence[GraphInput]) -> Floats:
     """The sums that trees are told: few, since families are few."""
-    rows = np.stack([each.summary for each in inputs])
+    rows = _summaries(inputs)
     macs = np.log1p(np.expm1(rows[:, _MACS]).sum(1))
     return np.column_stack([rows[:, _FEW], macs])
 
@@ -159,7 +204,9 @@ class NetModel:
         self.options = options or TrainOptions()
         self.base, self.form = base, form
 
-    def fit(self, inputs: Sequence[GraphInput], labels: Floats) -> Self:
+    def fit(
+        self, inputs: Sequence[GraphInput], labels: Floats, step_ms: Floats | None = None
+    ) -> Self:
         logs = np.log1p(np.concatenate([each.x for each in inputs]))
         self.mean_, self.spread_ = logs.mean(0), logs.std(0) + 1e-9
         self.largest_ = np.maximum(np.log1p(labels).max(0), 1e-9)
@@ -197,10 +244,14 @@ class NetModel:
         return made
 
 
-def make(kind: ModelKind, options: TrainOptions | None = None) -> BurstModel:
-    """An unfitted model."""
+def make(
+    kind: ModelKind, setting: Setting | None = None, options: TrainOptions | None = None
+) -> BurstModel:
+    """An unfitted model of a setting; of an all-reduce if none is given."""
     if kind is ModelKind.CONSTANT:
         return MedianModel()
+    if kind is ModelKind.FOREST:
+        return ForestModel(buckets=setting is None or not setting.servers)
     return TreeModel() if kind is ModelKind.TREES else NetModel(GnnKind(kind), options)
 
 
@@ -208,6 +259,8 @@ def read(kind: ModelKind, arrays: Mapping[str, npt.NDArray[Any]]) -> BurstModel:
     """The fitted model in these arrays."""
     if kind is ModelKind.CONSTANT:
         return MedianModel.from_arrays(arrays)
+    if kind is ModelKind.FOREST:
+        return ForestModel.from_arrays(arrays)
     if kind is ModelKind.TREES:
         return TreeModel.from_arrays(arrays)
     return NetModel.from_arrays(GnnKind(kind), arrays)

@@ -95,7 +95,7 @@ class BurstNet:
         wanted = shapes(kind, tuned="conv_layers.2.b" in arrays)
         if lacking := [name for name in wanted if name not in arrays]:
             raise BundleError(f"the network lacks the parameters {', '.join(lacking)}")
-        kept = {name: np.asarray(arrays[name], np.float64) for name in wanted}
+        kept = {name: _numbers(name, arrays[name]) for name in wanted}
         for name, shape in wanted.items():
             if kept[name].shape != shape:
                 raise BundleError(f"{name} has shape {kept[name].shape} where {shape} is expected")
@@ -109,7 +109,10 @@ class BurstNet:
     def forward(self, x: npt.ArrayLike, adj: npt.ArrayLike) -> Floats:
         """(B, 12) for features (B, N, 3) and adjacencies (B, N, N) without self-loops, both taken
         as they are."""
-        nodes, links = np.asarray(x, np.float64), np.asarray(adj, np.float64)
+        try:
+            nodes, links = np.asarray(x, np.float64), np.asarray(adj, np.float64)
+        except (TypeError, ValueError):
+            raise UserError("features and adjacencies are numbers, of one shape each") from None
         fits = nodes.ndim == links.ndim == 3 and nodes.shape[2] == FEATURES
         if not fits or links.shape != (*nodes.shape[:2], nodes.shape[1]) or not nodes.shape[1]:
             raise UserError(
@@ -118,3 +121,11 @@ class BurstNet:
             )
         out: Floats = forward(_OPS, self.arrays, nodes, links, self.kind, self.form)
         return out
+
+
+def _numbers(name: str, given: Any) -> Floats:
+    """A parameter as an array; one that PyTorch still learns is taken as it is now."""
+    try:
+        return np.asarray(given.detach() if hasattr(given, "detach") else given, np.float64)
+    except (TypeError, ValueError):
+        raise BundleError(f"{name} holds no numbers that make an array") from None

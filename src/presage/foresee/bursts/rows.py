@@ -1,7 +1,8 @@
 """Reads what was measured: `runs.jsonl` (or `runs.jsonl.gz`), a line for each run of a workload.
 
 A line has `workload` (model, input, batch, optimizer), `setting`, `repeat` and `labels`, the
-twelve numbers by name. One that failed has none and is left out. Graphs are traced once for each
+twelve numbers by name. One that failed has none and is left out, as is one with bursts that no
+such link carries. Graphs are traced once for each
 model, input and optimizer, and kept beside the file.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from presage.foresee.bursts.graphs import GraphInput, graph_input
-from presage.foresee.bursts.settings import Setting
+from presage.foresee.bursts.settings import NETWORKS, Setting
 from presage.foresee.bursts.steps import MeasuredStep, measured_steps
 from presage.foresee.graph import zoo
 from presage.foresee.graph.load import load_graph
@@ -110,6 +111,8 @@ def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
         if run["setting"] != str(wanted):
             continue
         labels = _labels(run, directory)
+        if _beyond(labels, wanted):
+            continue
         name = json.dumps(run["workload"], sort_keys=True)
         works[name] = run["workload"]
         found.setdefault(name, []).append(labels)
@@ -150,6 +153,13 @@ def _labels(run: dict[str, Any], path: Path) -> list[float]:
     if not fits:
         raise UserError(f"{path}: a run of {run.get('setting')} lacks one of its twelve labels")
     return labels
+
+
+def _beyond(labels: Sequence[float], setting: Setting) -> bool:
+    """Whether bursts are twice what a link carries, so that something went wrong in measuring."""
+    rate = NETWORKS[setting.network]
+    heights = [labels[TARGETS.index(f"{which}_burst_mib_s")] for which in ("sent", "received")]
+    return rate is not None and max(heights) > 2 * rate / 8 / (1 << 20)
 
 
 def _graph(work: dict[str, Any], cache: Path, name: str, say: Callable[[str], object]) -> OpGraph:

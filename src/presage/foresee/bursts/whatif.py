@@ -62,8 +62,8 @@ def burst_page(
             "Parameters": f"{here.params:,}",
         },
         charts=charts,
-        heads=["setting", *(f"{name}, {unit} · ms · idle ms" for name, unit in RESOURCES.items())],
-        rows=[(each.setting, _cells(each)) for each in known],
+        heads=["setting", "of", "height", "burst ms", "idle ms"],
+        rows=[row for each in known for row in _rows(each)],
         evidence=list(dict.fromkeys(here.evidence)),
         figures={"charts": {place: chart.figure for place, chart in charts.items()}},
     )
@@ -93,9 +93,10 @@ def _by_roles(here: Prediction, setting: Setting, model: DistributedSteps) -> _B
         for workers in _WORKERS:
             asked = Setting(workers, setting.network, servers)
             rates.append(_rate(model, compute, here, here.batch, asked))
-        name = f"{servers} servers" if servers else "all-reduce"
+        name = f"{servers} server{'s' * (servers > 1)}" if servers else "all-reduce"
         lines.append(_line(name, list(_WORKERS), rates, at))
-    layout = {"xaxis": _axis("workers"), "yaxis": _axis("samples a second")}
+    rate = {**_axis("samples a second"), "type": "log"}  # one worker alone does not talk
+    layout = {"xaxis": _axis("workers"), "yaxis": rate}
     words = f"All workers together, over {setting.network}, each on a device of its own."
     return _BurstChart("Servers and workers", words, {"data": lines, "layout": layout})
 
@@ -151,13 +152,20 @@ def _rate(
     return 1e3 * batch * setting.workers / _step(model, compute, told, setting)[0]
 
 
-def _cells(told: Prediction) -> list[str]:
-    """Of each resource, height, duration and idle time."""
+def _rows(told: Prediction) -> list[tuple[str, list[str]]]:
+    """For each resource, height, duration and idle time."""
     assert told.bursts is not None
-    return [
-        " · ".join(f"{q.p50:.3g} ({q.p10:.3g}–{q.p90:.3g})" for q in each.values())
-        for each in told.bursts.values()
-    ]
+    rows = []
+    for at, (name, each) in enumerate(told.bursts.items()):
+        cells = [f"{_short(q.p50)} ({_short(q.p10)}–{_short(q.p90)})" for q in each.values()]
+        cells[0] += " %" if RESOURCES[name] == "pct" else " MiB/s"
+        rows.append(("" if at else str(told.setting), [name, *cells]))
+    return rows
+
+
+def _short(value: float) -> str:
+    """With three digits where there are as many, and never with an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bar(name: str, x: list[str], y: list[float], at: int) -> dict[str, Any]:
