@@ -80,3 +80,7 @@ def test_what_makes_no_sense_is_one_line() -> None:
         service_graph(pl.DataFrame({"caller": ["q"], "callee": ["r"]}), series)
     with pytest.raises(TelemetryError, match="caller and callee"):
         service_graph(pl.DataFrame({"a": ["q"], "b": ["r"]}), series)
+    with pytest.raises(TelemetryError, match="has nothing"):
+        service_graph(pl.DataFrame(), series)
+    with pytest.raises(TelemetryError, match=r"from 2023-11-14T22:13:20Z .* samples from 0 to "):
+        find_causes(series, 1.7e9, 1.7e9 + 60)
