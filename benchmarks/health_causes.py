@@ -3,7 +3,8 @@
 Only faults whose previous fault was on another pod, for the window before any other is itself
 contaminated. The fallback for faults without a rise of CPU was chosen on those others, but the 40
 had been looked at metric by metric before. The placebo is the window 330 s before. The kind
-is told by the guilty pod's changes, services left out. Needs the shared data.
+is told by the guilty pod's changes, services left out. "Traces at all" bounds the first: what an
+observer who knew all quiet minutes of the day would see. Needs the shared data.
 
     python -m benchmarks.health_causes [--json]
 """
@@ -20,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks._data import shared
+from benchmarks._health_traces import quiet_pods
 from presage.learn.evaluate import family_out
 from presage.observe.health.causes import changes_of, find_causes
 from presage.observe.health.kinds import FaultKinds
@@ -77,6 +79,35 @@ def guilty_pods(pods: dict[str, list[Series]]) -> dict[str, Any]:
     return {**found, "chance": {"n": len(chance), "hit@1": float(np.mean(chance))}}
 
 
+def traces(pods: dict[str, list[Series]]) -> dict[str, Any]:
+    """Of the same faults and placebos: at how many the guilty pod went further than in 99 of 100
+    quiet windows of its day, and at how many no other pod strayed as far from its own."""
+    rows = faults()
+    found: dict[str, list[tuple[bool, bool]]] = {}
+    for day, here in pods.items():
+        begun = [float(row["inject_ts_utc"]) for row in rows if row["day"] == day]
+        quiet = dict(zip([pod.pod for pod in here], quiet_pods(here, begun), strict=True))
+        for row in rows:
+            if row["day"] != day or not row["clean"]:
+                continue
+            part = "cpu" if row["inject_type"].startswith("cpu") else "others"
+            begin = float(row["inject_ts_utc"])
+            for title, at in ((part, begin), ("placebo", begin - PLACEBO_S)):
+                chances = {name: one.chance(at) for name, one in quiet.items()}
+                known = {name: (one[0], -one[1]) for name, one in chances.items() if one}
+                guilty = known.get(row["inject_pod"], (1.0, 0.0))
+                first = bool(known) and min(known.values()) == guilty
+                found.setdefault(title, []).append((guilty[0] <= 0.01, first))
+    return {
+        title: {
+            "n": len(each),
+            "beyond 99 %": sum(beyond for beyond, _ in each),
+            "first": sum(first for _, first in each),
+        }
+        for title, each in found.items()
+    }
+
+
 def kinds(pods: dict[str, list[Series]]) -> dict[str, Any]:
     """Share of faults whose kind is named, services left out; all faults."""
     rows, truth, service = [], [], []
@@ -105,7 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     pods = pods_by_day()
-    found = {"guilty pod": guilty_pods(pods), "kind of fault": kinds(pods)}
+    found = {
+        "guilty pod": guilty_pods(pods),
+        "traces at all": traces(pods),
+        "kind of fault": kinds(pods),
+    }
     if options.json:
         print(json.dumps(found, indent=2))
         return
