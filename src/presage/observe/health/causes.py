@@ -245,9 +245,14 @@ def _compare(series: Sequence[Series], begin: float, end: float) -> _Compared:
         spread[at, columns] = _over(np.nanmedian, np.abs(earlier - usual[at, columns]))
         now[at, columns] = _over(np.nanmean, pod.values[_window(pod, begin, end)])
     change = _changes(usual, spread, now)
-    if not np.isfinite(change).any():
+    if len(short) == len(series):
         raise TelemetryError(
             f"no series has {_LEAST_BEFORE} samples in the {before_s:g} s before --from"
+        )
+    if not np.isfinite(change).any():
+        raise TelemetryError(
+            f"no metric was measured both from {moment(begin)} to {moment(end)} and in the "
+            f"{before_s:g} s before"
         )
     return _Compared(metrics, usual, now, change, tuple(short))
 
