@@ -24,7 +24,7 @@ from benchmarks._data import shared
 from benchmarks._health_traces import quiet_pods
 from presage.learn.evaluate import family_out
 from presage.observe.health.causes import changes_of, find_causes
-from presage.observe.health.kinds import FaultKinds
+from presage.observe.health.kinds import FaultKinds, Method
 from presage.telemetry.readers import read_telemetry
 from presage.telemetry.series import Series
 
@@ -123,9 +123,10 @@ def kinds(pods: dict[str, list[Series]]) -> dict[str, Any]:
             clean.append(row["clean"])
     found: dict[str, Any] = {"n": len(truth)}
     found["majority"] = max(truth.count(each) for each in set(truth)) / len(truth)
-    for method, ways in (("tree", WAYS), ("network", 1)):
+    methods: tuple[Method, ...] = ("both", "tree", "network")
+    for method in methods:
         shares, of_clean = [], []
-        for seed in range(ways):
+        for seed in range(WAYS):
             right = np.zeros(len(truth), dtype=bool)
             for train, test in family_out(np.array(service), FOLDS, seed=seed):
                 learned = [rows[at] for at in train]
