@@ -51,6 +51,8 @@ _MOVED = ("down", "same", "up")
 _STEPS: tuple[float, ...] = (10.0, 30.0, 60.0, 90.0)
 """Percent of a limit."""
 _HEIGHTS = ("idle", "low", "middle", "high", "full")
+_NODES = dict.fromkeys(_SORTS, _MOVED) | dict.fromkeys(_LEVELS, _HEIGHTS)
+"""What the network sees -> the words for it."""
 _MOST = 8.0
 _DEPTH, _LEAF = 6, 2
 
@@ -168,8 +170,7 @@ class FaultKinds:
 
             parts.append(str(export_text(self.tree_, feature_names=[*_SORTS, *_LEVELS])))
         if self.method != "tree":
-            tables = [(name, self.network_.get_cpds(name)) for name in (*_SORTS, *_LEVELS)]
-            parts += [f"{name}\n{table}" for name, table in tables]
+            parts += [_told(self.network_, name, words) for name, words in _NODES.items()]
         return "\n".join(parts)
 
 
@@ -215,12 +216,11 @@ def _tree(rows: Floats, kinds: Sequence[str]) -> Any:
 def _network(states: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> Any:
     """The kind is the parent of every sort and level; tables are counts with one of each added."""
     pgmpy = _pgmpy()
-    nodes = dict.fromkeys(_SORTS, _MOVED) | dict.fromkeys(_LEVELS, _HEIGHTS)
-    network = pgmpy["network"]([("kind", name) for name in nodes])
+    network = pgmpy["network"]([("kind", name) for name in _NODES])
     names = tuple(sorted(set(kinds)))
     share = [[(kinds.count(kind) + 1) / (len(kinds) + len(names))] for kind in names]
     network.add_cpds(pgmpy["table"]("kind", len(names), share, state_names={"kind": list(names)}))
-    for sort, words in nodes.items():
+    for sort, words in _NODES.items():
         counts = np.ones((len(words), len(names)))
         for state, kind in zip(states, kinds, strict=True):
             counts[words.index(state[sort]), names.index(kind)] += 1
@@ -236,6 +236,16 @@ def _network(states: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> Any:
         )
     network.check_model()
     return network
+
+
+def _told(network: Any, node: str, words: Sequence[str]) -> str:
+    """The table of a node, a line for each kind."""
+    table = network.get_cpds(node)
+    lines = [node]
+    for kind, shares in zip(table.state_names["kind"], table.get_values().T, strict=True):
+        each = (f"{word} {share:.0%}" for word, share in zip(words, shares, strict=True))
+        lines.append(f"  {kind}: {', '.join(each)}")
+    return "\n".join(lines)
 
 
 def _ask(network: Any, state: Mapping[str, str], kinds: Sequence[str]) -> dict[str, float]:
