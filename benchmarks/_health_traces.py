@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from presage.telemetry.series import Floats, Series
 
-__all__ = ["Quiet", "quiet_pods"]
+__all__ = ["QuietDay", "quiet_pods"]
 
 BEFORE, WINDOW = 5, 3
 """Samples of a minute: what came before, and the window."""
@@ -22,12 +22,12 @@ FAULT_S = (-30.0, 360.0)
 """From when to when a fault may show."""
 SELDOM = 0.99
 LOAD, BUSY = 0.5, 0.9
-"""Quiet minutes have at least this share of the load of the day's busy ones."""
+"""QuietDay minutes have at least this share of the load of the day's busy ones."""
 TINY = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quiet:
+class QuietDay:
     """One pod's day: how far it went in each window, and how far it goes in quiet ones."""
 
     times: Floats
@@ -46,7 +46,7 @@ class Quiet:
         return float(beyond / len(self.quiet)), far
 
 
-def quiet_pods(pods: Sequence[Series], faults: Sequence[float]) -> list[Quiet]:
+def quiet_pods(pods: Sequence[Series], faults: Sequence[float]) -> list[QuietDay]:
     """Each pod of a day, whose faults began at these times."""
     ops: dict[int, float] = {}
     for pod in pods:
@@ -60,7 +60,7 @@ def quiet_pods(pods: Sequence[Series], faults: Sequence[float]) -> list[Quiet]:
     ]
 
 
-def _quiet(pod: Series, faults: Sequence[float], idle: set[int]) -> Quiet:
+def _quiet(pod: Series, faults: Sequence[float], idle: set[int]) -> QuietDay:
     told = ["Latency" in name for name in pod.features]
     own = [not name.startswith("Node") for name in pod.features]
     logs = np.where(
@@ -77,6 +77,6 @@ def _quiet(pod: Series, faults: Sequence[float], idle: set[int]) -> Quiet:
     free = ~np.lib.stride_tricks.sliding_window_view(taken, BEFORE + WINDOW).any(axis=1)
     usual: npt.NDArray[np.float64] = np.quantile(change[free], SELDOM, axis=0) + TINY
     strongest = (change / usual).max(axis=1)
-    return Quiet(
+    return QuietDay(
         pod.times[BEFORE : len(pod.times) - WINDOW + 1], strongest, np.sort(strongest[free])
     )
