@@ -88,6 +88,9 @@ def test_mistakes_are_one_line(table: Path, tmp_path: Path) -> None:
     assert "no column 'host'" in refused("fit", table, "--out", out, "--id", "host")
     assert "no column 'z'" in refused("fit", table, "--out", out, *NAMED, "--ignore", "z")
     assert "fit" in refused("score", table, "--bundle", out, "--out", tmp_path / "s.csv", *NAMED)
+    timeless = tmp_path / "when.parquet"
+    pl.read_parquet(table).rename({"t": "when"}).write_parquet(timeless)
+    assert "--time which it is: machine, when" in refused("fit", timeless, "--out", out)
     assert "is no time" in refused("causes", table, "--from", "x", "--to", "9", *NAMED)
 
 

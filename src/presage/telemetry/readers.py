@@ -170,6 +170,9 @@ def read_rows(
     out = [name for name in out if name not in (pod, time)]
     pod = pod or _find(table.columns, _PODS)
     time = time or _find(table.columns, _TIMES)
+    if time is None and len(table):
+        has = ", ".join(table.columns)
+        raise TelemetryError(f"{file} has no column of times; say with --time which it is: {has}")
     if pod is None and (names := _could_name_series(table.drop(out), time)):
         raise TelemetryError(
             f"{file} has several rows for one time; say with --id which column names the series: "
