@@ -103,6 +103,7 @@ def scout(folds: int = 5) -> dict[str, Any]:
         .sort("run")
     )
     sizes = ("small", "medium", "large", "huge", "bigdata")
+    machine = table["vm"]
     table = table.with_columns(
         pl.col("datasize").replace_strict(
             {s: float(i) for i, s in enumerate(sizes)}, default=-1.0
@@ -122,7 +123,37 @@ def scout(folds: int = 5) -> dict[str, Any]:
     for train, test in family_out(table["workload"].to_numpy(), folds, seed=0):
         drawn = mix.permutation(train)
         chance[test] = FailureModel().fit(rows[drawn], failed[drawn], names).predict(rows[test])
-    return {"n": len(failed), "prevalence": float(failed.mean()), **_judged(failed, chance)}
+    asked = [table["workload"], table["framework"], table["datasize"], machine]
+    return {
+        "n": len(failed),
+        "prevalence": float(failed.mean()),
+        **_judged(failed, chance),
+        **_bounds(failed, table["workload"].to_list(), list(zip(*asked, strict=True))),
+    }
+
+
+def _bounds(
+    failed: npt.NDArray[np.int64], workload: Sequence[str], asked: Sequence[object]
+) -> dict[str, Any]:
+    """Why it is hard: what the true rate of each workload would tell, that of each workload as it
+    was configured, and how many of the failures are one workload's."""
+    worst = max(set(workload), key=lambda name: failed[np.array(workload) == name].sum())
+    others = np.array(workload) != worst
+    rate, exact = _rates(failed, workload), _rates(failed, asked)
+    return {
+        "auc_pr, true rate by workload": auc_pr(failed, rate),
+        "… and configuration": auc_pr(failed, exact),
+        f"share of failures of {worst}": 1 - float(failed[others].sum() / failed.sum()),
+        "its own rate of failure": float(failed[~others].mean()),
+        "auc_pr, true rate, without it": auc_pr(failed[others], rate[others]),
+    }
+
+
+def _rates(failed: npt.NDArray[np.int64], groups: Sequence[object]) -> Floats:
+    ended: dict[object, list[int]] = {}
+    for group, end in zip(groups, failed.tolist(), strict=True):
+        ended.setdefault(group, []).append(end)
+    return np.array([np.mean(ended[group]) for group in groups])
 
 
 def _judged(failed: npt.NDArray[np.int64], chance: Floats) -> dict[str, float]:
@@ -145,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for title, values in found.items():
         print(title)
         for name, value in values.items():
-            print(f"  {name:26} {value}")
+            print(f"  {name:36} {value}")
 
 
 if __name__ == "__main__":

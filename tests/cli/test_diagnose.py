@@ -112,6 +112,9 @@ def test_a_file_of_any_telemetry(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     (leak,) = told["troubles"]
     assert (told["series"], leak["kind"], leak["subject"]) == (2, "leak", "pod leaks")
+    unlimited = run("diagnose", file)
+    assert "nothing stands out" in unlimited.stdout
+    assert "--memory" in unlimited.stderr
 
 
 def test_a_file_of_a_guardian(tmp_path: Path) -> None:
@@ -134,4 +137,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert "gone.csv" in gone
     (tmp_path / "empty.jsonl").write_text("")
     assert "empty.jsonl" in refused(run("diagnose", tmp_path / "empty.jsonl"))
+    (tmp_path / "other.csv").write_text("pod,time,queue\na,0,1\na,15,2\n")
+    assert "none of the metrics is one of them: queue" in refused(
+        run("diagnose", tmp_path / "other.csv")
+    )
     assert "belongs to --prometheus" in refused(run("diagnose", "p.csv", "--select", "x"))

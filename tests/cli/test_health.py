@@ -88,7 +88,22 @@ def test_mistakes_are_one_line(table: Path, tmp_path: Path) -> None:
     assert "no column 'host'" in refused("fit", table, "--out", out, "--id", "host")
     assert "no column 'z'" in refused("fit", table, "--out", out, *NAMED, "--ignore", "z")
     assert "fit" in refused("score", table, "--bundle", out, "--out", tmp_path / "s.csv", *NAMED)
+    timeless = tmp_path / "when.parquet"
+    pl.read_parquet(table).rename({"t": "when"}).write_parquet(timeless)
+    assert "--time which it is: machine, when" in refused("fit", timeless, "--out", out)
     assert "is no time" in refused("causes", table, "--from", "x", "--to", "9", *NAMED)
+
+
+def test_a_column_without_numbers_is_named(table: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.parquet"
+    pl.read_parquet(table).with_columns(y=pl.lit("busy")).write_parquet(words)
+    done = run.invoke(app, ["health", "fit", str(words), "--out", str(tmp_path / "b.npz"), *NAMED])
+    assert "holds no numbers: y" in done.output
+    assert "1 metric," in done.stdout
+    nothing = tmp_path / "other.parquet"
+    pl.read_parquet(table).rename({"x": "u", "y": "v"}).write_parquet(nothing)
+    out = ("--bundle", tmp_path / "b.npz", "--out", tmp_path / "s.csv")
+    assert refused("score", nothing, *out, *NAMED).splitlines()[-1].startswith("error: ")
 
 
 def test_rows_of_one_time_are_not_mixed_when_nothing_names_the_series(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from presage.model.words import amount, duration, interval, memory, share, short_duration
+from presage.model.words import amount, duration, interval, memory, moment, share, short_duration
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,8 @@ def test_amounts_and_shares() -> None:
     assert [memory(mib) for mib in (12.2, 1536)] == ["12 MiB", "1.5 GiB"]
     assert [share(value) for value in (0, 0.004, 0.4, 1)] == ["0 %", "0.4 %", "40 %", "100 %"]
     assert [amount(value) for value in (0.25, 12_345.6)] == ["0.25", "12,346"]
+
+
+def test_a_point_in_time_is_a_date_unless_it_counts_from_nothing() -> None:
+    assert moment(1_700_000_000.4) == "2023-11-14T22:13:20Z"
+    assert moment(33_600) == "33600"

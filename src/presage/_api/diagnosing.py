@@ -25,6 +25,8 @@ __all__ = ["PastTrouble", "diagnose_rows", "diagnose_series", "rows_of_file"]
 _MIB = 1 << 20
 _LOOKS = 500
 """So often at most it is looked at a series, evenly over its time."""
+_MORE = ("disk_free_mib", "disk_total_mib", "step", "gpu_xid", "gpu_ecc_errors")
+"""Metrics that are found by these names only."""
 _UNITS = {"bytes": _MIB, "MiB": 1.0, "kB": 1024.0, "": 1.0}
 
 
@@ -83,11 +85,19 @@ def diagnose_series(
 ) -> list[PastTrouble]:
     """What was wrong in each series, which is taken for a run of one worker."""
     found: list[PastTrouble] = []
+    looked = False
     for number, one in enumerate(series):
         listed = _rows(one)
         if listed:
+            looked = True
             found += diagnose_rows(one.pod, listed, place, rules)
         report(number + 1, len(series))
+    if not looked:
+        has = ", ".join(dict.fromkeys(name for one in series for name in one.features))
+        raise TelemetryError(
+            "trouble is told by CPU, memory, GPUs, GPU memory, "
+            f"{', '.join(_MORE)}; none of the metrics is one of them: {has}"
+        )
     return sorted(found, key=lambda one: (not one.to_the_end, -one.last))
 
 
@@ -101,9 +111,9 @@ def _rows(series: Series) -> list[Row]:
         for feature in series.resources.get(resource, ())[:1]:
             scale = _UNITS.get(units.get(feature, ""), 1.0) if "mib" in field else 1.0
             values[field] = columns[feature] / scale
-    for name in ("disk_free_mib", "disk_total_mib", "step", "gpu_xid", "gpu_ecc_errors"):
-        if name in columns:
-            values[name] = columns[name]
+    values |= {name: columns[name] for name in _MORE if name in columns}
+    if not values:
+        return []
     found = []
     for k, at in enumerate(series.times):
         known: dict[str, Any] = {

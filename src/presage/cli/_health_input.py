@@ -39,6 +39,8 @@ def read(telemetry: Path, id: str | None, time: str | None, ignore: str | None) 
     rows = read_rows(telemetry, id, time, out, LABELS)
     if named := [name for name in rows.left_out if name not in out]:
         say(f"left out, for it says what is to be found: {', '.join(named)}")
+    if rows.no_numbers:
+        say(f"not looked at, for it holds no numbers: {', '.join(rows.no_numbers)}")
     return rows
 
 

@@ -16,7 +16,7 @@ from presage.client import Client, to_json
 from presage.manifest.quantities import memory, memory_mib
 from presage.model.errors import TelemetryError, UserError
 from presage.model.server_answers import AlertStatus, Diagnosis
-from presage.model.words import sure
+from presage.model.words import moment, sure
 
 __all__ = ["diagnose"]
 
@@ -77,6 +77,8 @@ def diagnose(
         print_json({"source": source.name, "series": series, "troubles": found})
     else:
         _show_past(found, series)
+        if not limits[0]:
+            say("whether memory leaks is told against a limit: give --memory 16Gi or the like")
 
 
 def _mib(option: str, text: str | None) -> float:
@@ -169,10 +171,10 @@ def _show_past(found: list[dict[str, Any]], series: int) -> None:
     if not found:
         typer.echo(f"nothing stands out ({series} series)")
     for one in found:
-        still = "to the end" if one["to_the_end"] else f"until {one['last']:.0f}"
+        still = "to the end" if one["to_the_end"] else f"until {moment(one['last'])}"
         typer.echo(
             f"{one['kind'].replace('_', ' ')} ({sure(one['probability'])}): {one['subject']}, "
-            f"from {one['first']:.0f} {still}"
+            f"from {moment(one['first'])} {still}"
         )
         typer.echo(f"  {one['text']}")
         for item in one["evidence"][:3]:

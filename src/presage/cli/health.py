@@ -35,6 +35,9 @@ from presage.telemetry.readers import InputRows, read_moment, read_table
 
 __all__ = ["health"]
 
+_DAY_S, _FEW_DAYS = 86_400.0, 3.0
+"""Alarms are stated per day: in fewer days of telemetry there are too few to count."""
+
 health = typer.Typer(
     help="See what is unusual in telemetry, who is to blame, and which runs will fail.",
     no_args_is_help=True,
@@ -82,6 +85,9 @@ def fit(
         return
     each = duration_text(model.every_s)
     typer.echo(f"{counted(len(model.metrics), 'metric')}, a sample every {each}; {data}")
+    days = samples * model.every_s / _DAY_S
+    if days < _FEW_DAYS:
+        say(f"learned from {days:.2g} days in all: alarms may come more often than stated")
     say(f"written to {out}")
 
 
@@ -155,6 +161,8 @@ def causes(
 def _compare_metrics(model: AnomalyModel, rows: InputRows) -> None:
     """Say what one side has and the other has not."""
     here = dict.fromkeys(name for pod in rows.series for name in pod.features)
+    if here.keys().isdisjoint(model.metrics):
+        return  # the model refuses this, in one line
     if missing := [name for name in model.metrics if name not in here]:
         say(f"not in the telemetry, and not judged: {', '.join(missing)}")
     if new := [name for name in here if name not in model.metrics]:

@@ -33,7 +33,7 @@ _WINDOW = "3m"
 
 Bundle = Annotated[Path, typer.Option(help="What `presage health kinds fit` wrote.")]
 By = Annotated[
-    Method, typer.Option("--by", help="A decision tree, or a Bayesian network (pgmpy).")
+    Method, typer.Option("--by", help="A decision tree, a Bayesian network (pgmpy), or both.")
 ]
 
 
@@ -50,7 +50,7 @@ def fit(
     window: Annotated[
         str, typer.Option(help="How long a fault is looked at where the table has no `to`.")
     ] = _WINDOW,
-    by: By = "tree",
+    by: By = "both",
     json: AsJson = False,
 ) -> None:
     """Learn from labelled FAULTS in TELEMETRY what each kind does to metrics."""
@@ -78,8 +78,8 @@ def fit(
 
 
 @kinds.command()
-def show(bundle: Bundle, by: By = "tree") -> None:
-    """Print what was learned: the questions of the tree, or the tables of the network."""
+def show(bundle: Bundle, by: By = "both") -> None:
+    """Print what was learned: the questions of the tree, and the tables of the network."""
     typer.echo(FaultKinds.load(bundle, by).text())
 
 
@@ -96,7 +96,7 @@ def score(
     id: Id = None,
     time: Time = None,
     ignore: Ignore = None,
-    by: By = "tree",
+    by: By = "both",
     json: AsJson = False,
 ) -> None:
     """Say which kind of fault it was that TELEMETRY shows, the likeliest first."""
@@ -140,7 +140,7 @@ class _Labelled:
         def column(usual: Sequence[str], needed: bool = True) -> list[str]:
             found = next((lower[name] for name in usual if name in lower), None)
             if found is None and needed:
-                has = ", ".join(table.columns)
+                has = ", ".join(table.columns) or "nothing"
                 raise TelemetryError(f"{file} has no column '{usual[0]}'; it has {has}")
             return [] if found is None else table[found].cast(pl.String).to_list()
 

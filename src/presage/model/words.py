@@ -5,12 +5,15 @@ Standard library only. Knows nothing of jobs; who needs a sentence puts it toget
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 __all__ = [
     "amount",
     "count_text",
     "duration",
     "interval",
     "memory",
+    "moment",
     "share",
     "short_duration",
     "size_text",
@@ -18,6 +21,8 @@ __all__ = [
 ]
 
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_CALENDAR = 1e8
+"""Seconds from here on are a date; fewer count from the begin of something."""
 
 
 def duration(seconds: float) -> str:
@@ -43,6 +48,13 @@ def interval(low: float, high: float) -> str:
     if low <= 0 or low / size >= 0.95 or unit in ("s", "ms"):
         return f"{_digits(max(0.0, low) / size)}–{_digits(high / size)} {unit}"
     return f"{duration(low)} to {duration(high)}"
+
+
+def moment(at: float) -> str:
+    """A point in time: `2023-11-14T22:13:20Z`; one that counts from 0 as a number, `3600`."""
+    if at < _CALENDAR:
+        return f"{at:.10g}"
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def memory(mib: float) -> str:

@@ -133,6 +133,8 @@ class InputRows:
     time_column: str
     left_out: tuple[str, ...] = ()
     """Columns of numbers that are no metrics."""
+    no_numbers: tuple[str, ...] = ()
+    """Columns of a wide table that hold no number."""
 
     def sample_of_row(self) -> Ints:
         """For each row of the input, the sample of its series that it became."""
@@ -168,6 +170,9 @@ def read_rows(
     out = [name for name in out if name not in (pod, time)]
     pod = pod or _find(table.columns, _PODS)
     time = time or _find(table.columns, _TIMES)
+    if time is None and len(table):
+        has = ", ".join(table.columns)
+        raise TelemetryError(f"{file} has no column of times; say with --time which it is: {has}")
     if pod is None and (names := _could_name_series(table.drop(out), time)):
         raise TelemetryError(
             f"{file} has several rows for one time; say with --id which column names the series: "
@@ -178,7 +183,20 @@ def read_rows(
     if pod is not None:
         rows = _codes(file, table[pod])[1]
     assert time is not None, "or the table was refused"
-    return InputRows(series, rows, table[time], pod or "id", time, tuple(out))
+    empty = _no_numbers(table.drop(out), series, (pod, time))
+    return InputRows(series, rows, table[time], pod or "id", time, tuple(out), empty)
+
+
+def _no_numbers(
+    table: pl.DataFrame, series: Sequence[Series], named: tuple[str | None, ...]
+) -> tuple[str, ...]:
+    """Columns that became no metric; of a long table, whose metrics are no columns, none."""
+    metrics = {name for pod in series for name in pod.features}
+    if not metrics.issubset(table.columns):
+        return ()
+    beside = (*_ROW_NUMBERS, *_TIMES, *_PODS)
+    left = [name for name in table.columns if name not in metrics and name not in named]
+    return tuple(name for name in left if name.lower() not in beside)
 
 
 def read_table(file: Path) -> pl.DataFrame:

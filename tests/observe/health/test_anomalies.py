@@ -114,6 +114,13 @@ def test_what_cannot_be_learned_from_or_judged_is_refused(model: AnomalyModel) -
         model.judge([stranger])
 
 
+def test_what_never_changes_says_nothing_of_what_is_usual() -> None:
+    times = np.arange(100.0) * 60
+    still = [Series(str(level), times, np.full((100, 1), level), ("x",)) for level in (1.0, 5.0)]
+    with pytest.raises(TelemetryError, match="no metric changes"):
+        AnomalyModel.fit(still)
+
+
 def test_row_numbers_count_as_minutes_and_times_as_they_are() -> None:
     counted = Series("m", np.arange(50.0), np.zeros((50, 1)), ("a",))
     assert usual_time([counted]) == 60.0

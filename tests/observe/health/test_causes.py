@@ -80,3 +80,11 @@ def test_what_makes_no_sense_is_one_line() -> None:
         service_graph(pl.DataFrame({"caller": ["q"], "callee": ["r"]}), series)
     with pytest.raises(TelemetryError, match="caller and callee"):
         service_graph(pl.DataFrame({"a": ["q"], "b": ["r"]}), series)
+    for pod in series:
+        pod.values[15:] = np.nan
+    with pytest.raises(TelemetryError, match="no metric was measured both from 900 to 1200"):
+        find_causes(series, 900, 1200)
+    with pytest.raises(TelemetryError, match="has nothing"):
+        service_graph(pl.DataFrame(), series)
+    with pytest.raises(TelemetryError, match=r"from 2023-11-14T22:13:20Z .* samples from 0 to "):
+        find_causes(series, 1.7e9, 1.7e9 + 60)

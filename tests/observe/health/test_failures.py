@@ -11,7 +11,7 @@ from presage.model.errors import NotFitted, UserError
 from presage.observe.health.causes import Moved
 from presage.observe.health.failures import FailureModel
 from presage.observe.health.history import PastRun, RunRequest, at_submission, history_names
-from presage.observe.health.kinds import FaultKinds
+from presage.observe.health.kinds import FaultKinds, Method
 
 
 def test_a_run_that_ends_later_says_nothing() -> None:
@@ -51,25 +51,35 @@ def test_what_decides_speaks_and_a_bundle_answers_alike(tmp_path: Path) -> None:
         FailureModel().fit(rows, np.zeros(600), ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("method", ["tree", "network"])
-def test_kinds_of_fault_are_told_apart_and_can_be_read(method: str) -> None:
-    pytest.importorskip("sklearn" if method == "tree" else "pgmpy")
+@pytest.mark.parametrize("method", ["tree", "network", "both"])
+def test_kinds_of_fault_are_told_apart_and_can_be_read(method: Method) -> None:
+    for needed in ("sklearn",) * (method != "network") + ("pgmpy",) * (method != "tree"):
+        pytest.importorskip(needed)
     faults = [_moved(CpuUsage=6.0, latency=2.0)] * 8 + [_moved(CpuUsage=0.0, latency=5.0)] * 8
-    model = FaultKinds("tree" if method == "tree" else "network")
+    model = FaultKinds(method)
     model.fit(faults, ["busy"] * 8 + ["slow network"] * 8)
     ranked = model.rank(_moved(cpu_cores=5.0, latency_s=3.0))
     assert ranked[0].kind == "busy"
     assert sum(each.probability for each in ranked) == pytest.approx(1.0)
-    assert ("answered" if method == "tree" else "computing") in model.text()
+    assert ("class: busy" in model.text()) == (method != "network")
+    computing = (
+        "computing\n  busy: down 9%, same 9%, up 82%\n  slow network: down 9%, same 82%, up 9%"
+    )
+    assert (computing in model.text()) == (method != "tree")
 
 
-def test_the_tree_tells_kinds_apart_by_how_near_its_limit_a_metric_was() -> None:
-    pytest.importorskip("sklearn")
-    near, far = {"cpu_pct": Moved(6.0, 97.0)}, {"cpu_pct": Moved(6.0, 40.0)}
-    model = FaultKinds().fit([near] * 8 + [far] * 8, ["starved"] * 8 + ["busy"] * 8)
-    assert model.rank({"cpu_pct": Moved(6.0, 95.0)})[0].kind == "starved"
-    assert model.rank({"cpu_pct": Moved(6.0, 30.0)})[0].kind == "busy"
-    assert model.rank({"cpu_pct": Moved(6.0, float("nan"))})[0].kind == "busy"
+@pytest.mark.parametrize("limit", [100.0, 1.0])
+@pytest.mark.parametrize("method", ["tree", "network"])
+def test_kinds_are_told_apart_by_how_near_its_limit_a_metric_was(
+    method: Method, limit: float
+) -> None:
+    pytest.importorskip("sklearn" if method == "tree" else "pgmpy")
+    near, far = {"cpu_pct": Moved(6.0, 0.97 * limit)}, {"cpu_pct": Moved(6.0, 0.4 * limit)}
+    model = FaultKinds(method).fit([near] * 8 + [far] * 8, ["starved"] * 8 + ["busy"] * 8)
+    assert model.rank({"cpu_pct": Moved(6.0, 0.95 * limit)})[0].kind == "starved"
+    assert model.rank({"cpu_pct": Moved(6.0, 0.35 * limit)})[0].kind == "busy"
+    if method == "tree":  # the network has never seen what it takes an unknown height for
+        assert model.rank({"cpu_pct": Moved(6.0, float("nan"))})[0].kind == "busy"
 
 
 def _moved(**changes: float) -> dict[str, Moved]:

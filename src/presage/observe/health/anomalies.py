@@ -266,6 +266,10 @@ def _kind(series: Sequence[Series], metrics: tuple[str, ...]) -> Kind:
         known = np.isfinite(matrix).any(axis=0)
         low[at, known] = np.nanmin(matrix[:, known], axis=0)
         high[at, known] = np.nanmax(matrix[:, known], axis=0)
+    if not (high > low).any():
+        raise TelemetryError(
+            "no metric changes in any series; such telemetry says not what is usual"
+        )
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a metric without any value has no range
         size = _range(low, high)

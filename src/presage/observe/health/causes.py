@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from presage.model.errors import TelemetryError
+from presage.model.words import moment
 from presage.observe.health.anomalies import deviations
 from presage.telemetry.series import Floats, Series
 
@@ -105,7 +106,8 @@ def find_causes(
         first = min(float(pod.times[0]) for pod in series)
         last = max(float(pod.times[-1]) for pod in series)
         raise TelemetryError(
-            f"no sample is from {begin:g} to {end:g}; there are samples from {first:g} to {last:g}"
+            f"no sample is from {moment(begin)} to {moment(end)}; there are samples from "
+            f"{moment(first)} to {moment(last)}"
         )
     if len(inside) == 1:
         return _of_one(inside[0], begin, end, most)
@@ -121,7 +123,8 @@ def service_graph(table: pl.DataFrame, series: Sequence[Series]) -> dict[str, li
     callee = next((columns[name] for name in _CALLEES if name in columns), None)
     if caller is None or callee is None:
         raise TelemetryError(
-            f"the graph needs the columns caller and callee; it has {', '.join(table.columns)}"
+            "the graph needs the columns caller and callee, and a row for each call; it has "
+            + (", ".join(table.columns) or "nothing")
         )
     names = [pod.pod for pod in series]
     found: dict[str, list[str]] = {}
@@ -242,9 +245,14 @@ def _compare(series: Sequence[Series], begin: float, end: float) -> _Compared:
         spread[at, columns] = _over(np.nanmedian, np.abs(earlier - usual[at, columns]))
         now[at, columns] = _over(np.nanmean, pod.values[_window(pod, begin, end)])
     change = _changes(usual, spread, now)
-    if not np.isfinite(change).any():
+    if len(short) == len(series):
         raise TelemetryError(
             f"no series has {_LEAST_BEFORE} samples in the {before_s:g} s before --from"
+        )
+    if not np.isfinite(change).any():
+        raise TelemetryError(
+            f"no metric was measured both from {moment(begin)} to {moment(end)} and in the "
+            f"{before_s:g} s before"
         )
     return _Compared(metrics, usual, now, change, tuple(short))
 

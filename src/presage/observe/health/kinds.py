@@ -1,10 +1,10 @@
 """What kind of fault it was, told from how the metrics of the guilty series changed.
 
 Two models that people can read: a decision tree, and a Bayesian network in which the kind decides
-how each sort of metric moves (down, as ever, up). Metrics are taken by sort (computing, memory,
-network, latency, …), so what was learned on one service speaks of another. The tree also sees how
-high the metrics were that are shares of a limit. Fitting and asking the
-network needs pgmpy (`presage[health]`), the tree scikit-learn (`presage[learn]`).
+how each sort of metric moves (down, as ever, up) and how near to their limits its metrics are.
+Asked together, their chances are averaged. Metrics are taken by sort (computing, memory, network,
+latency, …), so what was learned on one service speaks of another. Fitting and asking the network
+needs pgmpy (`presage[health]`), the tree scikit-learn (`presage[learn]`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from presage.observe.health.causes import Moved
 
 __all__ = ["FaultKinds", "Likely", "Method"]
 
-Method = Literal["tree", "network"]
+Method = Literal["both", "tree", "network"]
 
 _NAME, _VERSION = "health-kinds", "1"
 
@@ -46,7 +46,13 @@ _LEVELS = {
     "succeeded": r"success",
 }
 """Shares of a limit -> names of the metrics."""
-_FAR = 1.0
+_MOVES: tuple[float, ...] = (-1.0, 1.0)
+_MOVED = ("down", "same", "up")
+_STEPS: tuple[float, ...] = (10.0, 30.0, 60.0, 90.0)
+"""Percent of a limit."""
+_HEIGHTS = ("idle", "low", "middle", "high", "full")
+_NODES = dict.fromkeys(_SORTS, _MOVED) | dict.fromkeys(_LEVELS, _HEIGHTS)
+"""What the network sees -> the words for it."""
 _MOST = 8.0
 _DEPTH, _LEAF = 6, 2
 
@@ -64,7 +70,7 @@ class FaultKinds:
 
     kinds_: tuple[str, ...]
 
-    def __init__(self, method: Method = "tree") -> None:
+    def __init__(self, method: Method = "both") -> None:
         self.method = method
 
     def fit(self, faults: Sequence[Mapping[str, Moved]], kinds: Sequence[str]) -> Self:
@@ -78,10 +84,11 @@ class FaultKinds:
     def _learn(self, changes: Floats, levels: Floats, kinds: Sequence[str]) -> Self:
         self.changes_, self.levels_, self.truth_ = changes, levels, tuple(kinds)
         self.kinds_ = tuple(sorted(set(kinds)))
-        if self.method == "tree":
-            self.model_ = _tree(np.hstack([changes, levels]), kinds)
-        else:
-            self.model_ = _network(_states(changes), kinds)
+        if self.method != "network":
+            self.tree_ = _tree(np.hstack([changes, levels]), kinds)
+        if self.method != "tree":
+            self.percent_ = np.where(levels.max(axis=0) <= 1.0, 100.0, 1.0)
+            self.network_ = _network(_states(changes, levels * self.percent_), kinds)
         return self
 
     def right_on_others(self, groups: Sequence[str], folds: int = 10) -> float:
@@ -118,7 +125,7 @@ class FaultKinds:
         save_bundle(path, arrays, card)
 
     @classmethod
-    def load(cls, path: Path, method: Method = "tree") -> FaultKinds:
+    def load(cls, path: Path, method: Method = "both") -> FaultKinds:
         """Learn again from the faults of a bundle."""
         arrays, card = load_bundle(path)
         if card["name"] != _NAME or card["version"] != _VERSION:
@@ -138,27 +145,33 @@ class FaultKinds:
 
     def rank(self, moved: Mapping[str, Moved]) -> list[Likely]:
         """All kinds, the likeliest first."""
-        if not hasattr(self, "model_"):
+        if not hasattr(self, "truth_"):
             raise NotFitted("this FaultKinds is not fitted; call fit")
         return self._ranked(np.array(_by_sort(moved)), np.array(_levels(moved)))
 
     def _ranked(self, changes: Floats, levels: Floats) -> list[Likely]:
-        if self.method == "tree":
-            shares = self.model_.predict_proba(np.append(changes, levels)[None])[0]
-            chances = dict(zip(self.model_.classes_, shares, strict=True))
-        else:
-            chances = _ask(self.model_, _states(changes[None])[0], self.kinds_)
-        found = [Likely(kind, float(chances.get(kind, 0.0))) for kind in self.kinds_]
-        return sorted(found, key=lambda each: -each.probability)
+        said: list[Mapping[str, float]] = []
+        if self.method != "network":
+            shares = self.tree_.predict_proba(np.append(changes, levels)[None])[0]
+            said.append(dict(zip(self.tree_.classes_, shares.tolist(), strict=True)))
+        if self.method != "tree":
+            state = _states(changes[None], levels[None] * self.percent_)[0]
+            said.append(_ask(self.network_, state, self.kinds_))
+        chance = {
+            kind: sum(one.get(kind, 0.0) for one in said) / len(said) for kind in self.kinds_
+        }
+        return sorted((Likely(*each) for each in chance.items()), key=lambda one: -one.probability)
 
     def text(self) -> str:
-        """The model for people: the questions of the tree, or what each kind does to metrics."""
-        if self.method == "tree":
+        """The models for people: the questions of the tree, and what each kind does to metrics."""
+        parts = []
+        if self.method != "network":
             from sklearn.tree import export_text
 
-            return str(export_text(self.model_, feature_names=[*_SORTS, *_LEVELS]))
-        tables = [self.model_.get_cpds(name) for name in _SORTS]
-        return "\n".join(f"{name}\n{table}" for name, table in zip(_SORTS, tables, strict=True))
+            parts.append(str(export_text(self.tree_, feature_names=[*_SORTS, *_LEVELS])))
+        if self.method != "tree":
+            parts += [_told(self.network_, name, words) for name, words in _NODES.items()]
+        return "\n".join(parts)
 
 
 def _by_sort(moved: Mapping[str, Moved]) -> list[float]:
@@ -182,10 +195,13 @@ def _levels(moved: Mapping[str, Moved]) -> list[float]:
     return found
 
 
-def _states(rows: Floats) -> list[dict[str, str]]:
-    words = np.array(["down", "same", "up"])
-    at = np.where(rows > _FAR, 2, np.where(rows < -_FAR, 0, 1))
-    return [dict(zip(_SORTS, words[each].tolist(), strict=True)) for each in at]
+def _states(changes: Floats, percent: Floats) -> list[dict[str, str]]:
+    """Per fault, what each sort did and how near its limit each level was, in words."""
+    moved = np.array(_MOVED)[np.digitize(changes, _MOVES)]
+    height = np.array(_HEIGHTS)[np.digitize(percent, _STEPS)]
+    names = (*_SORTS, *_LEVELS)
+    words = np.hstack([moved, height]).tolist()
+    return [dict(zip(names, each, strict=True)) for each in words]
 
 
 def _tree(rows: Floats, kinds: Sequence[str]) -> Any:
@@ -198,14 +214,13 @@ def _tree(rows: Floats, kinds: Sequence[str]) -> Any:
 
 
 def _network(states: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> Any:
-    """The kind is the parent of every sort; tables are counts with one of each added."""
+    """The kind is the parent of every sort and level; tables are counts with one of each added."""
     pgmpy = _pgmpy()
-    network = pgmpy["network"]([("kind", name) for name in _SORTS])
+    network = pgmpy["network"]([("kind", name) for name in _NODES])
     names = tuple(sorted(set(kinds)))
-    words = ("down", "same", "up")
     share = [[(kinds.count(kind) + 1) / (len(kinds) + len(names))] for kind in names]
     network.add_cpds(pgmpy["table"]("kind", len(names), share, state_names={"kind": list(names)}))
-    for sort in _SORTS:
+    for sort, words in _NODES.items():
         counts = np.ones((len(words), len(names)))
         for state, kind in zip(states, kinds, strict=True):
             counts[words.index(state[sort]), names.index(kind)] += 1
@@ -221,6 +236,16 @@ def _network(states: Sequence[Mapping[str, str]], kinds: Sequence[str]) -> Any:
         )
     network.check_model()
     return network
+
+
+def _told(network: Any, node: str, words: Sequence[str]) -> str:
+    """The table of a node, a line for each kind."""
+    table = network.get_cpds(node)
+    lines = [node]
+    for kind, shares in zip(table.state_names["kind"], table.get_values().T, strict=True):
+        each = (f"{word} {share:.0%}" for word, share in zip(words, shares, strict=True))
+        lines.append(f"  {kind}: {', '.join(each)}")
+    return "\n".join(lines)
 
 
 def _ask(network: Any, state: Mapping[str, str], kinds: Sequence[str]) -> dict[str, float]:
