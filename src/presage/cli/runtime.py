@@ -194,8 +194,12 @@ def stages(
     _write(run.edges, edges)
     if json:
         queries = run.queries.select("query", "executors", "elapsed_ms").to_dicts()
-        print_json({"stages": str(out), "edges": str(edges), "queries": queries})
+        answer = {"stages": str(out), "edges": str(edges), "queries": queries}
+        print_json({**answer, "failed": list(run.failed)})
         return
+    if run.failed:
+        named = ", ".join(run.failed[:5]) + (", …" if len(run.failed) > 5 else "")
+        say(f"note: left out, as they failed or did not end: {named}")
     stages_of = dict(run.stages.group_by("query").n_unique().select("query", "stage").iter_rows())
     show_table(
         [*(Column(name, right=True) for name in ("STAGES", "CORES", "TOOK s")), Column("QUERY")],

@@ -16,6 +16,7 @@ from tests.conftest import missing
 from tests.spark import missing_spark, run_spark
 
 _QUERIES = """
+spark = start(2)
 spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
 left = spark.range(0, 20000, 1, 5).selectExpr("id", "id % 100 as k", "rand(1) as v")
 right = spark.range(0, 100, 1, 2).selectExpr("id as k", "id * 2 as w")
@@ -23,6 +24,7 @@ spark.sparkContext.setJobDescription("join")
 left.join(right, "k").groupBy("w").sum("v").collect()
 spark.sparkContext.setJobDescription("count")
 left.groupBy("k").avg("v").count()
+spark.stop()
 """
 
 
@@ -31,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SparkRun:
     why = missing_spark()
     if why:
         missing(why)
-    log = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"), cores=2)
+    (log,) = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"))
     return read_spark_log(log, scale_gb=2)
 
 
@@ -98,8 +100,11 @@ def _task(stage: int, index: int, begin: int, end: int, **info: object) -> dict[
     }  # fmt: skip
 
 
-def _end(job: int, at: int) -> dict[str, Any]:
-    return {"Event": "SparkListenerJobEnd", "Job ID": job, "Completion Time": at}
+def _end(job: int, at: int, result: str = "JobSucceeded") -> dict[str, Any]:
+    return {
+        "Event": "SparkListenerJobEnd", "Job ID": job, "Completion Time": at,
+        "Job Result": {"Result": result},
+    }  # fmt: skip
 
 
 _CORES = {
@@ -171,6 +176,22 @@ def test_lost_attempts_do_not_count(tmp_path: Path) -> None:
     assert run.stages.filter(pl.col("wave") == "first_wave")["sum_ms"].to_list() == [30.0]
 
 
+def test_queries_that_failed_or_did_not_end_are_left_out(tmp_path: Path) -> None:
+    events: list[Mapping[str, Any]] = [_CORES]
+    for job, said in enumerate(({"spark_job_description": "a"}, {"spark_job_description": "b"},
+                                {"spark_sql_execution_id": "7"}, {})):  # fmt: skip
+        events += [_job(job, job, (job, job, []), **said), _task(job, 0, job, 50)]
+    sql = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionEnd"
+    events += [_end(0, 60), _end(1, 60, "JobFailed"), _end(2, 60, "JobFailed")]
+    events += [{"Event": sql, "executionId": 7, "errorMessage": ""}]  # it went on without the job
+    run = read_spark_log(_write(tmp_path / "log", *events))
+    assert run.queries["query"].to_list() == ["a", "1"]
+    assert run.failed == ("b", "(no name)")
+    assert set(run.stages["query"]) == {"a", "1"}
+    with pytest.raises(TelemetryError, match="1 failed or did not end"):
+        read_spark_log(_write(tmp_path / "log", *events[:3]))
+
+
 def test_queries_keep_their_names_beside_others_that_have_none(tmp_path: Path) -> None:
     log = write_query(tmp_path / "log", ("", "a b", "c", "a b", ""), tasks=2)
     assert read_spark_log(log).queries["query"].to_list() == ["0", "a b", "c", "a b (2)", "4"]
@@ -181,6 +202,10 @@ def test_a_rolled_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> Non
     folder.mkdir()
     _write(folder / "events_10_app", _task(0, 0, 10, 30), _end(0, 40))
     _write(folder / "events_9_app", _CORES, _job(0, 0, (0, 1, []), spark_job_description="a"))
+    with pytest.raises(TelemetryError, match="events_1_"):
+        read_spark_log(folder)
+    (folder / "events_9_app").rename(folder / "events_9_app.compact")  # all before it, too
+    _write(folder / "events_9_app", _job(9, 0, (9, 9, [])))
     assert read_spark_log(folder).queries["query"].to_list() == ["a"]
 
 
@@ -188,6 +213,8 @@ def test_a_rolled_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> Non
     ("content", "says"),
     [
         (b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        (b"\x1f\x8b\x08\x00", "gunzip"),
+        (b"LZ4Block\x16", "lz4 cannot be read"),
         (b"hello\n", "line 1: not Spark's event log"),
         (b"[1]\n", "line 1: not Spark's event log"),
         (b'{"Event": "SparkListenerJobStart"}\n', "is not as Spark writes it"),

@@ -11,7 +11,8 @@ last RDD. Stages count from 0 within their query, in the order in which they beg
 Waves have the names of the TPC-H measurements: `first_wave` are the tasks that began before any
 of their stage had ended on the same executor, at most one a core; `rest_wave` all others; and
 `fresh_durations` those of the first wave that were the first of all on their core. Tasks that
-failed or lost against their speculative copy do not count.
+failed or lost against their speculative copy do not count, nor do queries that failed, or had not
+ended when the log does.
 
 Must not: start Spark, guess times that are not in the log, or hold a whole log in memory.
 """
@@ -66,6 +67,8 @@ class SparkRun:
     """Which stage reads what which other one wrote."""
     queries: pl.DataFrame
     """From its first job's submission to its last job's end: how long each query took."""
+    failed: tuple[str, ...] = ()
+    """Queries that are not in the tables, as they failed or did not end."""
 
 
 @dataclass(slots=True)
@@ -91,7 +94,9 @@ class _SparkQuery:
     name: str
     began_ms: int
     ended_ms: int = 0
-    jobs: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    """Jobs that have not ended."""
+    failed: bool = False
     stages: dict[int, _SparkStage] = field(default_factory=dict)
     """Those that ran or were skipped, by id."""
 
@@ -124,9 +129,11 @@ def read_spark_log(path: str | Path, *, scale_gb: float = 0.0) -> SparkRun:
                 raise TelemetryError(
                     f"{path}: an event {event['Event']} is not as Spark writes it: {error!r}"
                 ) from None
-    done = [query for query in log.queries.values() if any(s.tasks for s in query.stages.values())]
+    lost = [query for query in log.queries.values() if query.failed or query.running]
+    done = [one for one in log.queries.values() if one not in lost and _ran(one)]
     if not done:
-        raise TelemetryError(f"{path}: no query of this log ran a task to its end")
+        also = f"; {len(lost)} failed or did not end" if lost else ""
+        raise TelemetryError(f"{path}: no query of this log ran a task to its end{also}")
     names = _names(done)
     stages, edges, queries = [], [], []
     for query, name in zip(done, names, strict=True):
@@ -144,6 +151,7 @@ def read_spark_log(path: str | Path, *, scale_gb: float = 0.0) -> SparkRun:
         pl.DataFrame(stages, STAGES, orient="row"),
         pl.DataFrame(edges, EDGES, orient="row"),
         pl.DataFrame(queries, QUERIES, orient="row"),
+        tuple(query.name or "(no name)" for query in lost),
     )
 
 
@@ -154,11 +162,11 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
     for file in _files(path):
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if number == 1 and line[:4] == b"\x28\xb5\x2f\xfd":
-                    raise TelemetryError(
-                        f"{file} is compressed: run `zstd -d` on it, or set"
-                        " spark.eventLog.compress=false"
-                    )
+                for magic, unpack in _COMPRESSED.items() if number == 1 else ():
+                    if line.startswith(magic):
+                        raise TelemetryError(
+                            f"{file} is compressed: {unpack}, or set spark.eventLog.compress=false"
+                        )
                 try:
                     event = json.loads(line)
                 except ValueError:
@@ -170,17 +178,36 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
                 yield event
 
 
+_COMPRESSED = {
+    b"\x28\xb5\x2f\xfd": "run `zstd -d` on it",
+    b"\x1f\x8b": "run `gunzip` on it",
+    b"LZ4Block": "Spark's own form of lz4 cannot be read; write it with zstd",
+    b"\x82SNAPPY": "Spark's own form of snappy cannot be read; write it with zstd",
+    b"ZV": "lzf cannot be read; write it with zstd",
+}
+
+
 def _files(path: Path) -> list[Path]:
+    """The parts of a log in the order of their numbers; a compacted one holds all before it."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise TelemetryError(f"{path}: no such file or directory")
-    parts = [(file.name.split("_")[1], file) for file in path.glob("events_*_*")]
-    if not parts or not all(number.isdecimal() for number, _ in parts):
+    parts: dict[int, Path] = {}
+    for file in sorted(path.glob("events_*_*")):
+        number = file.name.split("_")[1]
+        if number.isdecimal():
+            parts[int(number)] = file
+    if not parts:
         raise TelemetryError(
             f"{path}: no events_* files; name one application's log, not the folder of all"
         )
-    return [file for _, file in sorted(parts, key=lambda part: int(part[0]))]
+    compact = [number for number, file in parts.items() if ".compact" in file.suffixes]
+    first, last = max(compact, default=1), max(parts)
+    for number in range(first, last + 1):
+        if number not in parts:
+            raise TelemetryError(f"{path}: the part events_{number}_* of this log is missing")
+    return [parts[number] for number in range(first, last + 1)]
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -208,7 +235,7 @@ def _job_start(log: _SparkLog, event: Mapping[str, Any]) -> None:
     at = int(event["Submission Time"])
     name = said.get("spark.job.description") or group or ""
     query = log.queries.setdefault(key, _SparkQuery(str(name), at))
-    query.jobs.add(job)
+    query.running.add(job)
     log.query_of_job[job] = query
     for info in event["Stage Infos"]:
         rdds = [int(rdd["RDD ID"]) for rdd in info["RDD Info"]]
@@ -221,6 +248,15 @@ def _job_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
     query = log.query_of_job.get(int(event["Job ID"]))
     if query is not None:
         query.ended_ms = max(query.ended_ms, int(event["Completion Time"]))
+        query.running.discard(int(event["Job ID"]))
+        query.failed |= event.get("Job Result", {}).get("Result") == "JobFailed"
+
+
+def _sql_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
+    """A plan may succeed without some of its jobs; older versions of Spark do not tell."""
+    query = log.queries.get(f"sql {event['executionId']}")
+    if query is not None and "errorMessage" in event:
+        query.failed = bool(event["errorMessage"])
 
 
 def _task_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
@@ -241,6 +277,7 @@ _READERS = {
     "SparkListenerJobStart": _job_start,
     "SparkListenerJobEnd": _job_end,
     "SparkListenerTaskEnd": _task_end,
+    "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionEnd": _sql_end,
 }
 
 

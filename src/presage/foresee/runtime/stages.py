@@ -1,8 +1,9 @@
 """Tables of the stages of queries: checked, joined, and as the numbers that models look at.
 
 A row is what was measured of one wave of a stage: `first_wave` and `rest_wave` add up to the
-stage; `fresh_durations` repeats a part of the first wave and is not used. A table may also hold
-nothing but stages and their tasks. Nothing here is learned.
+stage; `fresh_durations` repeats a part of the first wave and is not used. Where a stage ran
+several times at one place, the median of its times counts. A table may also hold nothing but
+stages and their tasks. Nothing here is learned.
 """
 
 from __future__ import annotations
@@ -150,22 +151,36 @@ def _edges_by_query(edges: pl.DataFrame) -> dict[str, list[tuple[int, int]]]:
 def _take(query: Query, rows: pl.DataFrame) -> None:
     columns = set(rows.columns)
     timed = {"wave", "executors", "mean_ms", "tasks", "scale_gb"} <= columns
-    counted: dict[tuple[int, float], dict[int, int]] = {}
+    seen: dict[tuple[int, float, int], dict[str | None, list[tuple[int, float | None]]]] = {}
     for row in rows.iter_rows(named=True):
-        stage, scale = int(row["stage"]), float(row.get("scale_gb") or 0.0)
-        if row.get("tasks") is None:
-            continue
         wave = row.get("wave")
-        if wave is not None and wave not in _WAVES:
+        if row.get("tasks") is None or (wave is not None and wave not in _WAVES):
             continue
-        executors, tasks = int(row.get("executors") or 0), int(row["tasks"])
-        here = counted.setdefault((stage, scale), {})
-        here[executors] = here.get(executors, 0) + tasks
-        if timed and row["mean_ms"] is not None and wave is not None and executors:
-            one = MeasuredWave(scale, executors, wave == _FIRST, tasks, row["mean_ms"] / 1000)
-            query.measured.setdefault(stage, []).append(one)
-    for (stage, scale), by_executors in counted.items():
-        query.tasks.setdefault(stage, {})[scale] = max(by_executors.values())
+        place = (int(row["stage"]), float(row.get("scale_gb") or 0.0))
+        here = seen.setdefault((*place, int(row.get("executors") or 0)), {})
+        here.setdefault(wave, []).append((int(row["tasks"]), row.get("mean_ms")))
+    for (stage, scale, executors), waves in seen.items():
+        repeats = max(map(len, waves.values()))
+        tasks = _tasks_of_one(waves, repeats)
+        said = query.tasks.setdefault(stage, {})
+        said[scale] = max(said.get(scale, 0), sum(tasks.values()))
+        for wave, found in waves.items():
+            times = [ms for _, ms in found if ms is not None]
+            if timed and times and wave is not None and executors and tasks[wave]:
+                mean_s = float(np.median(times)) / 1000
+                one = MeasuredWave(scale, executors, wave == _FIRST, tasks[wave], mean_s)
+                query.measured.setdefault(stage, []).append(one)
+
+
+def _tasks_of_one(
+    waves: Mapping[str | None, list[tuple[int, float | None]]], repeats: int
+) -> dict[str | None, int]:
+    """How many tasks each wave has in one of so many runs of a stage."""
+    sums = {wave: sum(tasks for tasks, _ in found) for wave, found in waves.items()}
+    one = {wave: round(tasks / repeats) for wave, tasks in sums.items()}
+    if _REST in one:
+        one[_REST] = max(round(sum(sums.values()) / repeats) - one.get(_FIRST, 0), 0)
+    return one
 
 
 def structure(query: Query, stage: int, scale_gb: float) -> list[float]:
