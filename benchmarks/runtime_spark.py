@@ -13,9 +13,10 @@ sizes and queries; the order of cores and sizes turns from block to block. The J
 session that does not count, and so is the first run of each query in each session. Medians of all
 other runs are learned and judged by; how far single runs are from them is told beside the error.
 
-Two truths: the list schedule of the measured stages, which a model that simulates shares the form
-of, and the wall time of the query. To that the median time that the other sizes spent between and
-around their stages is added.
+Three truths. Two are list schedules of measured stages, which a model that simulates shares the
+form of: with the CPU time of tasks, which says what a query costs whatever else the machine does,
+and with their time from launch to end. The third is the wall time of the query; to what is
+foreseen of it the median time is added that the other sizes spent between and around their stages.
 
 Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
 Spark's own values; each is a JVM of its own and counts the sum of the six queries' median wall
@@ -54,6 +55,8 @@ _FIXED = {
 _TUNE_CORES = 2
 _AGAIN = 4
 """Times that the default and the choice are measured once more."""
+_Place = tuple[str, float, int]
+"""Query, size, cores."""
 _MAKE = """
 spark = start(2)
 for size in {sizes}:
@@ -79,6 +82,7 @@ def ask(cores, conf, sizes, rounds):
     spark = start(cores, conf)
     for turn in ["warm"] + ["run"] * rounds:
         for size in sizes:
+            spark.sparkContext.setJobDescription("tables")
             for name in ("items", "people"):
                 spark.read.parquet(name).createOrReplaceTempView(name)
             spark.read.parquet(f"sales{size}").createOrReplaceTempView("sales")
@@ -111,7 +115,9 @@ def main() -> None:
         if asked.only != "tune":
             blocks = range(asked.blocks)
             each = [_block(place, n, sizes, cores, asked.rounds) for n in blocks]
-            _foresee_all([run for runs in each for run in runs], sizes)
+            logs = [log for some in each for log in some]
+            for cpu_time in (True, False):
+                _foresee_all([_read(log, cpu_time) for log in logs], sizes, cpu_time)
         if asked.only != "foresee":
             _tune(place, sizes[1])
 
@@ -126,7 +132,7 @@ def _turned(values: Sequence[Any], by: int) -> list[Any]:
 
 def _block(
     place: Path, number: int, sizes: Sequence[float], cores: Sequence[int], rounds: int
-) -> list[SparkRun]:
+) -> list[Path]:
     """One JVM: a session to warm it, then one for each number of cores."""
     order = _turned(cores, number)
     mine = [(count, _FIXED, _turned(sizes, number + n), rounds) for n, count in enumerate(order)]
@@ -138,20 +144,20 @@ def _sessions(
     place: Path,
     name: str,
     asked: Sequence[tuple[int, Mapping[str, str], Sequence[float], int]],
-) -> list[SparkRun]:
-    """What all sessions of one JVM but the first left, without the first run of each query."""
+) -> list[Path]:
+    """The logs of all sessions of one JVM but the first."""
     count, kept = len(asked) - 1, place / "kept"
     logs = [kept / f"{name}-{n}" for n in range(count)]
     if not all(log.exists() for log in logs):
         lines = "".join(f"ask{(c, dict(conf), list(s), n)}\n" for c, conf, s, n in asked)
         for log, made in zip(logs, run_spark(_ASK + lines, place, timeout_s=900)[1:], strict=True):
             made.rename(log)
-    return [_read(log) for log in logs]
+    return logs
 
 
-def _read(log: Path) -> SparkRun:
-    """A log whose descriptions name turn, query and size."""
-    whole, said = read_spark_log(log), pl.col("query").str.split(" ").list
+def _read(log: Path, cpu_time: bool = False) -> SparkRun:
+    """A log whose descriptions name turn, query and size, without the first run of each query."""
+    whole, said = read_spark_log(log, cpu_time=cpu_time), pl.col("query").str.split(" ").list
     size = said.get(2).cast(pl.Float64)
     tables = (
         table.filter(said.first() == "run").with_columns(query=said.get(1), scale_gb=size)
@@ -163,61 +169,82 @@ def _read(log: Path) -> SparkRun:
 # -- foreseen -------------------------------------------------------------------------------------
 
 
-def _foresee_all(runs: Sequence[SparkRun], sizes: Sequence[float]) -> None:
+def _foresee_all(runs: Sequence[SparkRun], sizes: Sequence[float], cpu_time: bool) -> None:
     """How far runs are from one another, then each size left out."""
     took = pl.concat([run.queries for run in runs])
-    where = ["query", "scale_gb", "executors"]
-    for (cores,), rows in took.group_by("executors", maintain_order=True):
-        whole = rows.group_by("scale_gb", "query").agg(pl.col("elapsed_ms").median())
-        sums = whole.group_by("scale_gb").agg(pl.col("elapsed_ms").sum() / 1000).sort("scale_gb")
-        print(f"  {cores} cores: " + ", ".join(f"{s:g} M rows {t:.1f} s" for s, t in sums.rows()))
-    apart = []
-    for _, rows in took.group_by(where):
-        times = rows["elapsed_ms"].to_numpy()
-        for n in range(len(times) if len(times) > 2 else 0):
-            apart.append(abs(times[n] / np.median(np.delete(times, n)) - 1))
-    if apart:
-        print(
-            f"{took.height} runs; one is {100 * np.mean(apart):.1f} % from the median of the"
-            f" others at its place (median {100 * np.median(apart):.1f} %)",
-            flush=True,
-        )
     stages = pl.concat([run.stages for run in runs])
     edges = pl.concat([run.edges for run in runs]).select("query", "from_stage", "to_stage")
+    edges = edges.unique()
+    print(f"tasks by their {'CPU time' if cpu_time else 'time from launch to end'}:", flush=True)
+    _repeats("schedules", [_schedules(run.stages, edges) for run in runs])
+    if not cpu_time:
+        _repeats("wall times", [_wall(run.queries) for run in runs])
     for left_out in sizes:
-        _foresee(stages, edges.unique(), took, left_out)
+        _foresee(stages, edges, None if cpu_time else _wall(took), left_out)
+
+
+def _schedules(stages: pl.DataFrame, edges: pl.DataFrame) -> dict[_Place, float]:
+    """Seconds of each query at each place, after its stages."""
+    made = {
+        (name, *place): measured_total(query, *place)
+        for name, query in read_queries(stages, edges).items()
+        for place in query.places()
+    }
+    return {place: one.total_s for place, one in made.items() if one is not None}
+
+
+def _wall(runs: pl.DataFrame) -> dict[_Place, float]:
+    """Seconds of each query at each place, the median of its runs."""
+    each = runs.group_by("query", "scale_gb", "executors").agg(pl.col("elapsed_ms").median())
+    return {(name, size, cores): ms / 1000 for name, size, cores, ms in each.iter_rows()}
+
+
+def _repeats(what: str, runs: Sequence[Mapping[_Place, float]]) -> None:
+    """How long all queries take, and how much one session differs from the others."""
+    found: dict[_Place, list[float]] = {}
+    for run in runs:
+        for place, took_s in run.items():
+            found.setdefault(place, []).append(took_s)
+    sums: dict[tuple[int, float], float] = {}
+    for (_, size, cores), times in found.items():
+        sums[cores, size] = sums.get((cores, size), 0.0) + float(np.median(times))
+    said = ", ".join(
+        f"{s:.2f} s ({cores} × {size:g} M)" for (cores, size), s in sorted(sums.items())
+    )
+    apart = [
+        abs(times[n] / np.median(np.delete(times, n)) - 1)
+        for times in found.values()
+        for n in range(len(times) if len(times) > 2 else 0)
+    ]
+    scatter = f"; one run is {_off(apart)} from the median of the others" if apart else ""
+    print(f"  {what}, all queries: {said}{scatter}", flush=True)
 
 
 def _foresee(
-    stages: pl.DataFrame, edges: pl.DataFrame, runs: pl.DataFrame, left_out: float
+    stages: pl.DataFrame, edges: pl.DataFrame, wall: Mapping[_Place, float] | None, left_out: float
 ) -> None:
     """Learn the other sizes, foresee this one."""
-    took = runs.group_by("query", "scale_gb", "executors", maintain_order=True).agg(
-        pl.col("elapsed_ms").median()
-    )
-    queries, other = read_queries(stages, edges), pl.col("scale_gb") != left_out
-    model = QueryModel.fit(stages.filter(other), edges)
+    model = QueryModel.fit(stages.filter(pl.col("scale_gb") != left_out), edges)
+    truth = _schedules(stages, edges)
     rest: dict[str, list[float]] = {}
-    for row in took.filter(other).iter_rows(named=True):
-        made = measured_total(queries[row["query"]], row["scale_gb"], row["executors"])
-        assert made is not None
-        rest.setdefault(row["query"], []).append(row["elapsed_ms"] / 1000 - made.total_s)
+    for place, took_s in (wall or {}).items():
+        if place[1] != left_out:
+            rest.setdefault(place[0], []).append(took_s - truth[place])
     off, whole = [], []
-    for row in took.filter(~other).iter_rows(named=True):
-        name, place = row["query"], (row["scale_gb"], row["executors"])
-        truth = measured_total(queries[name], *place)
-        assert truth is not None
-        said, _ = model.total(model.queries[name], *place)
-        around = float(np.median(rest[name]))
-        off.append(abs(said.total_s / truth.total_s - 1))
-        whole.append(abs((said.total_s + around) / (row["elapsed_ms"] / 1000) - 1))
-    print(
-        f"{left_out:g} M rows left out, {len(off)} places: {100 * np.mean(off):.1f} % of the list"
-        f" schedule of their stages (median {100 * np.median(off):.1f} %),"
-        f" {100 * np.mean(whole):.1f} % of their wall time (median"
-        f" {100 * np.median(whole):.1f} %)",
-        flush=True,
-    )
+    for (name, size, cores), took_s in truth.items():
+        if size != left_out:
+            continue
+        said, _ = model.total(model.queries[name], size, cores)
+        off.append(abs(said.total_s / took_s - 1))
+        if wall is not None:
+            expected = said.total_s + float(np.median(rest[name]))
+            whole.append(abs(expected / wall[name, size, cores] - 1))
+    also = f", of wall times {_off(whole)}" if whole else ""
+    print(f"  {left_out:g} M rows left out, {len(off)} places: {_off(off)}{also}", flush=True)
+
+
+def _off(errors: Sequence[float]) -> str:
+    return f"{100 * np.mean(errors):.1f} % (median {100 * np.median(errors):.1f} %)"
 
 
 # -- tuned ----------------------------------------------------------------------------------------
@@ -234,8 +261,8 @@ def _tune(place: Path, size: float) -> None:
 
     def measure(number: int) -> float:
         warm = session(number, 2)
-        (run,) = _sessions(place, f"tune{number}", [warm, session(number, 3)])
-        return _whole(run.queries)
+        (log,) = _sessions(place, f"tune{number}", [warm, session(number, 3)])
+        return sum(_wall(_read(log).queries).values())
 
     taught = teach(None, ahead.configs.height)
     search = ConfigSearch(ahead, list(range(len(points))), taught)
@@ -244,8 +271,8 @@ def _tune(place: Path, size: float) -> None:
     )
     chosen = points.index({name: str(value) for name, value in done.chosen.items()})
     turns = [session(number, 1) for _ in range(_AGAIN) for number in (0, chosen)]
-    runs = _sessions(place, f"again{chosen}", [session(0, 2), *turns])
-    again = [_whole(run.queries) for run in runs]
+    logs = _sessions(place, f"again{chosen}", [session(0, 2), *turns])
+    again = [sum(_wall(_read(log).queries).values()) for log in logs]
     default, best = again[0::2], again[1::2]
     print(
         f"tune, {len(done.picks)} trials of {len(points)} configurations: {done.picks[0].took:.2f}"
@@ -253,12 +280,6 @@ def _tune(place: Path, size: float) -> None:
         f" {_listed(default)} s and {_listed(best)} s"
         f" ({np.median(default) / np.median(best):.2f} × faster): {done.chosen}"
     )
-
-
-def _whole(runs: pl.DataFrame) -> float:
-    """Seconds of all queries, the median run of each."""
-    each = runs.group_by("query").agg(pl.col("elapsed_ms").median())
-    return float(each["elapsed_ms"].sum()) / 1000
 
 
 def _listed(times: Sequence[float]) -> str:

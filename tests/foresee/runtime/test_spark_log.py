@@ -162,6 +162,33 @@ def test_a_skipped_stage_is_the_one_that_wrote_its_files(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(("small", "large"), [(0, 1), (1, 0)])
+def test_stages_have_the_same_numbers_whichever_began_first(
+    tmp_path: Path, small: int, large: int
+) -> None:
+    log = _write(
+        tmp_path / "log",
+        _CORES,
+        _job(0, 0, (small, 3, []), (large, 5, []), (2, 9, [0, 1])),
+        _task(small, 0, small, small + 20),
+        _task(large, 0, large, large + 40),
+        _task(2, 0, 50, 110),
+        _end(0, 110),
+    )
+    run = read_spark_log(log)
+    assert run.edges.select("from_stage", "to_stage").rows() == [(0, 2), (1, 2)]
+    first = run.stages.filter(pl.col("wave") == "first_wave")
+    assert first.select("stage", "mean_ms").rows() == [(0, 20.0), (1, 40.0), (2, 60.0)]
+
+
+def test_the_cpu_time_of_tasks_may_count(tmp_path: Path) -> None:
+    task = _task(0, 0, 0, 90)
+    task["Task Metrics"] = {"Executor CPU Time": 30e6, "Executor Deserialize CPU Time": 5e6}
+    log = _write(tmp_path / "log", _CORES, _job(0, 0, (0, 1, [])), task, _end(0, 100))
+    for cpu_time, took_ms in ((False, 90.0), (True, 35.0)):
+        assert set(read_spark_log(log, cpu_time=cpu_time).stages["mean_ms"]) == {took_ms}
+
+
 def test_lost_attempts_do_not_count(tmp_path: Path) -> None:
     log = _write(
         tmp_path / "log",

@@ -6,7 +6,8 @@
 A query is one SQL execution with all the jobs it became (adaptive execution makes a job of each
 part of the plan); without SQL it is a job group, else a job. A stage that a later job lists only
 to skip it, because its shuffle files are there, is the stage that wrote them: both have the same
-last RDD. Stages count from 0 within their query, in the order in which they began.
+last RDD. Stages count from 0 within their query, in the order in which the plan made these, which
+is the same in every run; ids and begin of stages side by side are not.
 
 Waves have the names of the TPC-H measurements: `first_wave` are the tasks that began before any
 of their stage had ended on the same executor, at most one a core; `rest_wave` all others; and
@@ -76,6 +77,7 @@ class _SparkTask:
     executor: str
     launched_ms: int
     finished_ms: int
+    took_ms: float
 
 
 @dataclass(slots=True)
@@ -113,13 +115,19 @@ class _SparkLog:
     all_cores: dict[str, int] = field(default_factory=dict)
     """Of all that ever were."""
     most_cores: int = 0
+    cpu_time: bool = False
+    """Whether a task takes what it had of its core, and not from its launch to its end."""
     first_launches: dict[str, list[int]] = field(default_factory=dict)
     """Of each executor, as many as it has cores."""
 
 
-def read_spark_log(path: str | Path, *, scale_gb: float = 0.0) -> SparkRun:
-    """Read one application's log: a file, or the directory of a log that was rolled."""
-    log = _SparkLog()
+def read_spark_log(path: str | Path, *, scale_gb: float = 0.0, cpu_time: bool = False) -> SparkRun:
+    """Read one application's log: a file, or the directory of a log that was rolled.
+
+    With `cpu_time` a task takes the CPU time that its thread used: right for a log from a machine
+    that others used, too, but blind to disks and networks. The time of queries stays as it was.
+    """
+    log = _SparkLog(cpu_time=cpu_time)
     for event in _events(Path(path)):
         reader = _READERS.get(event.get("Event", ""))
         if reader is not None:
@@ -138,9 +146,7 @@ def read_spark_log(path: str | Path, *, scale_gb: float = 0.0) -> SparkRun:
     stages, edges, queries = [], [], []
     for query, name in zip(done, names, strict=True):
         key = (scale_gb, name)
-        ran = sorted(
-            _ran(query), key=lambda s: (min(t.launched_ms for t in s.tasks.values()), s.id)
-        )
+        ran = sorted(_ran(query), key=lambda stage: stage.last_rdd)
         number = {stage.last_rdd: i for i, stage in enumerate(ran)}
         for stage in ran:
             stages += _waves(log, stage, (*key, number[stage.last_rdd]))
@@ -261,13 +267,18 @@ def _sql_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
 
 def _task_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
     info, stage = event["Task Info"], log.stages.get(int(event["Stage ID"]))
-    task = _SparkTask(info["Executor ID"], int(info["Launch Time"]), int(info["Finish Time"]))
+    launched, finished = int(info["Launch Time"]), int(info["Finish Time"])
+    task = _SparkTask(info["Executor ID"], launched, finished, float(finished - launched))
     cores = log.all_cores.setdefault(task.executor, 1)
     launches = [*log.first_launches.get(task.executor, ()), task.launched_ms]
     log.first_launches[task.executor] = sorted(launches)[:cores]
     if stage is None or info.get("Failed") or info.get("Killed"):
         return
     if event["Task End Reason"]["Reason"] == "Success":
+        if log.cpu_time:
+            used = event["Task Metrics"]
+            cpu_ns = used["Executor CPU Time"] + used["Executor Deserialize CPU Time"]
+            task.took_ms = cpu_ns / 1e6
         stage.tasks[int(info["Index"])] = task
 
 
@@ -322,21 +333,20 @@ def _edges(query: _SparkQuery, number: Mapping[int, int]) -> set[tuple[int, int]
 def _waves(
     log: _SparkLog, stage: _SparkStage, key: tuple[float, str, int]
 ) -> list[tuple[object, ...]]:
-    waves: dict[str, list[int]] = {"fresh_durations": [], "first_wave": [], "rest_wave": []}
+    waves: dict[str, list[float]] = {"fresh_durations": [], "first_wave": [], "rest_wave": []}
     for executor in sorted({task.executor for task in stage.tasks.values()}):
         tasks = [task for task in stage.tasks.values() if task.executor == executor]
         tasks.sort(key=lambda task: task.launched_ms)
         over = min(task.finished_ms for task in tasks)
         # A core is free a little before the driver notes the end: hence the bound on the number.
         for turn, task in enumerate(tasks):
-            took = task.finished_ms - task.launched_ms
             first = task.launched_ms < over and turn < log.all_cores[executor]
-            waves["first_wave" if first else "rest_wave"].append(took)
+            waves["first_wave" if first else "rest_wave"].append(task.took_ms)
             if first and task.launched_ms <= log.first_launches[executor][-1]:
-                waves["fresh_durations"].append(took)
+                waves["fresh_durations"].append(task.took_ms)
     cores = log.most_cores
     return [
-        (*key, wave, cores, len(ms), sum(ms) / len(ms), float(sum(ms)), float(max(ms)))
+        (*key, wave, cores, len(ms), sum(ms) / len(ms), sum(ms), max(ms))
         for wave, ms in waves.items()
         if ms
     ]
