@@ -388,11 +388,12 @@ def _fit_models(
 def _judge_new(
     queries: Mapping[str, Query], seed: int
 ) -> tuple[Floats, Conformal, dict[str, float]]:
-    """Queries left out in turn: what share each model has, and how far answers are off."""
+    """Queries left out in turn: what share each model has, and how far answers are off with the
+    shares that are best on the other folds."""
     names = list(queries)
     order = np.random.default_rng(seed).permutation(len(names))
     said: list[list[float]] = []
-    truth, belong = [], []
+    truth, belong, folds = [], [], []
     for fold in range(min(_FOLDS, len(names))):
         out = [names[n] for n in order[fold::_FOLDS]]
         learn = [name for name in names if name not in out]
@@ -414,21 +415,24 @@ def _judge_new(
                 actual = measured_total(query, scale, executors)
                 truth.append(actual.total_s if actual else np.nan)
                 belong.append(name)
-    logs, actuals = np.array(said), np.array(truth)
-
-    def off(shares: Floats) -> float:
-        return float(np.mean(np.abs(np.exp(logs @ shares) / actuals - 1)))
-
+                folds.append(fold)
+    logs, actuals, which = np.array(said), np.array(truth), np.array(folds)
     grid = [
         np.array(one) / _PARTS
         for one in product(range(_PARTS + 1), repeat=logs.shape[1])
         if sum(one) == _PARTS
     ]
-    best = min(grid, key=off)
-    errors = {"query_left_out_mape": off(best)}
-    for alone, name in zip(np.eye(logs.shape[1]), _NEW_BY, strict=False):
-        errors[f"query_left_out_mape_{name}"] = off(alone)
-    interval = Conformal.fit(actuals, np.exp(logs @ best), belong)
+    off = np.abs(np.exp(logs @ np.array(grid).T) / actuals[:, None] - 1)
+    blended = np.zeros(len(actuals))
+    for fold in set(folds):
+        best = grid[int(off[which != fold].mean(axis=0).argmin())]
+        blended[which == fold] = np.exp(logs[which == fold] @ best)
+    errors = {"query_left_out_mape": float(np.mean(np.abs(blended / actuals - 1)))}
+    for model, name in enumerate(_NEW_BY[: logs.shape[1]]):
+        alone = np.abs(np.exp(logs[:, model]) / actuals - 1)
+        errors[f"query_left_out_mape_{name}"] = float(alone.mean())
+    best = grid[int(off.mean(axis=0).argmin())]
+    interval = Conformal.fit(actuals, blended, belong)
     return np.append(best, np.zeros(len(_NEW_BY) - len(best))), interval, errors
 
 
