@@ -18,8 +18,8 @@ form of: with the CPU time of tasks, which says what a query costs whatever else
 and with their time from launch to end. The third is the wall time of the query; to what is
 foreseen of it the median time is added that the other sizes spent between and around their stages.
 
-Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
-Spark's own values; each is a JVM of its own and counts the sum of the six queries' median wall
+Then `tune`, at the first size: the settings that `presage tune -- spark-submit` varies, six trials,
+the first with Spark's own values; each is a JVM of its own and counts the sum of the six queries' median wall
 times. The default and the choice are measured again in one JVM, by turns.
 
 `--data` keeps tables and logs, and takes them where they are: a run that was cut short goes on.
@@ -119,7 +119,7 @@ def main() -> None:
             for cpu_time in (True, False):
                 _foresee_all([_read(log, cpu_time) for log in logs], sizes, cpu_time)
         if asked.only != "foresee":
-            _tune(place, sizes[1])
+            _tune(place, sizes[0])
 
 
 # -- sessions -------------------------------------------------------------------------------------
@@ -260,8 +260,7 @@ def _tune(place: Path, size: float) -> None:
         return _TUNE_CORES, points[number], [size], rounds
 
     def measure(number: int) -> float:
-        warm = session(number, 2)
-        (log,) = _sessions(place, f"tune{number}", [warm, session(number, 3)])
+        (log,) = _sessions(place, f"tune{number}", [session(number, 1), session(number, 2)])
         return sum(_wall(_read(log).queries).values())
 
     taught = teach(None, ahead.configs.height)
@@ -271,7 +270,7 @@ def _tune(place: Path, size: float) -> None:
     )
     chosen = points.index({name: str(value) for name, value in done.chosen.items()})
     turns = [session(number, 1) for _ in range(_AGAIN) for number in (0, chosen)]
-    logs = _sessions(place, f"again{chosen}", [session(0, 2), *turns])
+    logs = _sessions(place, f"again{chosen}", [session(0, 1), *turns])
     again = [sum(_wall(_read(log).queries).values()) for log in logs]
     default, best = again[0::2], again[1::2]
     print(
