@@ -18,9 +18,9 @@ form of: with the CPU time of tasks, which says what a query costs whatever else
 and with their time from launch to end. The third is the wall time of the query; to what is
 foreseen of it the median time is added that the other sizes spent between and around their stages.
 
-Then `tune`, at the first size: the settings that `presage tune -- spark-submit` varies, six trials,
-the first with Spark's own values; each is a JVM of its own and counts the sum of the six queries' median wall
-times. The default and the choice are measured again in one JVM, by turns.
+Then `tune`, at the first size: the settings that `presage tune -- spark-submit` varies, six
+trials, the first with Spark's own values; each is a JVM of its own and counts the sum of the six
+queries' median wall times. The default and the choice are measured again in one JVM, by turns.
 
 `--data` keeps tables and logs, and takes them where they are: a run that was cut short goes on.
 """
