@@ -159,11 +159,11 @@ def _read(log: Path, cpu_time: bool = False) -> SparkRun:
     """A log whose descriptions name turn, query and size, without the first run of each query."""
     whole, said = read_spark_log(log, cpu_time=cpu_time), pl.col("query").str.split(" ").list
     size = said.get(2).cast(pl.Float64)
-    tables = (
+    stages, edges, queries = (
         table.filter(said.first() == "run").with_columns(query=said.get(1), scale_gb=size)
         for table in (whole.stages, whole.edges, whole.queries)
     )
-    return SparkRun(*tables)
+    return SparkRun(stages, edges, queries)
 
 
 # -- foreseen -------------------------------------------------------------------------------------

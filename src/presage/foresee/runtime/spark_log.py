@@ -208,12 +208,12 @@ def _files(path: Path) -> list[Path]:
         raise TelemetryError(
             f"{path}: no events_* files; name one application's log, not the folder of all"
         )
-    compact = [number for number, file in parts.items() if ".compact" in file.suffixes]
-    first, last = max(compact, default=1), max(parts)
-    for number in range(first, last + 1):
-        if number not in parts:
-            raise TelemetryError(f"{path}: the part events_{number}_* of this log is missing")
-    return [parts[number] for number in range(first, last + 1)]
+    compact = [turn for turn, file in parts.items() if ".compact" in file.suffixes]
+    turns = range(max(compact, default=1), max(parts) + 1)
+    for turn in turns:
+        if turn not in parts:
+            raise TelemetryError(f"{path}: the part events_{turn}_* of this log is missing")
+    return [parts[turn] for turn in turns]
 
 
 # -- events ---------------------------------------------------------------------------------------
