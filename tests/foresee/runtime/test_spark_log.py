@@ -21,7 +21,8 @@ spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
 left = spark.range(0, 20000, 1, 5).selectExpr("id", "id % 100 as k", "rand(1) as v")
 right = spark.range(0, 100, 1, 2).selectExpr("id as k", "id * 2 as w")
 spark.sparkContext.setJobDescription("join")
-left.join(right, "k").groupBy("w").sum("v").collect()
+for _ in range(3):
+    left.join(right, "k").groupBy("w").sum("v").collect()
 spark.sparkContext.setJobDescription("count")
 left.groupBy("k").avg("v").count()
 spark.stop()
@@ -39,10 +40,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SparkRun:
 
 @pytest.mark.engine
 def test_queries_of_a_real_log_are_told_apart(run: SparkRun) -> None:
-    assert run.queries["query"].to_list() == ["join", "count"]
-    assert run.queries["executors"].to_list() == [2, 2]
+    names = ["join", "join (2)", "join (3)", "count"]
+    assert run.queries["query"].to_list() == names
+    assert run.queries["executors"].to_list() == [2] * 4
     assert (run.queries["elapsed_ms"] > 0).all()
-    assert set(run.stages["query"]) == {"join", "count"}
+    assert set(run.stages["query"]) == {*names}
     assert run.stages["scale_gb"].unique().to_list() == [2.0]
 
 
@@ -63,6 +65,18 @@ def test_stages_of_a_real_log_are_a_dag_from_the_tables_to_the_result(run: Spark
     assert (join["from_stage"] < join["to_stage"]).all()
     assert joined in set(join["from_stage"])
     assert stages["stage"].n_unique() == max(into) + 1  # skipped ones are not counted again
+
+
+@pytest.mark.engine
+def test_stages_of_a_real_log_have_the_same_numbers_in_every_run(run: SparkRun) -> None:
+    seen = []
+    for name in ("join", "join (2)", "join (3)"):
+        mine = pl.col("query") == name
+        rows = run.stages.filter(mine, pl.col("wave") != "fresh_durations")
+        tasks = rows.group_by("stage").agg(pl.col("tasks").sum()).sort("stage")
+        edges = run.edges.filter(mine).select("from_stage", "to_stage").sort(pl.all())
+        seen.append((tasks.rows(), edges.rows()))
+    assert seen == [seen[0]] * 3
 
 
 @pytest.mark.engine

@@ -3,15 +3,13 @@
 Queries that were measured at other sizes or on other executors are carried over (`query_known`);
 stages nobody has measured are foreseen by trees from their place in the DAG. Both are then
 scheduled by `dag.simulate`. Beside the second stand trees and a Gaussian process of the totals
-(`totals`) and a recurrent network over the stages (`recurrence`); what share each has is chosen on
-queries left out. Runs nothing.
+(`totals`) and a recurrent network over the stages (`recurrence`), with equal shares. Runs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +52,6 @@ _LEAST_PLACES = 2
 _ROUND_S = 0.001
 _FOLDS = 6
 _LEAST_COLUMNS = 5
-_PARTS = 10
-"""Shares of models are multiples of one in so many."""
 _NEW_BY = ("stages", "totals", "process", "recurrent")
 
 Report = Callable[[int, int], None]
@@ -388,12 +384,12 @@ def _fit_models(
 def _judge_new(
     queries: Mapping[str, Query], seed: int
 ) -> tuple[Floats, Conformal, dict[str, float]]:
-    """Queries left out in turn: what share each model has, and how far answers are off with the
-    shares that are best on the other folds."""
+    """Queries left out in turn: how far answers are off. Each model that could be fitted has the
+    same share: shares that were best on other queries did worse."""
     names = list(queries)
     order = np.random.default_rng(seed).permutation(len(names))
     said: list[list[float]] = []
-    truth, belong, folds = [], [], []
+    truth, belong = [], []
     for fold in range(min(_FOLDS, len(names))):
         out = [names[n] for n in order[fold::_FOLDS]]
         learn = [name for name in names if name not in out]
@@ -415,25 +411,15 @@ def _judge_new(
                 actual = measured_total(query, scale, executors)
                 truth.append(actual.total_s if actual else np.nan)
                 belong.append(name)
-                folds.append(fold)
-    logs, actuals, which = np.array(said), np.array(truth), np.array(folds)
-    grid = [
-        np.array(one) / _PARTS
-        for one in product(range(_PARTS + 1), repeat=logs.shape[1])
-        if sum(one) == _PARTS
-    ]
-    off = np.abs(np.exp(logs @ np.array(grid).T) / actuals[:, None] - 1)
-    blended = np.zeros(len(actuals))
-    for fold in set(folds):
-        best = grid[int(off[which != fold].mean(axis=0).argmin())]
-        blended[which == fold] = np.exp(logs[which == fold] @ best)
+    logs, actuals = np.array(said), np.array(truth)
+    blended = np.exp(logs.mean(axis=1))
     errors = {"query_left_out_mape": float(np.mean(np.abs(blended / actuals - 1)))}
     for model, name in enumerate(_NEW_BY[: logs.shape[1]]):
         alone = np.abs(np.exp(logs[:, model]) / actuals - 1)
         errors[f"query_left_out_mape_{name}"] = float(alone.mean())
-    best = grid[int(off.mean(axis=0).argmin())]
-    interval = Conformal.fit(actuals, blended, belong)
-    return np.append(best, np.zeros(len(_NEW_BY) - len(best))), interval, errors
+    shares = np.zeros(len(_NEW_BY))
+    shares[: logs.shape[1]] = 1 / logs.shape[1]
+    return shares, Conformal.fit(actuals, blended, belong), errors
 
 
 def _all_shares(shares: Floats) -> Floats:

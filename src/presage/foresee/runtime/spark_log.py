@@ -6,8 +6,9 @@
 A query is one SQL execution with all the jobs it became (adaptive execution makes a job of each
 part of the plan); without SQL it is a job group, else a job. A stage that a later job lists only
 to skip it, because its shuffle files are there, is the stage that wrote them: both have the same
-last RDD. Stages count from 0 within their query, in the order in which the plan made these, which
-is the same in every run; ids and begin of stages side by side are not.
+last RDD. Stages count from 0 within their query: by depth, then by what they read, then by the
+number of their plan, which are the same in every run. The ids and RDDs of stages side by side, and
+which of them begins first, are not.
 
 Waves have the names of the TPC-H measurements: `first_wave` are the tasks that began before any
 of their stage had ended on the same executor, at most one a core; `rest_wave` all others; and
@@ -21,6 +22,7 @@ Must not: start Spark, guess times that are not in the log, or hold a whole log 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +60,9 @@ QUERIES: dict[str, type[pl.DataType]] = {
 }
 
 
+_PLAN = re.compile(r'"id":"spark_plan_(\d+)"')
+
+
 @dataclass(frozen=True, slots=True)
 class SparkRun:
     """What one application did."""
@@ -86,6 +91,8 @@ class _SparkStage:
 
     id: int
     last_rdd: int
+    plan: int
+    """The last node of the plan that it runs; 0 where the log does not tell."""
     parents: tuple[int, ...]
     tasks: dict[int, _SparkTask] = field(default_factory=dict)
     """The attempt that did the work, by partition."""
@@ -146,11 +153,12 @@ def read_spark_log(path: str | Path, *, scale_gb: float = 0.0, cpu_time: bool = 
     stages, edges, queries = [], [], []
     for query, name in zip(done, names, strict=True):
         key = (scale_gb, name)
-        ran = sorted(_ran(query), key=lambda stage: stage.last_rdd)
-        number = {stage.last_rdd: i for i, stage in enumerate(ran)}
-        for stage in ran:
-            stages += _waves(log, stage, (*key, number[stage.last_rdd]))
-        edges += [(*key, *edge) for edge in sorted(_edges(query, number))]
+        ran = {stage.last_rdd: stage for stage in _ran(query)}
+        links = _links(query, ran)
+        number = _numbers(ran, links)
+        for rdd, place in number.items():
+            stages += _waves(log, ran[rdd], (*key, place))
+        edges += sorted((*key, number[before], number[then]) for before, then in links)
         took = max(query.ended_ms - query.began_ms, 0)
         queries.append((*key, log.most_cores, query.began_ms, float(took)))
     return SparkRun(
@@ -245,9 +253,15 @@ def _job_start(log: _SparkLog, event: Mapping[str, Any]) -> None:
     log.query_of_job[job] = query
     for info in event["Stage Infos"]:
         rdds = [int(rdd["RDD ID"]) for rdd in info["RDD Info"]]
-        stage = _SparkStage(int(info["Stage ID"]), max(rdds), tuple(map(int, info["Parent IDs"])))
+        parents = tuple(map(int, info["Parent IDs"]))
+        stage = _SparkStage(int(info["Stage ID"]), max(rdds), _plan(info["RDD Info"]), parents)
         query.stages.setdefault(stage.id, stage)
         log.stages.setdefault(stage.id, stage)
+
+
+def _plan(rdds: list[Mapping[str, Any]]) -> int:
+    nodes = [_PLAN.search(rdd.get("Scope") or "") for rdd in rdds]
+    return max((int(node[1]) for node in nodes if node), default=0)
 
 
 def _job_end(log: _SparkLog, event: Mapping[str, Any]) -> None:
@@ -319,15 +333,31 @@ def _ran(query: _SparkQuery) -> list[_SparkStage]:
     return list(best.values())
 
 
-def _edges(query: _SparkQuery, number: Mapping[int, int]) -> set[tuple[int, int]]:
-    edges = set()
+def _links(query: _SparkQuery, ran: Mapping[int, _SparkStage]) -> set[tuple[int, int]]:
+    """Which stage reads what which other wrote, by their last RDDs."""
+    links = set()
     for stage in query.stages.values():
         for parent in stage.parents:
             before = query.stages.get(parent)
-            if before is None or before.last_rdd not in number or stage.last_rdd not in number:
-                continue
-            edges.add((number[before.last_rdd], number[stage.last_rdd]))
-    return edges
+            if before is not None and before.last_rdd in ran and stage.last_rdd in ran:
+                links.add((before.last_rdd, stage.last_rdd))
+    return links
+
+
+def _numbers(ran: Mapping[int, _SparkStage], links: set[tuple[int, int]]) -> dict[int, int]:
+    """The number of each stage, by its last RDD, in the order of the numbers."""
+    reads = {rdd: {before for before, then in links if then == rdd} for rdd in ran}
+    number: dict[int, int] = {}
+    while len(number) < len(ran):
+        ready = [
+            (sorted(number[one] for one in reads[rdd]), stage.plan, rdd)
+            for rdd, stage in ran.items()
+            if rdd not in number and reads[rdd] <= number.keys()
+        ]
+        if not ready:
+            raise TelemetryError("the stages of this log wait for one another in a cycle")
+        number |= {rdd: len(number) + n for n, (_, _, rdd) in enumerate(sorted(ready))}
+    return number
 
 
 def _waves(
