@@ -2,8 +2,7 @@
 
 `python -m benchmarks.runtime_queries`. The truth is a list schedule of the measured stages (first
 wave and rest) on so many executors, not a measured run: a predictor that simulates shares its
-form. The sizes of the kernels are fitted once, on 16 stages with all their scales and executors;
-the share of the simulation for unseen queries is the best on the queries left out themselves.
+form. The sizes of the kernels are fitted once, on 16 stages with all their scales and executors.
 """
 
 from __future__ import annotations

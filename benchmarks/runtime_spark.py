@@ -1,21 +1,28 @@
 """A real Spark: queries foreseen at a size nobody has run, and six of its settings tuned.
 
-`python -m benchmarks.runtime_spark [--sizes 1,2,4] [--cores 1,2,4] [--only tune]`.
+`python -m benchmarks.runtime_spark [--data DIR] [--only foresee|tune]`.
 
 PySpark in local mode (`tools/engine-spark`), on tables that it makes itself: six queries (scans,
-groups, joins, a window, distinct counts) at three sizes (million rows) with three core counts.
-Each query runs twice in a session; the first warms the JVM and does not count. Its event log is
-read as `presage runtime stages` does. Models learn two sizes and foresee the third; joins are not
-broadcast and plans not adapted, so that a query has the same stages at every size.
+groups, joins, a window, distinct counts) at three sizes (million rows) on 1, 2 and 4 cores. Models
+learn two sizes and foresee the third. Joins are not broadcast, plans not adapted and files read in
+parts of 4 MiB, so that a query has the same stages at every size, and the same tasks on any number
+of cores.
 
-Two truths: the list schedule of the measured stages, which a model that simulates shares the form
-of, and the wall time of the query. To that the median time that the other sizes spent between and
-around their stages is added.
+So that drift of the machine hits all alike, a block is one JVM that goes through all core counts,
+sizes and queries; the order of cores and sizes turns from block to block. The JVM is warmed by a
+session that does not count, and so is the first run of each query in each session. Medians of all
+other runs are learned and judged by; how far single runs are from them is told beside the error.
 
-Then `tune`: the settings that `presage tune -- spark-submit` varies, six trials, the first with
-Spark's own values; each is the sum of the six queries' wall times. The default and the choice are
-measured again, by turns. `--data` keeps tables and logs, and takes them where they
-are, so that a run can be cut short; `--only foresee` and `--only tune` do one of both.
+Three truths. Two are list schedules of measured stages, which a model that simulates shares the
+form of: with the CPU time of tasks, which says what a query costs whatever else the machine does,
+and with their time from launch to end. The third is the wall time of the query; to what is
+foreseen of it the median time is added that the other sizes spent between and around their stages.
+
+Then `tune`, at the first size: the settings that `presage tune -- spark-submit` varies, six
+trials, the first with Spark's own values; each is a JVM of its own and counts the sum of the six
+queries' median wall times. The default and the choice are measured again in one JVM, by turns.
+
+`--data` keeps tables and logs, and takes them where they are: a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -41,21 +49,26 @@ _FIXED = {
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.files.maxPartitionBytes": "4m",
+    "spark.sql.files.openCostInBytes": "1m",
 }
+_TUNE_CORES = 2
+_AGAIN = 4
+"""Times that the default and the choice are measured once more."""
+_Place = tuple[str, float, int]
+"""Query, size, cores."""
 _MAKE = """
+spark = start(2)
 for size in {sizes}:
     rows = spark.range(0, int(size * 1e6), 1, max(2, int(4 * size)))
     rows.selectExpr("id", "hash(id) % 5000 as k", "hash(id + 7) % 2000 as c", "rand(1) as v",
                     "cast(id % 90 as int) as day").write.parquet("sales{{}}".format(size))
 spark.range(-5000, 5000, 1, 2).selectExpr("id as k", "id % 40 as brand").write.parquet("items")
 spark.range(-2000, 2000, 1, 2).selectExpr("id as c", "id % 12 as region").write.parquet("people")
+spark.stop()
 """
 _ASK = """
-sales = spark.read.parquet("sales{size}")
-items, people = spark.read.parquet("items"), spark.read.parquet("people")
-for name, table in dict(sales=sales, items=items, people=people).items():
-    table.createOrReplaceTempView(name)
-queries = {{
+queries = {
     "total": "select count(*), sum(v) from sales where v > 0.25",
     "by_key": "select k, avg(v), max(v) from sales group by k",
     "by_brand": "select brand, sum(v) from sales join items using (k) group by brand",
@@ -64,11 +77,19 @@ queries = {{
     "top": "select day, k, v from (select day, k, v, row_number() over (partition by k"
            " order by v desc) as n from sales) where n <= 2 order by v desc limit 100",
     "distinct": "select day, count(distinct k), count(distinct c) from sales group by day",
-}}
-for turn in ("warm", "run"):
-    for name, text in queries.items():
-        spark.sparkContext.setJobDescription(turn + " " + name)
-        spark.sql(text).collect()
+}
+def ask(cores, conf, sizes, rounds):
+    spark = start(cores, conf)
+    for turn in ["warm"] + ["run"] * rounds:
+        for size in sizes:
+            spark.sparkContext.setJobDescription("tables")
+            for name in ("items", "people"):
+                spark.read.parquet(name).createOrReplaceTempView(name)
+            spark.read.parquet(f"sales{size}").createOrReplaceTempView("sales")
+            for name, text in queries.items():
+                spark.sparkContext.setJobDescription(f"{turn} {name} {size}")
+                spark.sql(text).collect()
+    spark.stop()
 """
 
 
@@ -77,6 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1,2,4")
     parser.add_argument("--cores", default="1,2,4")
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="runs of a query in a session")
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--only", choices=("foresee", "tune", ""), default="")
     asked = parser.parse_args()
@@ -86,81 +109,159 @@ def main() -> None:
     cores = [int(one) for one in asked.cores.split(",")]
     with tempfile.TemporaryDirectory(prefix="presage-spark-") as made:
         place: Path = (asked.data or Path(made)).absolute()
-        place.mkdir(parents=True, exist_ok=True)
+        (place / "kept").mkdir(parents=True, exist_ok=True)
         if not (place / "people" / "_SUCCESS").exists():
-            run_spark(_MAKE.format(sizes=sizes), place, cores=2, timeout_s=900)
+            run_spark(_MAKE.format(sizes=sizes), place, timeout_s=900)
         if asked.only != "tune":
-            _foresee_all(place, sizes, cores)
+            blocks = range(asked.blocks)
+            each = [_block(place, n, sizes, cores, asked.rounds) for n in blocks]
+            logs = [log for some in each for log in some]
+            for cpu_time in (True, False):
+                _foresee_all([_read(log, cpu_time) for log in logs], sizes, cpu_time)
         if asked.only != "foresee":
-            _tune(place, sizes[1])
+            _tune(place, sizes[0])
 
 
-def _foresee_all(place: Path, sizes: Sequence[float], cores: Sequence[int]) -> None:
-    """Each size at each number of cores, then each size left out."""
-    runs = []
-    for size, count in product(sizes, cores):
-        runs.append(_session(place, size, count, _FIXED, f"{size:g}-{count}"))
-        took = runs[-1].queries["elapsed_ms"].sum() / 1000
-        print(f"  {size:g} M rows, {count} cores: {took:.1f} s", flush=True)
-    for left_out in sizes:
-        _foresee(runs, left_out)
+# -- sessions -------------------------------------------------------------------------------------
 
 
-def _session(
-    place: Path, size: float, cores: int, conf: Mapping[str, str], name: str = ""
-) -> SparkRun:
-    """One Spark: what the second turn of each query left in its log."""
-    log = place / "kept" / name
-    if not name or not log.exists():
-        log = run_spark(_ASK.format(size=size), place, cores=cores, conf=conf, timeout_s=900)
-        if name:
-            (place / "kept").mkdir(exist_ok=True)
-            log = log.rename(place / "kept" / name)
-    said = read_spark_log(log, scale_gb=size)
-    mine = pl.col("query").str.starts_with("run ")
-    tables = (one.filter(mine) for one in (said.stages, said.edges, said.queries))
-    return SparkRun(*tables)
+def _turned(values: Sequence[Any], by: int) -> list[Any]:
+    by %= len(values)
+    return [*values[by:], *values[:by]]
 
 
-def _foresee(runs: Sequence[SparkRun], left_out: float) -> None:
-    """Learn the other sizes, foresee this one."""
+def _block(
+    place: Path, number: int, sizes: Sequence[float], cores: Sequence[int], rounds: int
+) -> list[Path]:
+    """One JVM: a session to warm it, then one for each number of cores."""
+    order = _turned(cores, number)
+    mine = [(count, _FIXED, _turned(sizes, number + n), rounds) for n, count in enumerate(order)]
+    warm = (order[-1], _FIXED, sizes[:1], 3)
+    return _sessions(place, f"block{number}", [warm, *mine])
+
+
+def _sessions(
+    place: Path,
+    name: str,
+    asked: Sequence[tuple[int, Mapping[str, str], Sequence[float], int]],
+) -> list[Path]:
+    """The logs of all sessions of one JVM but the first."""
+    count, kept = len(asked) - 1, place / "kept"
+    logs = [kept / f"{name}-{n}" for n in range(count)]
+    if not all(log.exists() for log in logs):
+        lines = "".join(f"ask{(c, dict(conf), list(s), n)}\n" for c, conf, s, n in asked)
+        for log, made in zip(logs, run_spark(_ASK + lines, place, timeout_s=900)[1:], strict=True):
+            made.rename(log)
+    return logs
+
+
+def _read(log: Path, cpu_time: bool = False) -> SparkRun:
+    """A log whose descriptions name turn, query and size, without the first run of each query."""
+    whole, said = read_spark_log(log, cpu_time=cpu_time), pl.col("query").str.split(" ").list
+    size = said.get(2).cast(pl.Float64)
+    stages, edges, queries = (
+        table.filter(said.first() == "run").with_columns(query=said.get(1), scale_gb=size)
+        for table in (whole.stages, whole.edges, whole.queries)
+    )
+    return SparkRun(stages, edges, queries)
+
+
+# -- foreseen -------------------------------------------------------------------------------------
+
+
+def _foresee_all(runs: Sequence[SparkRun], sizes: Sequence[float], cpu_time: bool) -> None:
+    """How far runs are from one another, then each size left out."""
+    took = pl.concat([run.queries for run in runs])
     stages = pl.concat([run.stages for run in runs])
     edges = pl.concat([run.edges for run in runs]).select("query", "from_stage", "to_stage")
-    took = pl.concat([run.queries for run in runs])
-    queries, other = read_queries(stages, edges.unique()), pl.col("scale_gb") != left_out
-    model = QueryModel.fit(stages.filter(other), edges.unique())
-    rest: dict[str, list[float]] = {}
-    for row in took.filter(other).iter_rows(named=True):
-        made = measured_total(queries[row["query"]], row["scale_gb"], row["executors"])
-        assert made is not None
-        rest.setdefault(row["query"], []).append(row["elapsed_ms"] / 1000 - made.total_s)
-    off, whole = [], []
-    for row in took.filter(~other).iter_rows(named=True):
-        name, place = row["query"], (row["scale_gb"], row["executors"])
-        truth = measured_total(queries[name], *place)
-        assert truth is not None
-        said, _ = model.total(model.queries[name], *place)
-        around = float(np.median(rest[name]))
-        off.append(abs(said.total_s / truth.total_s - 1))
-        whole.append(abs((said.total_s + around) / (row["elapsed_ms"] / 1000) - 1))
-    print(
-        f"{left_out:g} M rows left out, {len(off)} runs: {100 * np.mean(off):.1f} % of the list"
-        f" schedule of their stages (median {100 * np.median(off):.1f} %),"
-        f" {100 * np.mean(whole):.1f} % of their wall time (median"
-        f" {100 * np.median(whole):.1f} %)",
-        flush=True,
+    edges = edges.unique()
+    print(f"tasks by their {'CPU time' if cpu_time else 'time from launch to end'}:", flush=True)
+    _repeats("schedules", [_schedules(run.stages, edges) for run in runs])
+    if not cpu_time:
+        _repeats("wall times", [_wall(run.queries) for run in runs])
+    for left_out in sizes:
+        _foresee(stages, edges, None if cpu_time else _wall(took), left_out)
+
+
+def _schedules(stages: pl.DataFrame, edges: pl.DataFrame) -> dict[_Place, float]:
+    """Seconds of each query at each place, after its stages."""
+    made = {
+        (name, *place): measured_total(query, *place)
+        for name, query in read_queries(stages, edges).items()
+        for place in query.places()
+    }
+    return {place: one.total_s for place, one in made.items() if one is not None}
+
+
+def _wall(runs: pl.DataFrame) -> dict[_Place, float]:
+    """Seconds of each query at each place, the median of its runs."""
+    each = runs.group_by("query", "scale_gb", "executors").agg(pl.col("elapsed_ms").median())
+    return {(name, size, cores): ms / 1000 for name, size, cores, ms in each.iter_rows()}
+
+
+def _repeats(what: str, runs: Sequence[Mapping[_Place, float]]) -> None:
+    """How long all queries take, and how much one session differs from the others."""
+    found: dict[_Place, list[float]] = {}
+    for run in runs:
+        for place, took_s in run.items():
+            found.setdefault(place, []).append(took_s)
+    sums: dict[tuple[int, float], float] = {}
+    for (_, size, cores), times in found.items():
+        sums[cores, size] = sums.get((cores, size), 0.0) + float(np.median(times))
+    said = ", ".join(
+        f"{s:.2f} s ({cores} × {size:g} M)" for (cores, size), s in sorted(sums.items())
     )
+    apart = [
+        abs(times[n] / np.median(np.delete(times, n)) - 1)
+        for times in found.values()
+        for n in range(len(times) if len(times) > 2 else 0)
+    ]
+    scatter = f"; one run is {_off(apart)} from the median of the others" if apart else ""
+    print(f"  {what}, all queries: {said}{scatter}", flush=True)
+
+
+def _foresee(
+    stages: pl.DataFrame, edges: pl.DataFrame, wall: Mapping[_Place, float] | None, left_out: float
+) -> None:
+    """Learn the other sizes, foresee this one."""
+    model = QueryModel.fit(stages.filter(pl.col("scale_gb") != left_out), edges)
+    truth = _schedules(stages, edges)
+    rest: dict[str, list[float]] = {}
+    for place, took_s in (wall or {}).items():
+        if place[1] != left_out:
+            rest.setdefault(place[0], []).append(took_s - truth[place])
+    off, whole = [], []
+    for (name, size, cores), took_s in truth.items():
+        if size != left_out:
+            continue
+        said, _ = model.total(model.queries[name], size, cores)
+        off.append(abs(said.total_s / took_s - 1))
+        if wall is not None:
+            expected = said.total_s + float(np.median(rest[name]))
+            whole.append(abs(expected / wall[name, size, cores] - 1))
+    also = f", of wall times {_off(whole)}" if whole else ""
+    print(f"  {left_out:g} M rows left out, {len(off)} places: {_off(off)}{also}", flush=True)
+
+
+def _off(errors: Sequence[float]) -> str:
+    return f"{100 * np.mean(errors):.1f} % (median {100 * np.median(errors):.1f} %)"
+
+
+# -- tuned ----------------------------------------------------------------------------------------
 
 
 def _tune(place: Path, size: float) -> None:
-    """Six trials over six settings, then the default and the choice again."""
+    """Six trials over six settings, then the default and the choice again, by turns."""
     values = {name: said.split(",") for name, said in SPARK_SETTINGS.items()}
     points = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
     ahead, _ = trials_ahead(pl.DataFrame(points), None, "elapsed_time")
 
+    def session(number: int, rounds: int) -> tuple[int, Mapping[str, str], list[float], int]:
+        return _TUNE_CORES, points[number], [size], rounds
+
     def measure(number: int) -> float:
-        run = _session(place, size, 2, points[number])
-        return float(run.queries["elapsed_ms"].sum()) / 1000
+        (log,) = _sessions(place, f"tune{number}", [session(number, 1), session(number, 2)])
+        return sum(_wall(_read(log).queries).values())
 
     taught = teach(None, ahead.configs.height)
     search = ConfigSearch(ahead, list(range(len(points))), taught)
@@ -168,13 +269,20 @@ def _tune(place: Path, size: float) -> None:
         measure, 6, told=lambda pick: print(f"  {pick.took:.2f} s: {pick.config}", flush=True)
     )
     chosen = points.index({name: str(value) for name, value in done.chosen.items()})
-    again = [(measure(0), measure(chosen)) for _ in range(2)]
-    default, best = (float(np.mean(one)) for one in zip(*again, strict=True))
+    turns = [session(number, 1) for _ in range(_AGAIN) for number in (0, chosen)]
+    logs = _sessions(place, f"again{chosen}", [session(0, 1), *turns])
+    again = [sum(_wall(_read(log).queries).values()) for log in logs]
+    default, best = again[0::2], again[1::2]
     print(
         f"tune, {len(done.picks)} trials of {len(points)} configurations: {done.picks[0].took:.2f}"
-        f" s with Spark's own values, {done.took:.2f} s with the choice; measured again, by turns,"
-        f" {default:.2f} s and {best:.2f} s ({default / best:.2f} × faster): {done.chosen}"
+        f" s with Spark's own values, {done.took:.2f} s with the choice; measured again, by turns:"
+        f" {_listed(default)} s and {_listed(best)} s"
+        f" ({np.median(default) / np.median(best):.2f} × faster): {done.chosen}"
     )
+
+
+def _listed(times: Sequence[float]) -> str:
+    return ", ".join(f"{one:.2f}" for one in times)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["missing_spark", "run_spark"]
@@ -17,15 +16,17 @@ VERSION = "4.3.0"
 _SESSION = """
 from pyspark.sql import SparkSession
 
-settings = {
-    "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m",
-    "spark.sql.shuffle.partitions": "4", "spark.eventLog.compress": "false",
-} | @CONF@
-builder = SparkSession.builder
-for key, value in settings.items():
-    builder = builder.config(key, value)
-spark = builder.getOrCreate()
+def start(cores, conf={}):
+    settings = {
+        "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1", "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "4", "spark.eventLog.compress": "false",
+    } | conf
+    builder = SparkSession.builder.master(f"local[{cores}]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
 """
 
 
@@ -44,23 +45,15 @@ def missing_spark() -> str | None:
     return None
 
 
-def run_spark(
-    script: str,
-    directory: Path,
-    *,
-    cores: int,
-    conf: Mapping[str, str] = {},
-    timeout_s: float = 600.0,
-) -> Path:
-    """Run a script in which `spark` is a session with so many cores; the log that it wrote."""
+def run_spark(script: str, directory: Path, *, timeout_s: float = 600.0) -> list[Path]:
+    """Run a script in a process of its own, where `start(cores, conf)` gives a session, another
+    once that is stopped; the logs they wrote, in that order."""
     logs = directory / "events"
     logs.mkdir(parents=True, exist_ok=True)
     before = set(logs.iterdir())
     program = directory / "program.py"
-    session = _SESSION.replace("@CONF@", repr(dict(conf)))
-    program.write_text(f"{session}{script}\nspark.stop()\n")
-    said = [f"spark.master=local[{cores}]", "spark.eventLog.enabled=true"]
-    said += [f"spark.eventLog.dir={logs.as_uri()}"]
+    program.write_text(_SESSION + script)
+    said = ["spark.eventLog.enabled=true", f"spark.eventLog.dir={logs.as_uri()}"]
     arguments = " ".join(f"--conf {one}" for one in said)
     env = {
         **os.environ,
@@ -74,5 +67,4 @@ def run_spark(
         [sys.executable, program],
         cwd=directory, env=env, check=True, capture_output=True, timeout=timeout_s,
     )  # fmt: skip
-    (log,) = set(logs.iterdir()) - before
-    return log
+    return sorted(set(logs.iterdir()) - before)

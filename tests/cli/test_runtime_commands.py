@@ -93,6 +93,19 @@ def test_logs_of_spark_become_tables_that_fit_and_query_take(tmp_path: Path) -> 
     # 9 tasks of 60 ms after each other on 2 cores, then one of 60 ms
     assert answers["d x"]["total_s"]["p50"] == pytest.approx(0.36, rel=0.15)
     assert answers["a"]["n_stages"] == 2
+    assert "measured were" not in answers["a"]["why"]
+    code, out, err = said("runtime", "query", *both, *one[:2], *("--scale-gb", 9, *one[4:]))
+    assert code == 0, err
+    assert json.loads(out)["queries"][0]["why"].endswith("measured were 1 to 4 GB")
+    code, _, err = said("runtime", "query", *both, *one[:2], *("--scale-gb", "inf", *one[4:]))
+    assert (code, err.count("\n")) == (2, 1)
+    (tmp_path / "e.csv").write_text("from_stage,to_stage\n")
+    (tmp_path / "one.csv").write_text("stage,tasks\n0,9\n")
+    alone = (tmp_path / "one.csv", "--edges", tmp_path / "e.csv", *one)
+    code, out, err = said("runtime", "query", *alone)
+    assert code == 0, err
+    (answer,) = json.loads(out)["queries"]
+    assert 0.05 < answer["total_s"]["p50"] < 5  # no query of the fit had one stage
 
 
 def test_stages_says_what_it_read_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:

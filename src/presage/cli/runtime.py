@@ -178,6 +178,10 @@ def stages(
     scale_gb: Annotated[
         float, typer.Option(help="Size of the data in GB, which the log does not tell.")
     ] = 1.0,
+    time: Annotated[
+        Literal["wall", "cpu"],
+        typer.Option(help="Of a task: from launch to end, or what it used of its core."),
+    ] = "wall",
     json: AsJson = False,
 ) -> None:
     """Read the stages of queries, and the edges between them, from Spark's event log."""
@@ -189,13 +193,17 @@ def stages(
         raise UserError("--out and --edges name one file; name two")
     if not 0 < scale_gb < float("inf"):
         raise UserError(f"--scale-gb is a size above 0; {scale_gb:g} is none")
-    run = read_spark_log(log, scale_gb=scale_gb)
+    run = read_spark_log(log, scale_gb=scale_gb, cpu_time=time == "cpu")
     _write(run.stages, out)
     _write(run.edges, edges)
     if json:
         queries = run.queries.select("query", "executors", "elapsed_ms").to_dicts()
-        print_json({"stages": str(out), "edges": str(edges), "queries": queries})
+        answer = {"stages": str(out), "edges": str(edges), "queries": queries}
+        print_json({**answer, "failed": list(run.failed)})
         return
+    if run.failed:
+        named = ", ".join(run.failed[:5]) + (", …" if len(run.failed) > 5 else "")
+        say(f"note: left out, as they failed or did not end: {named}")
     stages_of = dict(run.stages.group_by("query").n_unique().select("query", "stage").iter_rows())
     show_table(
         [*(Column(name, right=True) for name in ("STAGES", "CORES", "TOOK s")), Column("QUERY")],
@@ -231,11 +239,11 @@ def query(
 
 
 def _show_query(answer: QueryTimes) -> None:
-    total = answer.total_s
+    total, count = answer.total_s, len(answer.stages)
     say(
         f"query {answer.query}, {answer.scale_gb:g} GB, {answer.executors} executors:"
-        f" {len(answer.stages)} stages, {total[1]:,.1f} s ({total[0]:,.1f}–{total[2]:,.1f});"
-        f" {answer.why}"
+        f" {count} {'stage' if count == 1 else 'stages'}, {total[1]:,.1f} s"
+        f" ({total[0]:,.1f}–{total[2]:,.1f}); {answer.why}"
     )
     columns = [
         Column("STAGE", right=True),

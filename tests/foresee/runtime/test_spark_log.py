@@ -16,13 +16,16 @@ from tests.conftest import missing
 from tests.spark import missing_spark, run_spark
 
 _QUERIES = """
+spark = start(2)
 spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
 left = spark.range(0, 20000, 1, 5).selectExpr("id", "id % 100 as k", "rand(1) as v")
 right = spark.range(0, 100, 1, 2).selectExpr("id as k", "id * 2 as w")
 spark.sparkContext.setJobDescription("join")
-left.join(right, "k").groupBy("w").sum("v").collect()
+for _ in range(3):
+    left.join(right, "k").groupBy("w").sum("v").collect()
 spark.sparkContext.setJobDescription("count")
 left.groupBy("k").avg("v").count()
+spark.stop()
 """
 
 
@@ -31,16 +34,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SparkRun:
     why = missing_spark()
     if why:
         missing(why)
-    log = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"), cores=2)
+    (log,) = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"))
     return read_spark_log(log, scale_gb=2)
 
 
 @pytest.mark.engine
 def test_queries_of_a_real_log_are_told_apart(run: SparkRun) -> None:
-    assert run.queries["query"].to_list() == ["join", "count"]
-    assert run.queries["executors"].to_list() == [2, 2]
+    names = ["join", "join (2)", "join (3)", "count"]
+    assert run.queries["query"].to_list() == names
+    assert run.queries["executors"].to_list() == [2] * 4
     assert (run.queries["elapsed_ms"] > 0).all()
-    assert set(run.stages["query"]) == {"join", "count"}
+    assert set(run.stages["query"]) == {*names}
     assert run.stages["scale_gb"].unique().to_list() == [2.0]
 
 
@@ -61,6 +65,18 @@ def test_stages_of_a_real_log_are_a_dag_from_the_tables_to_the_result(run: Spark
     assert (join["from_stage"] < join["to_stage"]).all()
     assert joined in set(join["from_stage"])
     assert stages["stage"].n_unique() == max(into) + 1  # skipped ones are not counted again
+
+
+@pytest.mark.engine
+def test_stages_of_a_real_log_have_the_same_numbers_in_every_run(run: SparkRun) -> None:
+    seen = []
+    for name in ("join", "join (2)", "join (3)"):
+        mine = pl.col("query") == name
+        rows = run.stages.filter(mine, pl.col("wave") != "fresh_durations")
+        tasks = rows.group_by("stage").agg(pl.col("tasks").sum()).sort("stage")
+        edges = run.edges.filter(mine).select("from_stage", "to_stage").sort(pl.all())
+        seen.append((tasks.rows(), edges.rows()))
+    assert seen == [seen[0]] * 3
 
 
 @pytest.mark.engine
@@ -98,8 +114,11 @@ def _task(stage: int, index: int, begin: int, end: int, **info: object) -> dict[
     }  # fmt: skip
 
 
-def _end(job: int, at: int) -> dict[str, Any]:
-    return {"Event": "SparkListenerJobEnd", "Job ID": job, "Completion Time": at}
+def _end(job: int, at: int, result: str = "JobSucceeded") -> dict[str, Any]:
+    return {
+        "Event": "SparkListenerJobEnd", "Job ID": job, "Completion Time": at,
+        "Job Result": {"Result": result},
+    }  # fmt: skip
 
 
 _CORES = {
@@ -157,6 +176,33 @@ def test_a_skipped_stage_is_the_one_that_wrote_its_files(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(("small", "large"), [(0, 1), (1, 0)])
+def test_stages_have_the_same_numbers_whichever_began_first(
+    tmp_path: Path, small: int, large: int
+) -> None:
+    log = _write(
+        tmp_path / "log",
+        _CORES,
+        _job(0, 0, (small, 3, []), (large, 5, []), (2, 9, [0, 1])),
+        _task(small, 0, small, small + 20),
+        _task(large, 0, large, large + 40),
+        _task(2, 0, 50, 110),
+        _end(0, 110),
+    )
+    run = read_spark_log(log)
+    assert run.edges.select("from_stage", "to_stage").rows() == [(0, 2), (1, 2)]
+    first = run.stages.filter(pl.col("wave") == "first_wave")
+    assert first.select("stage", "mean_ms").rows() == [(0, 20.0), (1, 40.0), (2, 60.0)]
+
+
+def test_the_cpu_time_of_tasks_may_count(tmp_path: Path) -> None:
+    task = _task(0, 0, 0, 90)
+    task["Task Metrics"] = {"Executor CPU Time": 30e6, "Executor Deserialize CPU Time": 5e6}
+    log = _write(tmp_path / "log", _CORES, _job(0, 0, (0, 1, [])), task, _end(0, 100))
+    for cpu_time, took_ms in ((False, 90.0), (True, 35.0)):
+        assert set(read_spark_log(log, cpu_time=cpu_time).stages["mean_ms"]) == {took_ms}
+
+
 def test_lost_attempts_do_not_count(tmp_path: Path) -> None:
     log = _write(
         tmp_path / "log",
@@ -171,6 +217,22 @@ def test_lost_attempts_do_not_count(tmp_path: Path) -> None:
     assert run.stages.filter(pl.col("wave") == "first_wave")["sum_ms"].to_list() == [30.0]
 
 
+def test_queries_that_failed_or_did_not_end_are_left_out(tmp_path: Path) -> None:
+    events: list[Mapping[str, Any]] = [_CORES]
+    for job, said in enumerate(({"spark_job_description": "a"}, {"spark_job_description": "b"},
+                                {"spark_sql_execution_id": "7"}, {})):  # fmt: skip
+        events += [_job(job, job, (job, job, []), **said), _task(job, 0, job, 50)]
+    sql = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionEnd"
+    events += [_end(0, 60), _end(1, 60, "JobFailed"), _end(2, 60, "JobFailed")]
+    events += [{"Event": sql, "executionId": 7, "errorMessage": ""}]  # it went on without the job
+    run = read_spark_log(_write(tmp_path / "log", *events))
+    assert run.queries["query"].to_list() == ["a", "1"]
+    assert run.failed == ("b", "(no name)")
+    assert set(run.stages["query"]) == {"a", "1"}
+    with pytest.raises(TelemetryError, match="1 failed or did not end"):
+        read_spark_log(_write(tmp_path / "log", *events[:3]))
+
+
 def test_queries_keep_their_names_beside_others_that_have_none(tmp_path: Path) -> None:
     log = write_query(tmp_path / "log", ("", "a b", "c", "a b", ""), tasks=2)
     assert read_spark_log(log).queries["query"].to_list() == ["0", "a b", "c", "a b (2)", "4"]
@@ -181,6 +243,10 @@ def test_a_rolled_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> Non
     folder.mkdir()
     _write(folder / "events_10_app", _task(0, 0, 10, 30), _end(0, 40))
     _write(folder / "events_9_app", _CORES, _job(0, 0, (0, 1, []), spark_job_description="a"))
+    with pytest.raises(TelemetryError, match="events_1_"):
+        read_spark_log(folder)
+    (folder / "events_9_app").rename(folder / "events_9_app.compact")  # all before it, too
+    _write(folder / "events_9_app", _job(9, 0, (9, 9, [])))
     assert read_spark_log(folder).queries["query"].to_list() == ["a"]
 
 
@@ -188,6 +254,8 @@ def test_a_rolled_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> Non
     ("content", "says"),
     [
         (b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        (b"\x1f\x8b\x08\x00", "gunzip"),
+        (b"LZ4Block\x16", "lz4 cannot be read"),
         (b"hello\n", "line 1: not Spark's event log"),
         (b"[1]\n", "line 1: not Spark's event log"),
         (b'{"Event": "SparkListenerJobStart"}\n', "is not as Spark writes it"),

@@ -35,3 +35,16 @@ def test_it_is_the_same_from_its_arrays() -> None:
     process = TotalProcess.fit(rows, logs)
     again = TotalProcess.from_arrays(process.to_arrays())
     assert again.predict(rows).tolist() == process.predict(rows).tolist()
+
+
+def test_a_column_that_was_always_alike_does_not_count() -> None:
+    rows, logs = shaped(6, (2.0, 10.0))
+    process = TotalProcess.fit(np.column_stack([rows, np.full(len(rows), 2.0)]), logs)
+    said = [process.predict(np.column_stack([rows, np.full(len(rows), n)])) for n in (2.0, 1.0)]
+    assert said[0].tolist() == said[1].tolist()
+
+
+def test_it_does_not_go_on_for_ever() -> None:
+    rows, logs = shaped(6, (2.0, 10.0))
+    far = TotalProcess.fit(rows, logs).predict(1000.0 * rows)
+    assert np.abs(far).max() < 10 * np.abs(logs).max()

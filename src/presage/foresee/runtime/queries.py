@@ -1,17 +1,15 @@
 """Queries: how long each stage takes and the whole, on so many executors, at a size of data.
 
-Stages that were measured at other sizes or on other executors are carried over by `stagelaws`;
+Queries that were measured at other sizes or on other executors are carried over (`query_known`);
 stages nobody has measured are foreseen by trees from their place in the DAG. Both are then
 scheduled by `dag.simulate`. Beside the second stand trees and a Gaussian process of the totals
-(`totals`) and a recurrent network over the stages (`recurrence`); what share each has is chosen on
-queries left out. Runs nothing.
+(`totals`) and a recurrent network over the stages (`recurrence`), with equal shares. Runs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,15 @@ import numpy.typing as npt
 import polars as pl
 
 from presage.foresee.runtime.dag import Schedule, StageWork, simulate
+from presage.foresee.runtime.query_known import (
+    LEAST_MEASURED,
+    joined,
+    known_schedules,
+    stretched,
+    without,
+)
 from presage.foresee.runtime.recurrence import StageRecurrence
-from presage.foresee.runtime.stagelaws import at_places, most_probable_powers
+from presage.foresee.runtime.stagelaws import most_probable_powers
 from presage.foresee.runtime.stages import (
     MeasuredWave,
     Query,
@@ -42,14 +47,11 @@ __all__ = ["KIND", "QueryModel", "QueryTimes", "StageTimes", "load_query_model"]
 
 KIND = "query"
 _STAGES_TO_TUNE = 16
-_LEAST_MEASURED = 3
 _LEAST_PLACES = 2
 """Scales, or numbers of executors, that must be left when one is left out to judge by it."""
 _ROUND_S = 0.001
 _FOLDS = 6
 _LEAST_COLUMNS = 5
-_PARTS = 10
-"""Shares of models are multiples of one in so many."""
 _NEW_BY = ("stages", "totals", "process", "recurrent")
 
 Report = Callable[[int, int], None]
@@ -156,18 +158,15 @@ class QueryModel:
 
     def total(self, query: Query, scale_gb: float, executors: int) -> tuple[Schedule, bool]:
         """The schedule that is foreseen, and whether its stages were measured before."""
-        known = _joined(query, self.queries.get(query.name))
+        known = joined(query, self.queries.get(query.name))
         measured = all(
-            len(known.measured.get(stage, ())) >= _LEAST_MEASURED for stage in known.order
+            len(known.measured.get(stage, ())) >= LEAST_MEASURED for stage in known.order
         )
         if measured:
-            works = carried_over(known, [(scale_gb, executors)], self.powers)[0]
-        else:
-            works = _guessed(self.stage_trees, known, scale_gb, executors)
+            return known_schedules(known, [(scale_gb, executors)], self.powers)[0], True
+        works = _guessed(self.stage_trees, known, scale_gb, executors)
         schedule = simulate(works, known.edges, executors)
-        if measured:
-            return schedule, True
-        return _stretched(schedule, self._blended(known, scale_gb, executors, schedule)), False
+        return stretched(schedule, self._blended(known, scale_gb, executors, schedule)), False
 
     def _blended(self, query: Query, scale_gb: float, executors: int, made: Schedule) -> float:
         row = _total_row(query, scale_gb, executors)
@@ -180,7 +179,7 @@ class QueryModel:
 
     def _one(self, query: Query, executors: int, scale_gb: float) -> QueryTimes:
         schedule, measured = self.total(query, scale_gb, executors)
-        known = _joined(query, self.queries.get(query.name))
+        known = joined(query, self.queries.get(query.name))
         interval = self.known if measured else self.new
         low, middle, high = interval.interval(np.array([schedule.total_s]))[0]
         why = (
@@ -188,6 +187,7 @@ class QueryModel:
             if measured
             else "its stages were never measured: foreseen from their place in the DAG"
         )
+        why += "".join(self._beyond(scale_gb, executors))
         times = tuple(
             StageTimes(
                 stage,
@@ -200,6 +200,16 @@ class QueryModel:
         total = (float(low), float(middle), float(high))
         return QueryTimes(query.name, scale_gb, executors, times, total, why)
 
+    def _beyond(self, scale_gb: float, executors: int) -> Iterator[str]:
+        """What lies outside all that was measured."""
+        waves = [one for query in self.queries.values() for one in _waves_of(query)]
+        for value, known, unit in (
+            (scale_gb, [one.scale_gb for one in waves], "GB"),
+            (executors, [one.executors for one in waves], "executors"),
+        ):
+            if not min(known) <= value <= max(known):
+                yield f"; measured were {min(known):g} to {max(known):g} {unit}"
+
     def _judge_known(self) -> tuple[Conformal, dict[str, float]]:
         """Each scale, then each number of executors, left out."""
         truth, said, scales = [], [], []
@@ -208,14 +218,13 @@ class QueryModel:
                 places = query.places()
                 values = sorted({place[by] for place in places})
                 for value in values if len(values) > _LEAST_PLACES else ():
-                    rest = _without(query, by, value)
-                    if any(len(rest.measured.get(s, ())) < _LEAST_MEASURED for s in query.order):
+                    rest = without(query, by, value)
+                    if any(len(rest.measured.get(s, ())) < LEAST_MEASURED for s in query.order):
                         continue
                     out = [place for place in places if place[by] == value]
-                    for place, works in zip(
-                        out, carried_over(rest, out, self.powers), strict=True
-                    ):
-                        said.append(simulate(works, query.edges, place[1]).total_s)
+                    foreseen = known_schedules(rest, out, self.powers)
+                    for place, schedule in zip(out, foreseen, strict=True):
+                        said.append(schedule.total_s)
                         made = measured_total(query, *place)
                         truth.append(made.total_s if made else np.nan)
                         scales.append(by)
@@ -293,57 +302,6 @@ def load_query_model(path: Path) -> QueryModel:
         )
     except (KeyError, TypeError, ValueError, IndexError) as wrong:
         raise BundleError(f"{path} is damaged: {wrong}") from None
-
-
-def carried_over(
-    query: Query, places: Sequence[tuple[float, int]], powers: Floats
-) -> list[dict[int, StageWork]]:
-    """The work of each stage at each place, from where it was measured."""
-    works: list[dict[int, StageWork]] = [{} for _ in places]
-    for stage in query.order:
-        measured = query.measured[stage]
-        sizes = {one.scale_gb: query.tasks_at(stage, one.scale_gb) for one in measured}
-        rows = rows_of(measured, sizes)
-        logs = np.log(np.array([max(one.mean_s, _ROUND_S) for one in measured]))
-        counts = [query.tasks_at(stage, scale_gb) for scale_gb, _ in places]
-        asked = np.array(
-            [
-                place_row(*place, tasks, first)
-                for place, tasks in zip(places, counts, strict=True)
-                for first in (True, False)
-            ]
-        )
-        times = np.exp(at_places(rows, logs, asked, powers)).reshape(-1, 2)
-        for at, (place, tasks) in enumerate(zip(places, counts, strict=True)):
-            first = _first_tasks(measured, sizes, *place, tasks)
-            works[at][stage] = StageWork(
-                first, tasks - first, float(times[at, 0]), float(times[at, 1])
-            )
-    return works
-
-
-def _first_tasks(
-    measured: Sequence[MeasuredWave],
-    sizes: Mapping[float, int],
-    scale_gb: float,
-    executors: int,
-    tasks: int,
-) -> int:
-    """How many tasks the first wave has: fewer than executors where stages run side by side."""
-    most = min(executors, tasks)
-    ones = [one for one in measured if one.first]
-    if not ones:
-        return most
-    logs = np.array([np.log(one.tasks / min(one.executors, sizes[one.scale_gb])) for one in ones])
-    apart = np.array(
-        [
-            (np.log(one.scale_gb / scale_gb) / 0.7) ** 2
-            + (np.log(one.executors / executors) / 0.4) ** 2
-            for one in ones
-        ]
-    )
-    near = np.exp(-0.5 * (apart - apart.min()))
-    return int(np.clip(round(most * float(np.exp(near @ logs / near.sum()))), 1, most))
 
 
 def _guessed(
@@ -426,7 +384,8 @@ def _fit_models(
 def _judge_new(
     queries: Mapping[str, Query], seed: int
 ) -> tuple[Floats, Conformal, dict[str, float]]:
-    """Queries left out in turn: what share each model has, and how far answers are off."""
+    """Queries left out in turn: how far answers are off. Each model that could be fitted has the
+    same share: shares that were best on other queries did worse."""
     names = list(queries)
     order = np.random.default_rng(seed).permutation(len(names))
     said: list[list[float]] = []
@@ -453,21 +412,14 @@ def _judge_new(
                 truth.append(actual.total_s if actual else np.nan)
                 belong.append(name)
     logs, actuals = np.array(said), np.array(truth)
-
-    def off(shares: Floats) -> float:
-        return float(np.mean(np.abs(np.exp(logs @ shares) / actuals - 1)))
-
-    grid = [
-        np.array(one) / _PARTS
-        for one in product(range(_PARTS + 1), repeat=logs.shape[1])
-        if sum(one) == _PARTS
-    ]
-    best = min(grid, key=off)
-    errors = {"query_left_out_mape": off(best)}
-    for alone, name in zip(np.eye(logs.shape[1]), _NEW_BY, strict=False):
-        errors[f"query_left_out_mape_{name}"] = off(alone)
-    interval = Conformal.fit(actuals, np.exp(logs @ best), belong)
-    return np.append(best, np.zeros(len(_NEW_BY) - len(best))), interval, errors
+    blended = np.exp(logs.mean(axis=1))
+    errors = {"query_left_out_mape": float(np.mean(np.abs(blended / actuals - 1)))}
+    for model, name in enumerate(_NEW_BY[: logs.shape[1]]):
+        alone = np.abs(np.exp(logs[:, model]) / actuals - 1)
+        errors[f"query_left_out_mape_{name}"] = float(alone.mean())
+    shares = np.zeros(len(_NEW_BY))
+    shares[: logs.shape[1]] = 1 / logs.shape[1]
+    return shares, Conformal.fit(actuals, blended, belong), errors
 
 
 def _all_shares(shares: Floats) -> Floats:
@@ -488,55 +440,14 @@ def _some_stages(queries: Mapping[str, Query], seed: int) -> list[tuple[Floats, 
     return [found[n] for n in order]
 
 
-def _without(query: Query, by: int, value: float) -> Query:
-    """A query as if nothing had been measured at one scale, or on so many executors."""
-    measured = {
-        stage: [one for one in rows if (one.scale_gb, one.executors)[by] != value]
-        for stage, rows in query.measured.items()
-    }
-    tasks = {
-        stage: {scale: n for scale, n in said.items() if by == 1 or scale != value}
-        for stage, said in query.tasks.items()
-    }
-    return Query(query.name, query.edges, query.order, measured, tasks)
-
-
-def _joined(asked: Query, known: Query | None) -> Query:
-    """What is asked with what was measured of the same query before."""
-    if known is None or set(known.order) != set(asked.order):
-        return asked
-    measured, tasks = {}, {}
-    for stage in asked.order:
-        own = asked.measured.get(stage, [])
-        taken = {(one.scale_gb, one.executors, one.first) for one in own}
-        before = [
-            one
-            for one in known.measured.get(stage, [])
-            if (one.scale_gb, one.executors, one.first) not in taken
-        ]
-        measured[stage] = [*before, *own]
-        said = {k: v for k, v in asked.tasks.get(stage, {}).items() if k > 0}
-        tasks[stage] = {**known.tasks.get(stage, {}), **said}
-    return Query(asked.name, asked.edges, asked.order, measured, tasks)
-
-
-def _stretched(schedule: Schedule, total_s: float) -> Schedule:
-    factor = total_s / schedule.total_s if schedule.total_s > 0 else 1.0
-    return Schedule(
-        {stage: at * factor for stage, at in schedule.start_s.items()},
-        {stage: at * factor for stage, at in schedule.end_s.items()},
-        total_s,
-    )
-
-
 def _waves_of(query: Query) -> list[MeasuredWave]:
     return [one for measured in query.measured.values() for one in measured]
 
 
 def _scale(query: Query, asked: float | None) -> float:
     if asked is not None:
-        if not asked > 0:
-            raise UserError(f"--scale-gb is above 0, not {asked:g}")
+        if not 0 < asked < np.inf:
+            raise UserError(f"--scale-gb is a size above 0, not {asked:g}")
         return asked
     said = {scale for by_scale in query.tasks.values() for scale in by_scale if scale > 0}
     if len(said) != 1:

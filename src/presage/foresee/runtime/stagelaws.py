@@ -25,6 +25,8 @@ START = np.array(
 """Powers to start from: lines, then sizes and lengths of what is smooth, then noise by wave."""
 _LEVEL = 25.0
 """Variance of a stage's own level: anything goes."""
+_FARTHEST = 6.0
+"""How far powers may go from where they start: measurements without noise would send them off."""
 _CENTRE = np.array([2.5, 0.0, 3.0, 3.0])
 
 
@@ -56,7 +58,10 @@ def most_probable_powers(stages: Sequence[tuple[Floats, Floats]], rounds: int = 
             total += float(0.5 * left @ left + np.log(np.diag(half)).sum())
         return total
 
-    found = minimize(unlikely, START, method="L-BFGS-B", options={"maxiter": rounds})
+    bounds = [(power - _FARTHEST, power + _FARTHEST) for power in START]
+    found = minimize(
+        unlikely, START, method="L-BFGS-B", bounds=bounds, options={"maxiter": rounds}
+    )
     out: Floats = found.x
     return out
 

@@ -1,13 +1,14 @@
 """Tables of the stages of queries: checked, joined, and as the numbers that models look at.
 
 A row is what was measured of one wave of a stage: `first_wave` and `rest_wave` add up to the
-stage; `fresh_durations` repeats a part of the first wave and is not used. A table may also hold
-nothing but stages and their tasks. Nothing here is learned.
+stage; `fresh_durations` repeats a part of the first wave and is not used. Where a stage ran
+several times at one place, the median of its times counts. A table may also hold nothing but
+stages and their tasks. Nothing here is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,11 +48,12 @@ class Query:
     """Stage -> scale -> number of tasks."""
 
     def tasks_at(self, stage: int, scale_gb: float) -> int:
-        """As said for that scale, else on the line through the nearest two scales."""
+        """As said for that scale, else on the line through the nearest two scales; from the least
+        number that there is at several scales, in proportion to the larger one."""
         said = self.tasks.get(stage, {})
         if not said:
             raise UserError(
-                f"query {self.name} has no number of tasks for stage {stage} (where rows have a"
+                f"query {self.name} has no tasks for stage {stage} (where rows have a"
                 f" wave, those of {' and '.join(_WAVES)} count)"
             )
         if scale_gb in said:
@@ -61,6 +63,9 @@ class Query:
             return said[known[0]]
         after = int(np.clip(np.searchsorted(known, scale_gb), 1, len(known) - 1))
         low, high = known[after - 1], known[after]
+        least = min(said.values())
+        if said[low] == least < said[high] and list(said.values()).count(least) > 1:
+            return max(least, round(said[high] * scale_gb / high))
         slope = (said[high] - said[low]) / (high - low)
         return max(_LEAST_TASKS, round(said[low] + slope * (scale_gb - low)))
 
@@ -113,30 +118,57 @@ def read_queries(stages: pl.DataFrame, edges: pl.DataFrame) -> dict[str, Query]:
             raise UserError(
                 f"the table of {what} lacks the column {name}; it has {', '.join(table.columns)}"
             )
-    _check_numbers(stages)
+    stages = _checked(stages, "stages", ("stage", "tasks", "executors", "scale_gb", "mean_ms"))
+    edges = _checked(edges, "edges", ("from_stage", "to_stage"))
     by_query = _edges_by_query(edges)
     queries: dict[str, Query] = {}
     keyed = stages if "query" in stages.columns else stages.with_columns(query=pl.lit("0"))
+    names = {str(name) for name in keyed["query"].unique()}
+    if by_query and not (names | {""}) & set(by_query):
+        raise UserError(
+            f"the edges are of query {', '.join(sorted(by_query)[:5])}, the stages of"
+            f" {', '.join(sorted(names)[:5])}: give both the same names"
+        )
     for (name,), rows in keyed.group_by("query", maintain_order=True):
         mine = by_query.get(str(name), by_query.get("", []))
-        query = Query(str(name), mine, in_order(sorted(set(rows["stage"].to_list())), mine))
+        try:
+            order = in_order(sorted(set(rows["stage"].to_list())), mine)
+        except UserError as error:
+            raise UserError(f"query {name}: {error}") from None
+        query = Query(str(name), mine, order)
         _take(query, rows)
         queries[query.name] = query
     return queries
 
 
-def _check_numbers(stages: pl.DataFrame) -> None:
-    if stages["stage"].null_count() or not stages["stage"].dtype.is_integer():
-        raise UserError("the column stage must be a whole number in every row")
-    for name in ("mean_ms", "tasks", "executors", "scale_gb"):
-        if name not in stages.columns:
+_WHOLE = ("stage", "from_stage", "to_stage", "tasks", "executors")
+_NEEDED = ("stage", "from_stage", "to_stage")
+
+
+def _checked(table: pl.DataFrame, what: str, names: Sequence[str]) -> pl.DataFrame:
+    """The table with numbers in these columns, as far as it has them; an error names the row."""
+    for name in names:
+        if name not in table.columns:
             continue
-        values = stages[name].cast(pl.Float64, strict=False)
-        if (values < 0).any() or values.is_nan().any():
-            row = int((values.fill_nan(-1) < 0).arg_true()[0])
+        values = table[name].cast(pl.Float64, strict=False)
+        wrong = table[name].is_not_null() & (values.is_null() | ~values.is_finite() | (values < 0))
+        says = "a number, 0 or more"
+        if name in _WHOLE:
+            wrong, says = wrong | (values != values.round()), "a whole number, 0 or more"
+        if name in _NEEDED:
+            wrong = wrong | table[name].is_null()
+        if (row := wrong.fill_null(False).arg_max()) is not None and wrong[row]:
             raise UserError(
-                f"column {name} has {stages[name][row]} in row {row + 1}; it must be 0 or more"
+                f"column {name} of the table of {what} has {_shown(table[name][row])} in row"
+                f" {row + 1}; it must be {says}"
             )
+        kind = pl.Int64 if name in _WHOLE else pl.Float64
+        table = table.with_columns(values.cast(kind).alias(name))
+    return table
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else str(value)
 
 
 def _edges_by_query(edges: pl.DataFrame) -> dict[str, list[tuple[int, int]]]:
@@ -150,22 +182,38 @@ def _edges_by_query(edges: pl.DataFrame) -> dict[str, list[tuple[int, int]]]:
 def _take(query: Query, rows: pl.DataFrame) -> None:
     columns = set(rows.columns)
     timed = {"wave", "executors", "mean_ms", "tasks", "scale_gb"} <= columns
-    counted: dict[tuple[int, float], dict[int, int]] = {}
+    seen: dict[tuple[int, float, int], dict[str | None, list[tuple[int, float | None]]]] = {}
     for row in rows.iter_rows(named=True):
-        stage, scale = int(row["stage"]), float(row.get("scale_gb") or 0.0)
-        if row.get("tasks") is None:
-            continue
         wave = row.get("wave")
-        if wave is not None and wave not in _WAVES:
+        if row.get("tasks") is None or (wave is not None and wave not in _WAVES):
             continue
-        executors, tasks = int(row.get("executors") or 0), int(row["tasks"])
-        here = counted.setdefault((stage, scale), {})
-        here[executors] = here.get(executors, 0) + tasks
-        if timed and row["mean_ms"] is not None and wave is not None and executors:
-            one = MeasuredWave(scale, executors, wave == _FIRST, tasks, row["mean_ms"] / 1000)
-            query.measured.setdefault(stage, []).append(one)
-    for (stage, scale), by_executors in counted.items():
-        query.tasks.setdefault(stage, {})[scale] = max(by_executors.values())
+        place = (int(row["stage"]), float(row.get("scale_gb") or 0.0))
+        here = seen.setdefault((*place, int(row.get("executors") or 0)), {})
+        here.setdefault(wave, []).append((int(row["tasks"]), row.get("mean_ms")))
+    for (stage, scale, executors), waves in seen.items():
+        repeats = max(map(len, waves.values()))
+        tasks = _tasks_of_one(waves, repeats)
+        if not any(tasks.values()):
+            continue
+        said = query.tasks.setdefault(stage, {})
+        said[scale] = max(said.get(scale, 0), sum(tasks.values()))
+        for wave, found in waves.items():
+            times = [ms for _, ms in found if ms is not None]
+            if timed and times and wave is not None and executors and tasks[wave]:
+                mean_s = float(np.median(times)) / 1000
+                one = MeasuredWave(scale, executors, wave == _FIRST, tasks[wave], mean_s)
+                query.measured.setdefault(stage, []).append(one)
+
+
+def _tasks_of_one(
+    waves: Mapping[str | None, list[tuple[int, float | None]]], repeats: int
+) -> dict[str | None, int]:
+    """How many tasks each wave has in one of so many runs of a stage."""
+    sums = {wave: sum(tasks for tasks, _ in found) for wave, found in waves.items()}
+    one = {wave: round(tasks / repeats) for wave, tasks in sums.items()}
+    if _REST in one:
+        one[_REST] = max(round(sum(sums.values()) / repeats) - one.get(_FIRST, 0), 0)
+    return one
 
 
 def structure(query: Query, stage: int, scale_gb: float) -> list[float]:

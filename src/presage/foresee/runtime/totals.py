@@ -21,6 +21,10 @@ _LINES = 0.03
 _SMOOTH = ((0.5, 4.0), (0.1, 2.0))
 """Variance and length of what departs from the lines, in standard deviations."""
 _NOISE = 0.03
+_ALL_ALIKE = 1e-6
+"""A column that spreads less tells nothing of other queries."""
+_FARTHEST = 4.0
+"""Standard deviations; what is farther counts as so far, as lines do not go on for ever."""
 _LOGGED = 4
 """The first so many columns are logarithms; the others become logarithms here."""
 
@@ -39,7 +43,8 @@ class TotalProcess:
     def fit(cls, rows: Floats, logs: Floats) -> TotalProcess:
         """Learn from rows that describe whole queries and the logarithms of their times."""
         logged = _logged(rows)
-        centre, spread = logged.mean(axis=0), logged.std(axis=0) + 1e-9
+        centre, spread = logged.mean(axis=0), logged.std(axis=0)
+        spread = np.where(spread > _ALL_ALIKE, spread, np.inf)
         near = (logged - centre) / spread
         middle = float(logs.mean())
         inside = _kernel(near, near) + _NOISE * np.eye(len(near))
@@ -48,7 +53,7 @@ class TotalProcess:
 
     def predict(self, rows: Floats) -> Floats:
         """The logarithm of the time of each query."""
-        near = (_logged(rows) - self.centre) / self.spread
+        near = np.clip((_logged(rows) - self.centre) / self.spread, -_FARTHEST, _FARTHEST)
         out: Floats = _kernel(near, self.rows) @ self.told + self.middle
         return out
 
