@@ -84,6 +84,12 @@ def tune(
             )
         tables = [read_runs(alone)] + ([] if known is None else [read_runs(known)])
         found = read_trials(tables, objective, target=target, cost=cost, workload=workload)
+        for file, one in zip((alone, known), found, strict=False):
+            if one.unused:
+                say(
+                    f"note: {one.unused:,} rows of {file} are not used: they have no time above 0,"
+                    " or did not complete"
+                )
         _print(_search_all(found, objective, runs, later_runs), json)
         return
     if target or cost or workload:
@@ -207,6 +213,7 @@ def _show(done: Tuning, unit: str) -> None:
         Column(f"EXPECTED {unit}", right=True),
         Column("10–90 %", right=True, spare=1),
         Column("GAIN %", right=True),
+        Column("10–90 %", right=True, spare=2),
         Column("CONFIGURATION"),
     ]
     rows = [
@@ -216,6 +223,9 @@ def _show(done: Tuning, unit: str) -> None:
             _number(pick.expected),
             "" if pick.low is None else f"{_number(pick.low)}–{_number(pick.high)}",
             f"{pick.gain_pct:.1f}",
+            ""
+            if pick.gain_low_pct is None
+            else f"{pick.gain_low_pct:.0f}–{pick.gain_high_pct:.0f}",
             ", ".join(f"{name} {pick.config[name]}" for name in names),
         ]
         for number, pick in enumerate(done.picks, 1)
