@@ -94,7 +94,7 @@ def tune(
         return
     if target or cost or workload:
         raise UserError("--target, --cost and --workload go with a table of measured runs")
-    from presage.cli.tune_jobs import from_command, from_manifest
+    from presage.cli.tune_jobs import from_command, from_manifest, words_of
     from presage.client import Client
 
     if keep is not None:
@@ -115,7 +115,7 @@ def tune(
                 money=money,
                 folder=folder,
             )
-        name = alone.stem if alone is not None else what[0]
+        name = alone.stem if alone is not None else words_of(what)
         done = _run_trials(jobs, name, known, runs, objective, later_runs)
     if keep is not None:
         _keep(keep, done)
@@ -133,9 +133,8 @@ def _run_trials(
     """Trials one after the other, each a job."""
     points = jobs.table
     ahead, taught_by = trials_ahead(points, None if known is None else read_runs(known), _TIME)
-    mine = None if taught_by is None else _others(taught_by, name)
-    taught = teach(mine, ahead.configs.height)
-    settings = settings_for(mine, runs)
+    taught = teach(taught_by, ahead.configs.height)
+    settings = settings_for(taught_by, runs)
     search = ConfigSearch(ahead, list(range(points.height)), taught, settings)
     say(f"{points.height:,} configurations, at most {runs} trials")
 
@@ -205,7 +204,8 @@ def _print(done: list[Tuning], json: bool, jobs: TrialJobs | None = None) -> Non
 
 def _show(done: Tuning, unit: str) -> None:
     trials = f"{len(done.picks)} trial{'s' if len(done.picks) > 1 else ''}"
-    say(f"{done.workload}: {trials}; taught by {done.taught_by} other workloads")
+    other = f"{done.taught_by} known workload{'s' if done.taught_by != 1 else ''}"
+    say(f"{done.workload}: {trials}; taught by {other}")
     names = list(done.chosen)
     columns = [
         Column("TRIAL", right=True),
