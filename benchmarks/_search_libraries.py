@@ -35,8 +35,7 @@ def optuna_search(sampler: str, enqueued: int) -> Callable[[Trials, Trials, int]
     average. What was not measured fails, and a repetition is told again: neither is a look."""
 
     def made(trials: Trials, known: Trials, runs: int) -> Search:
-        import optuna
-
+        optuna = _library("optuna")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         rows = trials.configs.rows()
         names = trials.configs.columns
@@ -103,14 +102,8 @@ class _Ready:
         warnings.simplefilter("ignore")
         self.torch, self.botorch, gpytorch = map(_library, ("torch", "botorch", "gpytorch"))
         self.gpytorch = gpytorch
-
-        class LastColumn(gpytorch.means.Mean):  # type: ignore[misc]
-            """The mean is in the inputs."""
-
-            def forward(self, inputs: Any) -> Any:
-                return inputs[..., -1]
-
-        self.last_column = LastColumn
+        mean_of = {"forward": lambda _, inputs: inputs[..., -1]}
+        self.last_column = type("LastColumn", (gpytorch.means.Mean,), mean_of)
 
     def tensor(self, values: Floats) -> Any:
         return self.torch.tensor(values, dtype=self.torch.float64)
@@ -207,7 +200,9 @@ def botorch_transfer(trials: Trials, known: Trials, runs: int) -> Search:
     return _searching(ready, trials, covariance, likelihood, width)
 
 
-def _searching(ready: _Ready, trials: Trials, covariance: Any, likelihood: Any, width: int) -> Any:
+def _searching(
+    ready: _Ready, trials: Trials, covariance: Any, likelihood: Any, width: int
+) -> Search:
     def search(
         allowed: Sequence[int], values: dict[int, float], taught: Taught, most: int
     ) -> list[float]:

@@ -262,7 +262,8 @@ def _one_type(tables: Sequence[pl.DataFrame], names: Sequence[str]) -> list[pl.D
         whole = bool(np.all(values == np.round(values)))
         numeric = next(iter(said)).is_numeric()
         types[name] = pl.String() if not numeric else pl.Int64() if whole else pl.Float64()
-    return [table.cast(dict(types)) for table in tables]
+    casts = [pl.col(name).cast(dtype) for name, dtype in types.items()]
+    return [table.with_columns(casts) for table in tables]
 
 
 def _refuse_negative(table: pl.DataFrame, name: str) -> None:
