@@ -1,6 +1,6 @@
 """How good is the configuration that `presage tune` chooses? Each program left out in turn.
 
-`python -m benchmarks.runtime_search [--quick] [--json]`.
+`python -m benchmarks.runtime_search [--quick] [--kind botorch-transfer] [--json]`.
 
 A program (`kmeans`, `terasort`) is left out with all its sizes, frameworks and clusters; what the
 others took is known. The settings of the search are chosen on the known programs alone (each left
@@ -19,7 +19,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks._data import shared
-from presage.foresee.runtime.search import ConfigSearch, settings_for, teach
+from benchmarks._search_libraries import LIBRARIES
+from presage.foresee.runtime.search import ConfigSearch, SearchSettings, settings_for, teach
 from presage.foresee.runtime.trials import Objective, read_trials
 
 _LEAST_CONFIGS = 10
@@ -27,7 +28,12 @@ _AFTER = (1, 3, 6, 10)
 
 
 def left_out(
-    table: pl.DataFrame, program: str, objective: Objective, runs: int, most: int
+    table: pl.DataFrame,
+    program: str,
+    objective: Objective,
+    runs: int,
+    most: int,
+    kind: str = "presage",
 ) -> dict[str, list[float]]:
     """Regrets after so many runs, and how many times longer the median takes, by workload."""
     found: dict[str, list[float]] = {}
@@ -36,7 +42,8 @@ def left_out(
         if "completed" in table.columns and not mine["completed"].any():
             continue
         trials, known = read_trials([mine, rest], objective)
-        settings = settings_for(known, runs)
+        look = LIBRARIES[kind](trials, known, runs) if kind in LIBRARIES else None
+        settings = SearchSettings() if look or kind == "alone" else settings_for(known, runs)
         done = 0
         for workload in sorted(set(trials.workload.tolist())):
             values = trials.of(workload)
@@ -44,10 +51,14 @@ def left_out(
                 continue
             done += 1
             words = trials.words.get(workload, ())
-            taught = teach(known, trials.configs.height, words)
-            search = ConfigSearch(trials, list(values), taught, settings)
-            tuning = search.run(values.__getitem__, max(_AFTER), later_runs=np.inf)
-            took = np.minimum.accumulate([pick.took for pick in tuning.picks])
+            taught = teach(None if kind == "alone" else known, trials.configs.height, words)
+            if look is not None:
+                times = look(list(values), values, taught, max(_AFTER))
+            else:
+                search = ConfigSearch(trials, list(values), taught, settings)
+                tuning = search.run(values.__getitem__, max(_AFTER), later_runs=np.inf)
+                times = [pick.took for pick in tuning.picks]
+            took = np.minimum.accumulate(times)
             best = min(values.values())
             after = [100 * (took[min(n, len(took)) - 1] / best - 1) for n in _AFTER]
             median = float(np.median(list(values.values())))
@@ -60,6 +71,12 @@ def main() -> None:
     """Print regrets beside what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two workloads of each program")
+    parser.add_argument(
+        "--kind",
+        choices=["presage", "alone", *LIBRARIES],
+        default="presage",
+        help="who searches: Presage, without what is known (alone), or a library",
+    )
     parser.add_argument("--only", default="", help="part of the name of a case")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -77,7 +94,7 @@ def main() -> None:
     for name, table, program, objective, runs in cases:
         if asked.only not in name:
             continue
-        rows = left_out(table, program, objective, runs, 2 if asked.quick else 10_000)
+        rows = left_out(table, program, objective, runs, 2 if asked.quick else 10_000, asked.kind)
         values = np.array(list(rows.values()))
         mean = values.mean(axis=0)
         regrets = ", ".join(f"{n}: {mean[i]:.1f}" for i, n in enumerate(_AFTER))

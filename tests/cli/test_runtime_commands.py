@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +38,47 @@ def test_tune_chooses_from_a_table_and_says_why_it_stopped(tmp_path: Path) -> No
     assert answer["stopped"]
 
 
+def test_tune_says_what_each_trial_may_gain_and_which_rows_it_does_not_use(tmp_path: Path) -> None:
+    ended = pl.when(pl.col("vm_no") != 3).then(pl.col("elapsed_time"))
+    measured(1, seed=9).with_columns(elapsed_time=ended).write_csv(tmp_path / "mine.csv")
+    measured(3).with_columns(pl.col("cores").cast(pl.Float64)).write_csv(tmp_path / "known.csv")
+    words = ("tune", tmp_path / "mine.csv", "--known", tmp_path / "known.csv")
+    code, out, err = said(*words, "--workload", "workload", "--json")
+    assert code == 0, err
+    assert "2 rows of" in err
+    for pick in json.loads(out)["picks"]:
+        assert 0 <= pick["gain_low_pct"] <= pick["gain_high_pct"] < 100
+        assert type(pick["config"]["cores"]) is int
+    measured(3).with_columns(cores=pl.lit("many")).write_csv(tmp_path / "known.csv")
+    code, _, err = said(*words, "--workload", "workload")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "column cores" in err
+
+
+def test_predict_adds_three_columns_and_refuses_what_is_no_number(tmp_path: Path) -> None:
+    table, bundle, out = runs(4, 12), tmp_path / "b.npz", tmp_path / "out.csv"
+    table.write_csv(tmp_path / "runs.csv")
+    asked = ("--target", "seconds", "--group", "cluster", "--out", bundle)
+    assert said("runtime", "fit", tmp_path / "runs.csv", *asked)[0] == 0
+    rows = table[::-7].with_columns(
+        nodes=pl.when(pl.int_range(pl.len()) > 1).then(pl.col("nodes"))
+    )
+    rows.write_csv(tmp_path / "new.csv")
+    words = ("runtime", "predict", tmp_path / "new.csv", "--bundle", bundle, "--out")
+    code, _, err = said(*words, out)
+    assert code == 0, err
+    assert "nodes is missing in 2 of the rows" in err
+    answered = pl.read_csv(out)
+    assert answered.columns == [*rows.columns, "p10", "p50", "p90"]
+    assert answered.drop("p10", "p50", "p90").equals(pl.read_csv(tmp_path / "new.csv"))
+    for bad in (tmp_path / "new.csv", tmp_path / "out.xlsx"):
+        assert said(*words, bad)[0] == 2
+    rows.with_columns(nodes=pl.lit(float("inf"))).write_csv(tmp_path / "new.csv")
+    code, _, err = said(*words, out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "row 1 has inf" in err
+
+
 @pytest.mark.parametrize(
     ("table", "words", "line"),
     [
@@ -44,6 +86,13 @@ def test_tune_chooses_from_a_table_and_says_why_it_stopped(tmp_path: Path) -> No
         (runs()[:1], ["runtime", "fit", "--target", "seconds", "--group", "cluster"], "too few"),
         (runs(), ["runtime", "fit", "--target", "second", "--group", "cluster"], "no column"),
         (runs(), ["runtime", "fit"], "--target and --group"),
+        (
+            runs().with_columns(
+                gb=pl.when(pl.col("id") != 3).then(pl.col("gb")).otherwise(np.inf)
+            ),
+            ["runtime", "fit", "--target", "seconds", "--group", "cluster"],
+            "must be a number",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(

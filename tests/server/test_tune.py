@@ -65,11 +65,13 @@ def test_a_command_is_tuned_by_jobs_and_its_trials_teach_the_next_search(
         for w in (1, 2)
     ]
     (tmp_path / "known.csv").write_text("\n".join(["workload,batch,workers,elapsed_time", *rows]))
+    known = pl.concat([pl.read_csv(tmp_path / "known.csv"), kept], how="vertical_relaxed")
+    known.write_csv(tmp_path / "known.csv")
     taught = server.presage(
         *asked, "--known", str(tmp_path / "known.csv"), "--runs", "1", "--json", *command
     )
     assert taught.code == 0, taught.err
-    assert taught.json["taught_by"] == 4
+    assert taught.json["taught_by"] == 4 + 1
     assert taught.json["chosen"] == {"batch": 64, "workers": 2}
 
 

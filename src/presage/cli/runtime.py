@@ -73,6 +73,8 @@ def fit(
 def _fit_runs(
     rows: pl.DataFrame, target: str, groups: list[str], out: Path, today: str, data: str, seed: int
 ) -> dict[str, Any]:
+    from presage.foresee.runtime.columns import nearly_numbers
+    from presage.foresee.runtime.groups import LEAST_GROUPS
     from presage.foresee.runtime.model import JobTimes
 
     def report(step: str) -> None:
@@ -81,6 +83,10 @@ def _fit_runs(
     model = JobTimes.fit(rows, target, groups, seed=seed, report=report)
     for name, why in model.columns.left_out.items():
         say(f"note: {name} is not used: it {why}")
+    for name, word in nearly_numbers(rows, model.columns).items():
+        say(f"note: {name} counts as words, not as a number: a row has {word}")
+    for name in set(model.groups) - set(model.new):
+        say(f"note: of {name}, {LEAST_GROUPS} values are needed to tell what a new one is like")
     if model.odd_runs:
         say(
             f"note: {model.odd_runs:,} runs are not used: they took over 4 times as long as like"
@@ -119,6 +125,10 @@ def predict(
     from presage.foresee.runtime.model import load_run_times
 
     check_file(out, "--out")
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"--out {out}: a table is written as .csv or .parquet; name such a file")
+    if out.resolve() in {one.resolve() for one in (table, seen, bundle) if one is not None}:
+        raise UserError(f"--out {out} is read, too: name another file")
     model, rows = load_run_times(bundle), read_runs(table)
     taken = [name for name in ("p10", "p50", "p90") if name in rows.columns]
     if taken:
@@ -134,7 +144,7 @@ def predict(
         return
     for note in notes:
         say(f"note: {note}")
-    say(f"{rows.height:,} rows written to {out}")
+    say(f"{rows.height:,} row{'s' if rows.height > 1 else ''} written to {out}")
 
 
 def _write(table: pl.DataFrame, path: Path) -> None:
@@ -160,6 +170,9 @@ def _notes(model: Any, rows: pl.DataFrame, runs: pl.DataFrame | None) -> list[st
             known = ", ".join(model.columns.categories[name][:8])
             said = ", ".join(value or "(none)" for value in values[:5])
             notes.append(f"{name} {said} was never seen (known: {known})")
+    for name, count in model.columns.missing(rows).items():
+        usual = model.columns.numeric[name]
+        notes.append(f"{name} is missing in {count:,} of the rows, and taken as {usual:g}")
     for name, (value, end) in model.columns.beyond(rows).items():
         notes.append(f"{name} {value:g} is beyond what was measured (to {end:g})")
     if runs is not None:

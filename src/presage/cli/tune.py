@@ -84,11 +84,17 @@ def tune(
             )
         tables = [read_runs(alone)] + ([] if known is None else [read_runs(known)])
         found = read_trials(tables, objective, target=target, cost=cost, workload=workload)
+        for file, one in zip((alone, known), found, strict=False):
+            if one.unused:
+                say(
+                    f"note: {one.unused:,} rows of {file} are not used: they have no time above 0,"
+                    " or did not complete"
+                )
         _print(_search_all(found, objective, runs, later_runs), json)
         return
     if target or cost or workload:
         raise UserError("--target, --cost and --workload go with a table of measured runs")
-    from presage.cli.tune_jobs import from_command, from_manifest
+    from presage.cli.tune_jobs import from_command, from_manifest, words_of
     from presage.client import Client
 
     if keep is not None:
@@ -109,7 +115,7 @@ def tune(
                 money=money,
                 folder=folder,
             )
-        name = alone.stem if alone is not None else what[0]
+        name = alone.stem if alone is not None else words_of(what)
         done = _run_trials(jobs, name, known, runs, objective, later_runs)
     if keep is not None:
         _keep(keep, done)
@@ -127,9 +133,8 @@ def _run_trials(
     """Trials one after the other, each a job."""
     points = jobs.table
     ahead, taught_by = trials_ahead(points, None if known is None else read_runs(known), _TIME)
-    mine = None if taught_by is None else _others(taught_by, name)
-    taught = teach(mine, ahead.configs.height)
-    settings = settings_for(mine, runs)
+    taught = teach(taught_by, ahead.configs.height)
+    settings = settings_for(taught_by, runs)
     search = ConfigSearch(ahead, list(range(points.height)), taught, settings)
     say(f"{points.height:,} configurations, at most {runs} trials")
 
@@ -199,7 +204,8 @@ def _print(done: list[Tuning], json: bool, jobs: TrialJobs | None = None) -> Non
 
 def _show(done: Tuning, unit: str) -> None:
     trials = f"{len(done.picks)} trial{'s' if len(done.picks) > 1 else ''}"
-    say(f"{done.workload}: {trials}; taught by {done.taught_by} other workloads")
+    other = f"{done.taught_by} known workload{'s' if done.taught_by != 1 else ''}"
+    say(f"{done.workload}: {trials}; taught by {other}")
     names = list(done.chosen)
     columns = [
         Column("TRIAL", right=True),
@@ -207,6 +213,7 @@ def _show(done: Tuning, unit: str) -> None:
         Column(f"EXPECTED {unit}", right=True),
         Column("10–90 %", right=True, spare=1),
         Column("GAIN %", right=True),
+        Column("10–90 %", right=True, spare=2),
         Column("CONFIGURATION"),
     ]
     rows = [
@@ -216,6 +223,9 @@ def _show(done: Tuning, unit: str) -> None:
             _number(pick.expected),
             "" if pick.low is None else f"{_number(pick.low)}–{_number(pick.high)}",
             f"{pick.gain_pct:.1f}",
+            ""
+            if pick.gain_low_pct is None
+            else f"{pick.gain_low_pct:.0f}–{pick.gain_high_pct:.0f}",
             ", ".join(f"{name} {pick.config[name]}" for name in names),
         ]
         for number, pick in enumerate(done.picks, 1)

@@ -25,7 +25,14 @@ from presage.manifest import Submission, read_submission, submission_of
 from presage.model.answers import JobStatus
 from presage.model.errors import ManifestError, UserError
 
-__all__ = ["SPARK_SETTINGS", "TrialJobs", "from_command", "from_manifest", "usual_settings"]
+__all__ = [
+    "SPARK_SETTINGS",
+    "TrialJobs",
+    "from_command",
+    "from_manifest",
+    "usual_settings",
+    "words_of",
+]
 
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "200,8,32",

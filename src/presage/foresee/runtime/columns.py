@@ -20,7 +20,7 @@ import polars as pl
 from presage.learn import Floats
 from presage.model.errors import UserError
 
-__all__ = ["Columns", "choose_columns", "numbers", "targets"]
+__all__ = ["Columns", "choose_columns", "nearly_numbers", "numbers", "targets"]
 
 _IDENTIFIER = re.compile(r"(^|[._ ])(id|uuid|hash|run|run_?no|name|timestamp|date)$", re.I)
 _MEASURED = re.compile(
@@ -34,6 +34,8 @@ _VARIES = 0.2
 """From this share on, a number was measured in the run: configurations repeat."""
 _GIVES_AWAY = 0.98
 """Rank correlation with the target that no configuration has."""
+_NEARLY = 0.8
+"""With more than this share of numbers, a column was meant to hold numbers."""
 _ENOUGH = 50
 """Rows from which shares of distinct values say something."""
 _MOST_CATEGORIES = 80
@@ -83,7 +85,12 @@ class Columns:
                 f" the bundle was fitted on {_listed(self.names)}"
             )
         for name in self.numeric:
-            _refuse_words(table, name)
+            _refuse_no_number(table, name)
+
+    def missing(self, table: pl.DataFrame) -> dict[str, int]:
+        """Numbers that some rows lack, and how many rows."""
+        lacking = {name: int(np.isnan(numbers(table, name)).sum()) for name in self.numeric}
+        return {name: count for name, count in lacking.items() if count}
 
     def beyond(self, table: pl.DataFrame) -> dict[str, tuple[float, float]]:
         """Numbers that are smaller or larger than any that was seen: the one furthest off, and the
@@ -153,15 +160,26 @@ def _range(values: Floats) -> tuple[float, float]:
     return (float(there.min()), float(there.max())) if there.size else (-np.inf, np.inf)
 
 
-def _refuse_words(table: pl.DataFrame, name: str) -> None:
+def _refuse_no_number(table: pl.DataFrame, name: str) -> None:
     """A number must be one, or not there."""
-    column = table[name]
-    if column.dtype.is_numeric():
-        return
-    words = np.flatnonzero(np.isnan(numbers(table, name)) & column.is_not_null().to_numpy())
-    if words.size:
-        row = int(words[0])
+    column, values = table[name], numbers(table, name)
+    bad = np.isinf(values)
+    if not column.dtype.is_numeric():
+        bad |= np.isnan(values) & column.is_not_null().to_numpy()
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
         raise UserError(f"column {name} must be a number; row {row + 1} has {column[row]}")
+
+
+def nearly_numbers(table: pl.DataFrame, columns: Columns) -> dict[str, str]:
+    """Categories of which nearly all values are numbers, and the first that is none."""
+    found = {}
+    for name in columns.categories:
+        words = table[name].cast(pl.String).drop_nulls()
+        none = words.cast(pl.Float64, strict=False).is_null()
+        if table[name].dtype == pl.String and 0 < none.sum() < (1 - _NEARLY) * len(words):
+            found[name] = str(words.filter(none)[0])
+    return found
 
 
 def numbers(table: pl.DataFrame, name: str) -> Floats:

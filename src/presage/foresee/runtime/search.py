@@ -60,7 +60,12 @@ class Pick:
     low: float | None
     high: float | None
     gain_pct: float
-    """Expected improvement on the best so far, in percent of it."""
+    """Expected improvement on the best so far, in percent of it; of the first trial on the median
+    configuration."""
+    gain_low_pct: float | None
+    """With 10 % probability it is less; None before anything is known."""
+    gain_high_pct: float | None
+    """With 10 % probability it is more."""
     took: float
     """Infinite for a trial that failed."""
 
@@ -250,6 +255,31 @@ def _guesses(
     return made, known
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What is to be tried next, and what is expected of it; logarithms."""
+
+    place: int
+    expected: float
+    deviation: float
+    gain: float
+    """Expected improvement, as a share of ..."""
+    best: float
+    """... the best so far (of the first trial: the median configuration) ..."""
+    apart: float
+    """... and the standard deviation of how far it is from that."""
+
+    def pick(self, config: dict[str, Any], took: float, *, told: bool) -> Pick:
+        """The trial, when it is over; `told` is whether anything was known before it."""
+        if not told:
+            return Pick(config, None, None, None, 100 * self.gain, None, None, took)
+        ends = 1.2816 * np.array([-1, 0, 1])
+        low, middle, high = np.exp(self.expected + self.deviation * ends).tolist()
+        gains = 100 * (1 - np.exp(self.expected - self.best + self.apart * ends))
+        most, _, least = np.maximum(gains, 0.0).tolist()
+        return Pick(config, middle, low, high, 100 * self.gain, least, most, took)
+
+
 class ConfigSearch:
     """One workload's search among the configurations that it may use."""
 
@@ -289,26 +319,23 @@ class ConfigSearch:
             if len(self._tried) == len(self._allowed):
                 stopped = "every configuration was tried"
                 break
-            place, expected, deviation, gain = self._next()
-            if picks and gain * later_runs < 1:
+            ahead = self._next()
+            if picks and ahead.gain * later_runs < 1:
+                later = f"{later_runs:g} later run{'s' if later_runs != 1 else ''}"
                 stopped = (
-                    f"another trial would gain {100 * gain:.3g} % of a run, over {later_runs:g}"
-                    " later runs less than the trial takes"
+                    f"another trial would gain {100 * ahead.gain:.3g} % of a run, over {later}"
+                    " less than the trial takes"
                 )
                 break
-            value = measure(int(self._allowed[place]))
-            self._tried[place] = float(np.log(value))
-            low, middle, high = np.exp(expected + 1.2816 * deviation * np.array([-1, 0, 1]))
-            config = self._configs.row(int(self._allowed[place]), named=True)
-            pick = Pick(config, float(middle), float(low), float(high), 100 * gain, value)
-            if not picks and not self._n_known:
-                pick = replace(pick, expected=None, low=None, high=None)
-            picks.append(pick)
-            told(pick)
+            value = measure(int(self._allowed[ahead.place]))
+            self._tried[ahead.place] = float(np.log(value))
+            config = self._configs.row(int(self._allowed[ahead.place]), named=True)
+            picks.append(ahead.pick(config, value, told=bool(picks or self._n_known)))
+            told(picks[-1])
         best = min(picks, key=lambda pick: pick.took)
         if best.failed:
             raise UserError(f"none of the {len(picks)} trials came to an end")
-        left = 0.0 if len(self._tried) == len(self._allowed) else self._next()[3]
+        left = 0.0 if len(self._tried) == len(self._allowed) else self._next().gain
         return Tuning(
             workload,
             objective,
@@ -320,16 +347,29 @@ class ConfigSearch:
             self._n_known,
         )
 
-    def _next(self) -> tuple[int, float, float, float]:
-        """The place to try, what is expected there, how sure that is, and the expected gain as a
-        share of the best so far."""
-        left = np.array([n for n in range(len(self._allowed)) if n not in self._tried])
+    def _first(self) -> _Ahead:
+        """What is best on average."""
+        _, deviation, _ = self._belief.told((), np.empty(0))
+        at = int(np.argmin(self._mean))
+        usual = int(np.argsort(self._mean, kind="stable")[len(self._mean) // 2])
+        median, between = float(np.median(self._mean)), self._belief.between
+        apart = between[at, at] + between[usual, usual] - 2 * between[at, usual]
+        expected = float(self._mean[at])
+        gain = 1 - float(np.exp(expected - median))
+        return _Ahead(
+            at,
+            expected + self._level,
+            float(deviation[at]),
+            gain,
+            median + self._level,
+            float(np.sqrt(max(apart, 0.0))),
+        )
+
+    def _next(self) -> _Ahead:
+        """Where the expected improvement is largest."""
         if not self._tried:
-            _, deviation, _ = self._belief.told((), np.empty(0))
-            at = int(left[np.argmin(self._mean[left])])
-            ahead = float(np.median(self._mean[left]) - self._mean[at])
-            expected = float(self._mean[at]) + self._level
-            return at, expected, float(deviation[at]), 1 - float(np.exp(-ahead))
+            return self._first()
+        left = np.array([n for n in range(len(self._allowed)) if n not in self._tried])
         values = np.array(list(self._tried.values()))
         ended = values[np.isfinite(values)]
         worst = float(ended.max()) if len(ended) else self._level
@@ -342,7 +382,14 @@ class ConfigSearch:
         expected = float(odds @ means[:, at])
         apart = float(odds @ (means[:, at] - expected) ** 2)
         deviation_there = float(np.sqrt(around[at] ** 2 + apart))
-        return at, expected + self._level, deviation_there, float(gains[found])
+        return _Ahead(
+            at,
+            expected + self._level,
+            deviation_there,
+            float(gains[found]),
+            best + self._level,
+            deviation_there,
+        )
 
 
 def _improvement(best: float, means: Floats, deviation: Floats) -> Floats:

@@ -84,6 +84,8 @@ class Trials:
     """Workload -> the program that it runs, whatever the size of its data."""
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Workload -> what else is known of it before it runs: framework, size, cluster."""
+    unused: int = 0
+    """Rows of the table without a time above 0, or whose run did not complete."""
 
     @property
     def features(self) -> Floats:
@@ -125,6 +127,7 @@ def read_trials(
     for table in kept[1:]:
         if lacking := [n for n in (time, *words, *chosen) if n not in table.columns]:
             raise UserError(f"the known table lacks the column {lacking[0]}")
+    kept = _one_type(kept, chosen)
     measured = [_measured(table, time, words, chosen, objective, cost) for table in kept]
     configs = (
         pl.concat([one.select(chosen) for one in measured], how="vertical_relaxed")
@@ -133,7 +136,7 @@ def read_trials(
     )
     described = _described(configs.drop("_config"))
     out = []
-    for one in measured:
+    for one, table, used in zip(measured, tables, kept, strict=True):
         at = one.join(configs, on=chosen, how="left", nulls_equal=True)
         labels = at["_workload"].to_numpy().astype(str)
         programs = dict(zip(labels.tolist(), at["_program"].to_list(), strict=True))
@@ -149,6 +152,7 @@ def read_trials(
                 tuple(words),
                 programs,
                 dict(zip(labels.tolist(), (tuple(map(str, one)) for one in said), strict=True)),
+                table.height - used.height,
             )
         )
     return out
@@ -241,6 +245,25 @@ def _completed(table: pl.DataFrame, time: str) -> pl.DataFrame:
     if not kept.height:
         raise UserError("no run of the table completed")
     return kept
+
+
+def _one_type(tables: Sequence[pl.DataFrame], names: Sequence[str]) -> list[pl.DataFrame]:
+    """Tables whose columns can be compared: 8 is 8.0, but no word."""
+    types: dict[str, pl.DataType] = {}
+    for name in names:
+        said = {table[name].dtype for table in tables} - {pl.Null()}
+        if len(said) < 2:
+            continue
+        if len({dtype.is_numeric() for dtype in said}) > 1:
+            raise UserError(
+                f"column {name} has numbers in one table and words in the other: make them alike"
+            )
+        values = np.concatenate([numbers(table, name) for table in tables])
+        whole = bool(np.all(values == np.round(values)))
+        numeric = next(iter(said)).is_numeric()
+        types[name] = pl.String() if not numeric else pl.Int64() if whole else pl.Float64()
+    casts = [pl.col(name).cast(dtype) for name, dtype in types.items()]
+    return [table.with_columns(casts) for table in tables]
 
 
 def _refuse_negative(table: pl.DataFrame, name: str) -> None:
