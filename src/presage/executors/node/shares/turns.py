@@ -29,6 +29,8 @@ _LAST = _MS
 """What is left to who had the device alone when somebody else wants it."""
 _OWED_FOR = 250 * _MS
 """A share that did not use its request is owed that of so long, not more."""
+_BEHIND_FOR = 250 * _MS
+"""Nobody counts as having had more of the rest than somebody who comes back, but by so much."""
 _ROOM_FOR = 90 * _MS
 """A share may pass its limit for a moment by what it left unused in so long."""
 _LEAST = 4 * _MS
@@ -132,12 +134,17 @@ class DeviceTurns:
         self.done(seat, used, now, 0, wants=False, now=now)
         gone = self._seats.pop(seat)
         gone.member.seats.remove(gone)
-        self._members = {name: one for name, one in self._members.items() if one.seats}
+
+    def forget(self, share: str) -> None:
+        """A share is over. Until then its accounts stay, or a process that comes anew would be
+        granted afresh what the one before it had."""
+        self._members.pop(share, None)
 
     def change(self, share: str, terms: ShareTerms) -> None:
         """A share is worth something else from now on."""
         if share in self._members:
             self._members[share].terms = terms
+            self._level(self._members[share])
 
     def want(self, seat: Hashable, now: int) -> None:
         """A process has something to launch."""
@@ -147,11 +154,16 @@ class DeviceTurns:
             return  # it asked before it saw its turn
         member = one.member
         if not member.wants:
-            holding = self._holder.member if self._holder else None
-            active = [other for other in self._members.values() if other.wants or other is holding]
-            least = min((other.spent for other in active), default=0.0)
-            member.spent = max(member.spent, least)
+            self._level(member)
         one.wants = True
+
+    def _level(self, member: _Sharer) -> None:
+        """Who left the rest to others, or was held to another limit, is not given all of it later.
+        But who asks again a moment after its turn is behind by a turn or two, and stays so."""
+        holding = self._holder.member if self._holder else None
+        for one in self._members.values():
+            if one is not member and (one.wants or one is holding):
+                member.spent = max(member.spent, one.spent - _BEHIND_FOR / one.terms.weight)
 
     def done(
         self, seat: Hashable, used: int, end: int, kernel_ns: int, *, wants: bool, now: int
