@@ -123,7 +123,7 @@ def test_what_is_left_over_goes_by_weight() -> None:
 def test_a_tenant_that_wants_little_gets_it_and_leaves_the_rest() -> None:
     got = play([ShareTerms(0.3), ShareTerms(0.4)], busy=0.2)
     assert sum(got) == pytest.approx(1.0, abs=0.02)
-    assert got[1] < 0.2
+    assert got[1] == pytest.approx(0.2, abs=0.01)
 
 
 def test_one_alone_has_the_device_until_somebody_else_wants_it() -> None:
@@ -140,6 +140,24 @@ def test_one_alone_has_the_device_until_somebody_else_wants_it() -> None:
     assert recall is not None
     assert recall.seat == "a"
     assert recall.until_ns <= 52 * MS
+
+
+def test_nobody_is_alone_before_the_one_before_is_done() -> None:
+    turns = DeviceTurns(0)
+    for name in "ab":
+        turns.join(name, name, ShareTerms(0.5), 0)
+        turns.want(name, 0)
+    first = turns.next(0)
+    assert first is not None
+    second = turns.next(first.until_ns - MS)  # the first runs still, and so asks for nothing
+    assert second is not None
+    assert second.seat != first.seat
+    assert second.until_ns < FOREVER
+    turns.done(first.seat, MS, first.until_ns, MS, wants=False, now=first.until_ns)
+    alone = turns.next(second.until_ns - MS)
+    assert alone is not None
+    assert alone.seat == second.seat
+    assert alone.until_ns == FOREVER
 
 
 def test_time_alone_is_not_held_against_anybody() -> None:

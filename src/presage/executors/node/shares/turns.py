@@ -314,7 +314,9 @@ class DeviceTurns:
 
     def _end(self, seat: _TurnTaker, start: int) -> int:
         member = seat.member
-        others = any(other.wants for other in self._seats.values() if other is not seat)
+        # Who still runs will want it again, for all we know: nobody is alone before that is said.
+        running = self._holder is not None and self._holder is not seat
+        others = running or any(one.wants for one in self._seats.values() if one is not seat)
         free = not member.limited or not member.terms.hard
         if free and not others:
             return FOREVER
