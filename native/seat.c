@@ -331,7 +331,8 @@ static bool attach(struct seat *seat)
     if (page == MAP_FAILED || page->magic != PAGE_MAGIC || page->version != PAGE_VERSION || answer.value >= SLOTS) {
         static _Atomic int said;
         if (answer.kind == REFUSED && !atomic_exchange(&said, 1))
-            fprintf(stderr, "presage: the share daemon knows no share %s: this process runs without one\n", share);
+            fprintf(stderr, "presage: the share daemon knows no share %s: this process %s\n", share,
+                goes_on() ? "runs without one" : "waits for it");
         close(fd);
         return false;
     }
