@@ -28,11 +28,15 @@ _LEAD = 2 * _MS
 _LAST = _MS
 """What is left to who had the device alone when somebody else wants it."""
 _OWED_FOR = 250 * _MS
-"""A share that did not use its request is owed that of so long, not more."""
+"""A share that did not use its request is owed that of so long, or of `_KERNELS`, not more."""
 _BEHIND_FOR = 250 * _MS
 """Nobody counts as having had more of the rest than somebody who comes back, but by so much."""
 _ROOM_FOR = 90 * _MS
-"""A share may pass its limit for a moment by what it left unused in so long."""
+_ROOM_KERNELS = 3
+"""A share may pass its limit for a moment by what it left unused in so long, or in so many of the
+longest kernels on the device."""
+_LONGEST = 250 * _MS
+"""A kernel that is longer counts as one of this length there."""
 _LEAST = 4 * _MS
 """A turn shorter than this is not worth its change."""
 _PATIENCE = 100 * _MS
@@ -298,11 +302,15 @@ class DeviceTurns:
 
     def _pass(self, now: int) -> None:
         passed, self._now = max(0, now - self._now), max(now, self._now)
+        # Who waits for long kernels keeps what came due meanwhile.
+        kernel = min(_LONGEST, max((seat.kernel_ns for seat in self._seats.values()), default=0))
+        owed_for = max(_OWED_FOR, _KERNELS * kernel)
+        room_for = max(_ROOM_FOR, _ROOM_KERNELS * kernel)
         for member in self._members.values():
             terms = member.terms
-            member.owed = min(member.owed + passed * terms.request, _OWED_FOR * terms.request)
+            member.owed = min(member.owed + passed * terms.request, owed_for * terms.request)
             member.room = min(
-                member.room + passed * terms.limit, max(_LEAST, _ROOM_FOR * terms.limit)
+                member.room + passed * terms.limit, max(_LEAST, room_for * terms.limit)
             )
 
     def _able(self, member: _Sharer) -> bool:
