@@ -3,7 +3,7 @@ the rules promise, what a launch costs, and how long a process hangs when the da
 is killed. The device is no real GPU; only CPU times and the rules mean anything elsewhere.
 
     python -m benchmarks.shares [grid|rules|overhead|kills|memory] [--sample 60] [--piece 1/1]
-        [--at-once 1] [--rows FILE] [--priority]
+        [--at-once 1] [--kernel-us 2000] [--every 64] [--rows FILE] [--priority]
 
 With `--priority` all of it, the programs that are measured included, goes before other work on the
 machine (SCHED_RR): so what is measured is not how long a process waits for a core. The grid is
@@ -82,13 +82,15 @@ def _node(built: StandIn) -> Iterator[_Node]:
             node.kill()
 
 
-def _shares(built: StandIn, terms: list[ShareTerms], seconds: float) -> tuple[list[float], float]:
+def _shares(
+    built: StandIn, terms: list[ShareTerms], seconds: float, program: tuple[object, ...]
+) -> tuple[list[float], float]:
     """What hungry tenants got of the device, and how much of the time it was idle."""
     with _node(built) as node:
         for number, asked in enumerate(terms):
             write_terms(node.shares, f"t{number}", asked)
         node.serve()
-        tenants = [node.tenant(f"t{number}", 2000, 600) for number in range(len(terms))]
+        tenants = [node.tenant(f"t{number}", *program) for number in range(len(terms))]
         while len(node.machine.users()) < len(terms):
             time.sleep(0.01)
         time.sleep(0.5)
@@ -133,10 +135,11 @@ def grid(built: StandIn, options: argparse.Namespace) -> dict[str, Any]:
     """Mixes of request and limit: how far what was had is from what was promised."""
     number, pieces = (int(word) for word in options.piece.split("/"))
     chosen = mixes(options.sample)[number - 1 :: pieces]
+    program = (options.kernel_us, 600, "--every", options.every)
 
     def measure(mix: tuple[tuple[float, float], ...]) -> dict[str, Any]:
         terms = [ShareTerms(*pair) for pair in mix]
-        got, idle = _shares(built, terms, 10.0)
+        got, idle = _shares(built, terms, 10.0, program)
         due = promised(terms)
         print(f"{mix}  due {_pct(due)}  got {_pct(got)}", file=sys.stderr)
         return {"asked": mix, "due": due, "got": got, "idle": idle}
@@ -360,6 +363,8 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60)
     parser.add_argument("--piece", default="1/1")
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--kernel-us", type=int, default=2000)
+    parser.add_argument("--every", type=int, default=64, help="launches before it waits")
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--priority", action="store_true")
     options = parser.parse_args()

@@ -26,6 +26,7 @@
 #define PACE_NS (5 * MS)     /* between two looks at a device that nobody else wants */
 #define LOOK_NS (200 * US)   /* between two looks in a turn that ends */
 #define GRACE_NS (300 * US)  /* a turn without a launch for so long is given back */
+#define CHOSEN_NS (2 * MS)   /* so long before its end the daemon chooses the next turn */
 #define TYPICAL_NS (10 * MS) /* a turn, before its end is known */
 #define FIRST_FD 200         /* above what programs expect for their own files */
 
@@ -331,7 +332,8 @@ static bool attach(struct seat *seat)
     if (page == MAP_FAILED || page->magic != PAGE_MAGIC || page->version != PAGE_VERSION || answer.value >= SLOTS) {
         static _Atomic int said;
         if (answer.kind == REFUSED && !atomic_exchange(&said, 1))
-            fprintf(stderr, "presage: the share daemon knows no share %s: this process runs without one\n", share);
+            fprintf(stderr, "presage: the share daemon knows no share %s: this process %s\n", share,
+                goes_on() ? "runs without one" : "waits for it");
         close(fd);
         return false;
     }
@@ -405,6 +407,16 @@ static bool run_free(struct seat *seat)
     return true;
 }
 
+/* No further launch fits into a turn, and the next is not chosen yet: a thread that is about to ask gets the
+ * time to say so, or it would be chosen among those that ask already. */
+static void hear_wishes(struct seat *seat, uint64_t until)
+{
+    struct slot *slot = atomic_load(&seat->slot);
+    atomic_store(&seat->may_launch, atomic_load(&seat->completed));
+    while (!atomic_load(&slot->waiting) && now_ns() < until)
+        usleep(20);
+}
+
 /* One look at a turn that ends: whether it is over. */
 static bool turn_over(struct seat *seat, uint64_t until, uint64_t *since, uint64_t *active, bool *there)
 {
@@ -423,8 +435,11 @@ static bool turn_over(struct seat *seat, uint64_t until, uint64_t *since, uint64
     catch_up(seat, since);
     *active = *since;
     uint64_t length = atomic_load(&slot->kernel_ns), end = atomic_load(&slot->until_ns);
-    if (*since + length / 2 >= end)
+    if (*since + length / 2 >= end) {
+        if (*since + CHOSEN_NS < end)
+            hear_wishes(seat, *since + GRACE_NS);
         return true;
+    }
     allow(seat, end - *since, 1);
     if (*since - time < LOOK_NS)
         *there = hear(seat, LOOK_NS, false);

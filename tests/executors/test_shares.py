@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -49,8 +50,9 @@ def alloc(count):
 class Node:
     """A machine with a device, shares and their daemon."""
 
-    def __init__(self, built: StandIn, home: Path) -> None:
-        self.built, self.machine, self.shares = built, Machine(home / "gpu"), home / "shares"
+    def __init__(self, built: StandIn, home: Path, devices: int = 1) -> None:
+        self.built, self.machine = built, Machine(home / "gpu", devices)
+        self.shares = home / "shares"
         self.shares.mkdir()
         self.running: list[subprocess.Popen[str]] = []
         self.daemon: subprocess.Popen[str] | None = None
@@ -283,6 +285,54 @@ def test_without_a_daemon_processes_go_on_and_come_back(node: Node) -> None:
     eventually(lambda: node.status("b")["processes"] == 1 and node.status("a")["processes"] == 0)
     before = launches()[tenants[1].pid]
     eventually(lambda: launches()[tenants[1].pid] > before + 100)
+
+
+def test_by_choice_processes_wait_for_a_daemon(node: Node) -> None:
+    write_terms(node.shares, "a", ShareTerms(0.5))
+    waits = node.python("a", "print('here', flush=True)" + LAUNCHES, PRESAGE_SHARE_ALONE="wait")
+    assert waits.stdout is not None
+    assert waits.stdout.readline() == "here\n"
+    assert not select.select([waits.stdout], [], [], 0.3)[0]
+    assert waits.pid not in node.machine.users()
+    node.serve()
+    launched = int(waits.stdout.readline())
+    assert node.machine.users()[waits.pid].launches == launched
+
+
+BOTH = """
+contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
+for number, one in enumerate(contexts):
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(one), number)
+    cuda.cuCtxSetCurrent(one)
+    assert alloc((60 + 10 * number) << 20)[0] == 0
+    assert alloc(50 << 20)[0] == 2
+    assert info() == ((40 - 10 * number) << 20, 100 << 20), info()
+    length = u64(1000)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(length))
+    for _ in range(5 + number):
+        ones = (ctypes.c_uint(1),) * 6
+        assert cuda.cuLaunchKernel(ctypes.c_void_p(1), *ones, 0, None, parameters, None) == 0
+    cuda.cuCtxSynchronize()
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_each_device_has_turns_and_a_quota_of_its_own(built: StandIn, tmp_path: Path) -> None:
+    node = Node(built, tmp_path, devices=2)
+    try:
+        write_terms(node.shares, "a", ShareTerms(0.5, memory=100 * MIB))
+        node.serve()
+        process = node.python("a", BOTH, CUDA_VISIBLE_DEVICES="0,1")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        used = [node.machine.users(device)[process.pid] for device in (0, 1)]
+        assert [(one.launches, one.memory) for one in used] == [(5, 60 * MIB), (6, 70 * MIB)]
+        pages = [SharedPage(path) for path in sorted((node.shares / "pages").glob("a@*"))]
+        assert [page.memory for page in pages] == [60 * MIB, 70 * MIB]
+        eventually(lambda: [sum(s.launches for s in page.slots) for page in pages] == [5, 6])
+    finally:
+        node.close()
 
 
 def test_threads_streams_graphs_and_a_fork(node: Node) -> None:

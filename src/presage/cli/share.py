@@ -16,7 +16,7 @@ from presage.control.site.settings import default_data
 from presage.executors.node.shares.terms import call, read_terms, write_terms
 from presage.executors.node.shares.turns import ShareTerms
 from presage.layout import Layout
-from presage.manifest.quantities import memory_mib
+from presage.manifest import quantities
 from presage.model.errors import NotFound, UserError
 
 __all__ = ["share"]
@@ -78,12 +78,19 @@ def change(
     if terms is None:
         raise NotFound(f"there is no share {name}; `presage share ls` lists them")
     changes: dict[str, Any] = {"request": request, "limit": limit, "weight": weight}
-    changes["memory"] = None if memory is None else memory_mib(memory) << 20
+    changes["memory"] = None if memory is None else _bytes(memory)
     changes["hard"] = None if soft is None else not soft
     said = {key: value for key, value in changes.items() if value is not None}
     write_terms(place, name, replace(terms, **said))
     if call(place, {"ask": "reload"}) is None:
         say("no share daemon runs here; the change holds from its start on")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return quantities.memory_mib(quantities.memory(text)) << 20
+    except ValueError as wrong:
+        raise UserError(f"--memory: {wrong}") from None
 
 
 def _home(home: Path | None) -> Path:

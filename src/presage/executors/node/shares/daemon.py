@@ -287,6 +287,7 @@ class ShareDaemon:
             account.samples.append((now, account.used_ns, account.waited_ns))
             if not account.clients and read_terms(self._home, key[1]) is None:
                 del self._accounts[key]  # the share is over
+                self._turns[key[0]].forget(key[1])
                 account.page.remove()
 
     # -- what people ask ------------------------------------------------------------------------

@@ -28,9 +28,15 @@ _LEAD = 2 * _MS
 _LAST = _MS
 """What is left to who had the device alone when somebody else wants it."""
 _OWED_FOR = 250 * _MS
-"""A share that did not use its request is owed that of so long, not more."""
+"""A share that did not use its request is owed that of so long, or of `_KERNELS`, not more."""
+_BEHIND_FOR = 250 * _MS
+"""Nobody counts as having had more of the rest than somebody who comes back, but by so much."""
 _ROOM_FOR = 90 * _MS
-"""A share may pass its limit for a moment by what it left unused in so long."""
+_ROOM_KERNELS = 3
+"""A share may pass its limit for a moment by what it left unused in so long, or in so many of the
+longest kernels on the device."""
+_LONGEST = 250 * _MS
+"""A kernel that is longer counts as one of this length there."""
 _LEAST = 4 * _MS
 """A turn shorter than this is not worth its change."""
 _PATIENCE = 100 * _MS
@@ -132,12 +138,17 @@ class DeviceTurns:
         self.done(seat, used, now, 0, wants=False, now=now)
         gone = self._seats.pop(seat)
         gone.member.seats.remove(gone)
-        self._members = {name: one for name, one in self._members.items() if one.seats}
+
+    def forget(self, share: str) -> None:
+        """A share is over. Until then its accounts stay, or a process that comes anew would be
+        granted afresh what the one before it had."""
+        self._members.pop(share, None)
 
     def change(self, share: str, terms: ShareTerms) -> None:
         """A share is worth something else from now on."""
         if share in self._members:
             self._members[share].terms = terms
+            self._level(self._members[share])
 
     def want(self, seat: Hashable, now: int) -> None:
         """A process has something to launch."""
@@ -147,11 +158,16 @@ class DeviceTurns:
             return  # it asked before it saw its turn
         member = one.member
         if not member.wants:
-            holding = self._holder.member if self._holder else None
-            active = [other for other in self._members.values() if other.wants or other is holding]
-            least = min((other.spent for other in active), default=0.0)
-            member.spent = max(member.spent, least)
+            self._level(member)
         one.wants = True
+
+    def _level(self, member: _Sharer) -> None:
+        """Who left the rest to others, or was held to another limit, is not given all of it later.
+        But who asks again a moment after its turn is behind by a turn or two, and stays so."""
+        holding = self._holder.member if self._holder else None
+        for one in self._members.values():
+            if one is not member and (one.wants or one is holding):
+                member.spent = max(member.spent, one.spent - _BEHIND_FOR / one.terms.weight)
 
     def done(
         self, seat: Hashable, used: int, end: int, kernel_ns: int, *, wants: bool, now: int
@@ -286,11 +302,15 @@ class DeviceTurns:
 
     def _pass(self, now: int) -> None:
         passed, self._now = max(0, now - self._now), max(now, self._now)
+        # Who waits for long kernels keeps what came due meanwhile.
+        kernel = min(_LONGEST, max((seat.kernel_ns for seat in self._seats.values()), default=0))
+        owed_for = max(_OWED_FOR, _KERNELS * kernel)
+        room_for = max(_ROOM_FOR, _ROOM_KERNELS * kernel)
         for member in self._members.values():
             terms = member.terms
-            member.owed = min(member.owed + passed * terms.request, _OWED_FOR * terms.request)
+            member.owed = min(member.owed + passed * terms.request, owed_for * terms.request)
             member.room = min(
-                member.room + passed * terms.limit, max(_LEAST, _ROOM_FOR * terms.limit)
+                member.room + passed * terms.limit, max(_LEAST, room_for * terms.limit)
             )
 
     def _able(self, member: _Sharer) -> bool:
@@ -302,7 +322,9 @@ class DeviceTurns:
 
     def _end(self, seat: _TurnTaker, start: int) -> int:
         member = seat.member
-        others = any(other.wants for other in self._seats.values() if other is not seat)
+        # Who still runs will want it again, for all we know: nobody is alone before that is said.
+        running = self._holder is not None and self._holder is not seat
+        others = running or any(one.wants for one in self._seats.values() if one is not seat)
         free = not member.limited or not member.terms.hard
         if free and not others:
             return FOREVER
