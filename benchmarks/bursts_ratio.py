@@ -1,16 +1,17 @@
 """The ratio of servers to workers, tuned live: a job that starts badly against every fixed ratio.
 
-    python -m benchmarks.bursts_ratio --network 1gbit --keep FILE 1/1 2/1 3/1 2/2 tuned 2/2 never
+    python -m benchmarks.bursts_ratio --keep FILE 1/1 2/1 3/1 1/2 2/2 best tuned best never
     python -m benchmarks.bursts_ratio --keep FILE
 
 Real servers and processes (`examples/distributed` under `presage serve`), on a node of `--tasks`
 places; each task has a link of its own (`_links`), so it needs root. Each part is one job and adds
 one line to FILE, so what was measured stays if it is interrupted, and its job is then stopped. A
-part is a fixed ratio (workers/servers), `tuned`, a job that is labelled `tune: roles` and starts
-as the policy places it, or `never`, the same without the label. Speed is in steps of a worker a
-second, by what the job reports: over `--seconds` after a warm-up, and of `tuned` and `never`, over
-the last `--seconds`. Name a ratio before and after `tuned`, and they are compared in pairs, so
-that what else the machine does hits both. Without parts, what FILE tells of each network.
+part is a fixed ratio (workers/servers); `best`, the fastest of those so far; `tuned`, a job that
+is labelled `tune: roles` and starts as the policy places it; or `never`, the same without the
+label. Speed is in steps of a worker a second, by what the job reports: over `--seconds` after a
+warm-up, and of `tuned` and `never`, over the last `--seconds`. With `best` before and after
+`tuned` both are compared in a pair, so that what else the machine does hits both. Without parts,
+what FILE tells of each network.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _end(*_: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Servers against workers, tuned live.")
-    parser.add_argument("parts", nargs="*", help="workers/servers, tuned, never")
+    parser.add_argument("parts", nargs="*", help="workers/servers, best, tuned, never")
     parser.add_argument("--keep", type=Path, required=True, help="JSON lines, one a part")
     parser.add_argument("--network", default="1gbit", choices=NETWORKS)
     parser.add_argument("--model", default="a2c")
@@ -236,14 +237,21 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _end)
         with _bench(options) as bench:
             for part in options.parts:
+                if part == "best":
+                    part = summary(_kept(options.keep, options.network))["best"]
                 line = bench.measure(part)
                 with options.keep.open("a") as file:
                     print(json.dumps(line), file=file)
                 told = {key: value for key, value in line.items() if key != "reports"}
                 print(json.dumps(told), file=sys.stderr, flush=True)
-    lines = [json.loads(line) for line in options.keep.read_text().splitlines()]
-    of = {name: [line for line in lines if line["network"] == name] for name in NETWORKS}
+    of = {network: _kept(options.keep, network) for network in NETWORKS}
     print(json.dumps({name: summary(some) for name, some in of.items() if some}, indent=1))
+
+
+def _kept(file: Path, network: str) -> list[Line]:
+    """What was measured on a network."""
+    lines = map(json.loads, file.read_text().splitlines())
+    return [line for line in lines if line["network"] == network]
 
 
 if __name__ == "__main__":
