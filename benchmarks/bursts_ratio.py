@@ -7,11 +7,11 @@ Real servers and processes (`examples/distributed` under `presage serve`), on a 
 places; each task has a link of its own (`_links`), so it needs root. Each part is one job and adds
 one line to FILE, so what was measured stays if it is interrupted, and its job is then stopped. A
 part is a fixed ratio (workers/servers); `best`, the fastest of those so far; `tuned`, a job that
-is labelled `tune: roles` and starts as the policy places it; or `never`, the same without the
-label. Speed is in steps of a worker a second, by what the job reports: over `--seconds` after a
-warm-up, and of `tuned` and `never`, over the last `--seconds`. With `best` before and after
-`tuned` both are compared in a pair, so that what else the machine does hits both. Without parts,
-what FILE tells of each network.
+is labelled `tune: roles` and starts at `--start`, else as the policy places it; or `never`, the
+same without the label. Speed is in steps of a worker a second, by what the job reports: over
+`--seconds` after a warm-up, and of `tuned` and `never`, over the last `--seconds`. With `best`
+before and after `tuned` both are compared in a pair, so that what else the machine does hits both.
+Without parts, what FILE tells of each network. `--nice -10` has the tasks go before other work.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class RatioBench:
         labels = {"tune": "roles"} if part == "tuned" else {}
         steps, spans = self.options.steps, (self.options.workers, self.options.servers)
         with self._job(*spans, steps, labels=labels) as job:
+            self._scale(job)
             reports = list(self._watch(job))
         ended = next(at for at, made in reports if made >= steps)
         told = [each for each in reports if each[1] < steps]
@@ -106,7 +107,11 @@ class RatioBench:
                 "worker": {"workers": workers, "resources": one},
                 "ps": {"workers": servers, "resources": one},
             },
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
+            env={
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+                "OMP_NUM_THREADS": "1",
+                "LINK_TASK_NICE": str(asked.nice),
+            },
             checkpoint={"dir": "checkpoints", "every": "10m"},
             grace="20s",
             **more,
@@ -118,6 +123,14 @@ class RatioBench:
                 httpx.post(f"{self.url}/api/v1/jobs/{job}/stop", timeout=30)
             for _ in self._watch(job):
                 pass
+
+    def _scale(self, job: str) -> None:
+        """Bring a job to the ratio that it is to start at, if one is named."""
+        counts = self.options.start.split("/") if self.options.start else ()
+        for role, count in zip(("worker", "ps"), counts, strict=False):
+            body = {"workers": int(count), "role": role}
+            answer = httpx.post(f"{self.url}/api/v1/jobs/{job}/scale", json=body, timeout=30)
+            assert answer.status_code == 202, answer.text
 
     def _watch(self, job: str) -> Iterator[tuple[float, float]]:
         """What it reports that is new, until it is over."""
@@ -131,7 +144,7 @@ class RatioBench:
             if found["ended_at"] is not None:
                 assert found["status"] in ("COMPLETED", "CANCELLED"), found
                 return
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def _said(self, job: str) -> list[str]:
         """What the advisor found."""
@@ -229,9 +242,11 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--workers", default="1..3")
     parser.add_argument("--servers", default="1..2")
+    parser.add_argument("--start", default="", help="ratio at which tuned and never start")
     parser.add_argument("--steps", type=int, default=1500, help="of tuned and never")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--policy", default="elastic")
+    parser.add_argument("--nice", type=int, default=0, help="-20: before what else runs")
     options = parser.parse_args()
     if options.parts:
         signal.signal(signal.SIGTERM, _end)
