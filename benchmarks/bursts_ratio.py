@@ -205,9 +205,9 @@ def summary(lines: Sequence[Line]) -> Line:
 
 def _beside(lines: Sequence[Line], at: int, ratio: str) -> float:
     """The speed of a fixed ratio as it was measured just before and just after a line."""
-    before = [line["speed"] for line in lines[:at] if line["part"] == ratio][-1:]
-    after = [line["speed"] for line in lines[at:] if line["part"] == ratio][:1]
-    return mean(before + after)
+    before: list[float] = [line["speed"] for line in lines[:at] if line["part"] == ratio]
+    after: list[float] = [line["speed"] for line in lines[at:] if line["part"] == ratio]
+    return mean(before[-1:] + after[:1])
 
 
 def _pause(reports: Sequence[Sequence[float]]) -> tuple[int, float]:
