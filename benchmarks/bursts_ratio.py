@@ -217,11 +217,12 @@ def _pause(reports: Sequence[Sequence[float]]) -> tuple[int, float]:
 
 
 def _pays_after(tuned: Line, never: Line) -> int | None:
-    """Steps of a job from which on it ends earlier when it is tuned; None: never. Both go on from
-    where they are at their ends, as fast as they are then."""
-    (at, made), (at_never, made_never) = tuned["reports"][-1], never["reports"][-1]
-    behind_s = (at - made / tuned["speed"]) - (at_never - made_never / never["speed"])
-    gains_s = 1 / never["speed"] - 1 / tuned["speed"]  # with each step
+    """Steps of a job from which on it ends earlier when it is tuned; None: never. One goes on as
+    fast as it was since its longest pause, the other as it always was."""
+    told, others = tuned["reports"][_pause(tuned["reports"])[0] + 1 :], never["reports"]
+    fast, slow = _speed(told), _speed(others)
+    behind_s = (told[-1][0] - told[-1][1] / fast) - (others[-1][0] - others[-1][1] / slow)
+    gains_s = 1 / slow - 1 / fast  # with each step
     return max(0, round(behind_s / gains_s)) if gains_s > 0 else None
 
 
