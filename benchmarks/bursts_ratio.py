@@ -186,7 +186,10 @@ def summary(lines: Sequence[Line]) -> Line:
     never = [line for line in lines if line["part"] == "never"]
     for part in WHOLE:
         out[part] = [
-            {key: line[key] for key in ("speed", "steps", "took_s")}
+            {
+                **{key: line[key] for key in ("speed", "steps", "took_s")},
+                "since its first report s": round(line["took_s"] - line["reports"][0][0], 1),
+            }
             for line in lines
             if line["part"] == part
         ]
@@ -219,11 +222,18 @@ def _pause(reports: Sequence[Sequence[float]]) -> tuple[int, float]:
 def _pays_after(tuned: Line, never: Line) -> int | None:
     """Steps of a job from which on it ends earlier when it is tuned; None: never. One goes on as
     fast as it was since its longest pause, the other as it always was."""
-    told, others = tuned["reports"][_pause(tuned["reports"])[0] + 1 :], never["reports"]
-    fast, slow = _speed(told), _speed(others)
-    behind_s = (told[-1][0] - told[-1][1] / fast) - (others[-1][0] - others[-1][1] / slow)
+    ours, others = tuned["reports"], never["reports"]
+    fast, slow = _speed(ours[_pause(ours)[0] + 1 :]), _speed(others)
+    behind_s = _late_s(ours, fast) - _late_s(others, slow)
     gains_s = 1 / slow - 1 / fast  # with each step
     return max(0, round(behind_s / gains_s)) if gains_s > 0 else None
+
+
+def _late_s(reports: Reports, speed: float) -> float:
+    """How much later than at this speed it is where it is, since its first report: how long
+    programs take to start is not the ratio's."""
+    (start, _), (at, made) = reports[0], reports[-1]
+    return at - start - made / speed
 
 
 def _end(*_: Any) -> None:
