@@ -141,6 +141,7 @@ def served(home: Path, *options: str) -> Iterator[tuple[str, Path]]:
             env=environment,
             stdout=file,
             stderr=file,
+            start_new_session=True,  # what interrupts us lets us end our jobs first
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -142,6 +142,19 @@ def test_nothing_is_asked_for_when_the_end_is_near(steps: float, asks: bool) -> 
     assert bool(cluster.asked) is asks
 
 
+def test_a_change_costs_the_work_that_was_not_done(caplog: pytest.LogCaptureFixture) -> None:
+    """From 2/1 to 2/2 takes five seconds without a step. The seconds for which a size is measured,
+    and first reports that do not count, are not lost."""
+    caplog.set_level("INFO")
+    cluster = Cluster(Split(0.1, 1.0), RatioRules(measure_s=20, reports=4))
+    cluster.submit((1, 3), (1, 2), tune="roles")
+    cluster.run(120)
+    assert cluster.size == (2, 2)
+    assert cluster.paused == 5
+    (kept,) = [line for line in caplog.messages if "kept" in line]
+    assert 5 <= float(kept.split("costs ")[1].split()[0]) <= 7
+
+
 def test_jobs_that_did_not_ask_for_it_are_left_alone() -> None:
     for labels in ({}, {"tune": "no"}):
         cluster = Cluster(Split(0.1, 1.0), RULES)

@@ -101,6 +101,7 @@ def counter(kit: LocalKit, watch: Watcher) -> Iterator[Resized]:
 def test_workers_come_and_go_and_no_step_is_lost(counter: Resized) -> None:
     counter.to(3)
     counter.to(2)
+    assert not list((counter.kit.data / "runs").rglob("go-*")), "there is nothing to load"
     steps = [count for count, _ in counter.steps()]
     assert steps == list(range(1, len(steps) + 1))
     assert "told 1 3" in counter.log()
@@ -111,6 +112,31 @@ def test_workers_come_and_go_and_no_step_is_lost(counter: Resized) -> None:
         "",
     ]
     assert not counter.watch.of("count", ev.JobExited)
+
+
+def test_who_uses_pytorch_loads_it_before_the_training_stops(
+    kit: LocalKit, watch: Watcher, tmp_path: Path
+) -> None:
+    """A mapped file of its name is PyTorch enough; an empty package stands in for the rest."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "libtorch_cpu.so").write_bytes(b"x" * 4096)
+    maps = "import mmap\nkept = mmap.mmap(os.open(os.environ['MAPS'], 0), 0, prot=1)\n"
+    env = {"MAPS": str(tmp_path / "libtorch_cpu.so"), "PYTHONPATH": str(tmp_path)}
+    job = Resized(kit, watch, COUNTER.replace("\ncount = 0", f"\n{maps}count = 0", 1), env=env)
+    job.start(1)
+    for workers in (3, 2):
+        job.to(workers)
+    steps = [count for count, _ in job.steps()]
+    assert steps == list(range(1, len(steps) + 1))
+    waited = (kit.data / "runs" / "count" / "1" / "progress").glob("go-*.warm")
+    assert sorted(map(_number, waited)) == ["1"] * 3 + ["2"] * 2
+    job.end()
+
+
+def _number(waited: Path) -> str:
+    """Of the resize that a worker waited for."""
+    return waited.stem.rpartition("-")[2]
 
 
 def test_workers_may_move_to_another_node(counter: Resized) -> None:

@@ -152,6 +152,24 @@ def test_a_job_with_a_fixed_number(server: Server) -> None:
     server.tell(job, "stop")
 
 
+def test_a_role_is_scaled_by_its_name(server: Server) -> None:
+    """Two roles on four devices: the second gets what it is asked to, and only a role it has."""
+    one = {"resources": {"gpus": 1}}
+    roles = {"worker": {"workers": 1, **one}, "ps": {"workers": "1..3", **one}}
+    job = server.submit("sleep 600", roles=roles)
+    eventually(lambda: server.job(job)["workers"] == 4)
+    done = server.presage("scale", job, "2", "--role", "servers", "--yes")
+    assert done.code == 2
+    assert "has no role 'servers'; it has worker, ps" in done.err
+    done = server.presage("scale", job, "1", "--role", "worker", "--yes")
+    assert done.code == 2
+    assert "fixed number" in done.err
+    done = server.presage("scale", job, "2", "--role", "ps", "--yes")
+    assert "2 ps as there is room" in done.out
+    eventually(lambda: server.job(job)["workers"] == 3)
+    server.tell(job, "stop")
+
+
 def test_a_job_that_is_over(server: Server) -> None:
     job = server.submit("true", workers="1..4")
     server.wait(job)

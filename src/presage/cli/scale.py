@@ -19,7 +19,10 @@ __all__ = ["scale"]
 def scale(
     id: JobId,
     workers: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="Workers of its first role.")
+        int | None, typer.Argument(metavar="[N]", help="Workers, of its first role or --role.")
+    ] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Of which role, such as ps.", show_default=False)
     ] = None,
     limit: Annotated[
         float | None, typer.Option(help="What its enforced shares of GPUs never pass, 0 to 1.")
@@ -38,15 +41,17 @@ def scale(
     shares = limit is not None or memory is not None
     if shares == (workers is not None):
         raise UserError("write either a number of workers, or --limit and --memory of shares")
+    if shares and role is not None:
+        raise UserError("--role goes with a number of workers")
     with Client() as client:
         if workers is None:
             told = client.limit_shares(id, limit=limit, memory=memory)
         else:
             ask_before_loss(client, [id], f"scale it to {workers}", yes)
-            told = client.scale(id, workers)
+            told = client.scale(id, workers, role)
     if json:
         print_json(to_json(told))
     elif workers is None:
         typer.echo(f"{told.id} {told.status}: its shares of GPUs are held to that from now on")
     else:
-        typer.echo(f"{told.id} {told.status}: {told.workers} workers as there is room")
+        typer.echo(f"{told.id} {told.status}: {told.workers} {role or 'workers'} as there is room")

@@ -140,9 +140,10 @@ class JobHandle:
         """Have it go on from its checkpoint."""
         return self._tell("resume")
 
-    def scale(self, workers: int) -> Self:
-        """Give it so many workers, within the range of its manifest, as there is room."""
-        self._heard = self._client.scale(self.id, workers)
+    def scale(self, workers: int, role: str | None = None) -> Self:
+        """Give it so many workers, of its first role unless one is named, within the range of its
+        manifest, as there is room."""
+        self._heard = self._client.scale(self.id, workers, role)
         return self
 
     def results(self, *paths: str) -> list[ResultFile]:
@@ -273,9 +274,10 @@ class Client(ArrayCalls):
         """`stop`, `halt` or `resume` a job."""
         return value_of(Accepted, self.call("POST", f"/jobs/{path_of(job_id)}/{what}"))
 
-    def scale(self, job_id: str, workers: int) -> ScaleAccepted:
-        """Give an elastic job so many workers."""
-        body = self.call("POST", f"/jobs/{path_of(job_id)}/scale", json={"workers": workers})
+    def scale(self, job_id: str, workers: int, role: str | None = None) -> ScaleAccepted:
+        """Give an elastic job so many workers, of its first role unless one is named."""
+        asked = {"workers": workers} | ({"role": role} if role is not None else {})
+        body = self.call("POST", f"/jobs/{path_of(job_id)}/scale", json=asked)
         return value_of(ScaleAccepted, body)
 
     def limit_shares(

@@ -56,10 +56,18 @@ async def order_job(service: Service, me: User, job_id: str, what: str) -> dict[
     return await _now(service, row)
 
 
-async def scale_job(service: Service, me: User, job_id: str, workers: int) -> dict[str, Any]:
-    """Give an elastic job so many workers of its first role, after a checkpoint."""
+async def scale_job(
+    service: Service, me: User, job_id: str, workers: int, role_name: str | None = None
+) -> dict[str, Any]:
+    """Give an elastic job so many workers of a role, its first one unless it is named, after a
+    checkpoint."""
     row = await asyncio.to_thread(service.changeable, job_id, me)
-    role = _first_role(row)
+    roles = _roles(row)
+    names = [role.name for role in roles]
+    if role_name not in (None, *names):
+        raise BadRequest(f"job {row.id} has no role {role_name!r}; it has {', '.join(names)}")
+    place = names.index(role_name) if role_name is not None else 0
+    role = roles[place]
     if role.min == role.max:
         raise Conflict(
             f"job {row.id} has a fixed number of workers, {role.min}; submit it with a range such "
@@ -67,8 +75,8 @@ async def scale_job(service: Service, me: User, job_id: str, workers: int) -> di
         )
     if not role.min <= workers <= role.max:
         raise BadRequest(f"job {row.id} has {role.min} to {role.max} workers, not {workers}")
-    fact = ev.ScaleRequested(row.id, workers)
-    await service.requests.request(fact, me, "scale", row.id, workers=workers)
+    fact = ev.ScaleRequested(row.id, workers, place)
+    await service.requests.request(fact, me, "scale", row.id, workers=workers, role=role.name)
     return {**await _now(service, row), "workers": workers}
 
 
@@ -77,7 +85,7 @@ async def limit_shares(
 ) -> dict[str, Any]:
     """Hold the shares of GPUs of a running job to other limits; 0 MiB leaves its memory alone."""
     row = await asyncio.to_thread(service.changeable, job_id, me)
-    role = _first_role(row)
+    role = _roles(row)[0]
     share = next(iter(Manifest.from_json(row.manifest).all_roles.values())).resources.gpu
     if share is None:
         raise Conflict(
@@ -112,8 +120,8 @@ async def limit_shares(
     return {**await _now(service, row), "workers": workers}
 
 
-def _first_role(row: JobRow) -> Role:
-    return to_spec(Manifest.from_json(row.manifest), row.id, row.owner).roles[0]
+def _roles(row: JobRow) -> tuple[Role, ...]:
+    return to_spec(Manifest.from_json(row.manifest), row.id, row.owner).roles
 
 
 async def _now(service: Service, row: JobRow) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bursts_collect
+from benchmarks import bursts_collect, bursts_ratio
 from benchmarks._burst_runs import training_job
 from benchmarks._links import Links
 from presage.foresee.bursts.settings import Setting
@@ -157,6 +157,24 @@ def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert known == {bursts_collect.key_of(run) for run in runs[:3]}
     again = bursts_collect.known_runs(path, again=True)
     assert again == {bursts_collect.key_of(run) for run in (runs[0], runs[2])}
+
+
+def test_parts_are_compared_in_pairs() -> None:
+    """By hand: the tuned job is at step 29 after 30 s and makes 1.9 a second from then on, which
+    is as if it had begun 14.74 s late; `never` is 4 s late and makes 1: 10.74 / (1 - 1 / 1.9)."""
+    told = {"steps": 40, "took_s": 36.0, "speed": 1.9, "advisor": []}
+    lines = [
+        {"part": "1/1", "speed": 1.0},
+        {"part": "2/2", "speed": 2.0},
+        {"part": "tuned", **told, "reports": [(5.0, 1.0), (20.0, 10.0), (30.0, 29.0)]},
+        {"part": "2/2", "speed": 1.8},
+        {"part": "never", **told, "speed": 1.0, "reports": [(5.0, 1.0), (30.0, 26.0)]},
+    ]
+    found = bursts_ratio.summary(lines)
+    assert (found["best"], found["fixed"]["2/2"]) == ("2/2", 1.9)
+    (tuned,) = found["tuned"]
+    assert (tuned["over best"], tuned["longest pause s"]) == (1.0, 15.0)
+    assert tuned["pays after steps"] == 23
 
 
 def test_a_wrong_list_is_named(tmp_path: Path) -> None:

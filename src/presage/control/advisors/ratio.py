@@ -42,12 +42,12 @@ class RatioRules:
 
     measure_s: float = 10.0
     """How long a size is measured, at least."""
-    reports: int = 6
-    """Reports of progress that are needed, at least."""
+    reports: int = 4
+    """Reports of progress that are needed, at least: steps may take longer than a second."""
     skip: int = 2
     """First reports at a size that do not count: a training warms up."""
-    cost_s: float = 20.0
-    """What a change costs, as long as none was seen."""
+    cost_s: float = 10.0
+    """Time that a change costs, as long as none was seen."""
     pays: float = 2.0
     """A change must save so many times what it costs."""
     least_gain: float = 0.05
@@ -114,6 +114,8 @@ class _Tuned:
     asked: Size | None = None
     since: float = 0.0
     """When that was asked for."""
+    before: tuple[float, float] | None = None
+    """The last report before the size that was asked for came."""
     cost_s: float = 0.0
     """The dearest change so far."""
     refused: set[Size] = field(default_factory=set)
@@ -174,7 +176,7 @@ class RatioAdvisor:
         self, now: float, job: str, one: _Tuned, what: _TunedView, telemetry: Telemetry
     ) -> Iterator[ev.Fact]:
         if what.attempt != one.attempt:  # it was started anew: what was measured still holds
-            one.attempt, one.mark, one.size = what.attempt, 0, (0, 0)
+            one.attempt, one.mark, one.size, one.told = what.attempt, 0, (0, 0), []
         if one.asked is not None and what.size != one.asked:
             if now - one.since > self._rules.patience_s:
                 yield from self._take_back(job, one, what)
@@ -182,6 +184,7 @@ class RatioAdvisor:
         if not what.steady:
             return
         if what.size != one.size:
+            one.before = one.told[-1] if one.told else None
             one.size, one.told, one.busy, one.settled = what.size, [], [], None
         rows, one.mark = telemetry.new(job, what.attempt, one.mark)
         if not one.told or what.at > one.told[-1][0]:
@@ -189,22 +192,25 @@ class RatioAdvisor:
         busy = list(_busy(rows, what, one.waits))
         if len(self._counted(one)) > 0:
             one.busy += busy
-        if self._measured(now, one):
+        if self._measured(one):
             yield from self._advise(now, job, one, what)
 
     def _counted(self, one: _Tuned) -> list[tuple[float, float]]:
         """Reports at this size, without the first ones."""
         return [each for each in one.told if each[1] > one.told[0][1]][self._rules.skip :]
 
-    def _measured(self, now: float, one: _Tuned) -> bool:
+    def _measured(self, one: _Tuned) -> bool:
         """Whether this size is known by now; its speed is then kept."""
         rules, told = self._rules, self._counted(one)
         if len(told) < rules.reports or told[-1][0] - told[0][0] < rules.measure_s:
             return False
-        if one.asked == one.size:  # what it cost: until it went on
-            one.cost_s = max(one.cost_s, now - one.since - (told[-1][0] - told[0][0]))
+        (start, first), (end, last) = told[0], told[-1]
+        speed = one.speeds[one.size] = (last - first) / (end - start)
+        if one.asked == one.size:
             one.asked = None
-        one.speeds[one.size] = (told[-1][1] - told[0][1]) / (told[-1][0] - told[0][0])
+            if one.before is not None:  # the time for which it would have worked at this speed
+                at, made = one.before
+                one.cost_s = max(one.cost_s, start - at - (first - made) / speed)
         return True
 
     def _advise(self, now: float, job: str, one: _Tuned, what: _TunedView) -> Iterator[ev.Fact]:
@@ -224,7 +230,8 @@ class RatioAdvisor:
         worth = gain >= self._rules.least_gain and saved_s >= self._rules.pays * cost_s
         if best == one.size or not worth:
             one.settled = sizes
-            self._log.info("%s; kept: the best would bring %.0f %%", story, 100 * max(gain, 0.0))
+            brings = f"the best would bring {100 * max(gain, 0.0):.0f} %"
+            self._log.info("%s; kept: %s, a change costs %.1f s", story, brings, cost_s)
             return
         self._log.info("%s; %s should bring %.0f %%", story, _told(best), 100 * gain)
         one.asked, one.since = best, now

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from presage.executors.node import messages as msg
-from presage.executors.node import wire
-from presage.executors.node.guardian import Guardian, copy_agent, free_port
+from presage.executors.node import warming, wire
+from presage.executors.node.guardian import Guardian, free_port
 from presage.executors.node.limits import become_subreaper
 from presage.executors.node.processes import descendants
 from presage.executors.node.worker import StartError, WorkerProcess
@@ -32,8 +32,6 @@ _AGENT = 0
 """Standard input: a line of secrets, then nothing until the agent is gone."""
 _TICK_S = 1.0
 _LOOK_S = 0.05
-_WARM_S = 60.0
-"""How long workers may take to load PyTorch before they are waited for."""
 
 
 class NodeGuardian(Guardian):
@@ -72,19 +70,14 @@ class NodeGuardian(Guardian):
     def _warm_up(self) -> None:
         """Start workers that load PyTorch and wait; whatever goes wrong, they start later."""
         place = self.plan.progress_dir
-        copy_agent(place)
-        warm = Path(__file__).with_name("warm.py").read_bytes()
-        (place / "presage_warm.py").write_bytes(warm)
-        plans = []
-        for plan in self.plan.workers:
-            wait = [f"{place}/presage_warm.py", str(place / f"go-{plan.name}")]
-            plans.append(plan.but(argv=(plan.argv[0], *wait, *plan.argv)))
+        warming.copy_scripts(place)
+        plans = [warming.waiting(plan, place) for plan in self.plan.workers]
         self.workers = self._warm = super().make(plans)
         try:
             super().begin(self._warm)
         except StartError:
             return
-        end = time.monotonic() + _WARM_S
+        end = time.monotonic() + warming.WARM_S
         while not (self._all_warm() or self._stop_asked() or time.monotonic() > end):
             if any(worker.ended for worker in self._warm):
                 return
@@ -92,8 +85,7 @@ class NodeGuardian(Guardian):
             self._reap()
 
     def _all_warm(self) -> bool:
-        place = self.plan.progress_dir
-        return all((place / f"go-{worker.name}.warm").exists() for worker in self._warm)
+        return warming.all_waiting(self._warm, self.plan.progress_dir)
 
     def make(self, plans: Sequence[msg.WorkerPlan]) -> list[WorkerProcess]:
         """Workers that are not started yet, or that were started to wait."""
@@ -110,11 +102,8 @@ class NodeGuardian(Guardian):
         if not self._warm:
             super().begin(workers)
             return
-        place = self.plan.progress_dir
         for worker, plan in zip(workers, self.plan.workers, strict=True):
-            new = place / f"go-{worker.name}.new"
-            new.write_text(json.dumps(plan.env))
-            new.replace(place / f"go-{worker.name}")
+            warming.begin(worker, self.plan.progress_dir, plan.env)
 
     def _kept(self, words: str) -> str:
         return ""  # the server says it, when it has what all nodes left

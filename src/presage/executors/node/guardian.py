@@ -24,6 +24,7 @@ from presage.executors.node.limits import become_subreaper, die_with_parent, oom
 from presage.executors.node.processes import descendants, read_stat
 from presage.executors.node.report import Reporter
 from presage.executors.node.resizing import Resizing, name_members
+from presage.executors.node.warming import copy_agent
 from presage.executors.node.workdir import Step, fetch, prepare, run_in_child, store_results
 from presage.executors.node.worker import (
     StartError,
@@ -33,7 +34,7 @@ from presage.executors.node.worker import (
 )
 from presage.sources import is_local
 
-__all__ = ["Guardian", "copy_agent", "free_port", "main"]
+__all__ = ["Guardian", "free_port", "main"]
 
 LOCK_FD = 3
 """The executor opens and locks the run's lock file, and hands it over under this number."""
@@ -562,12 +563,6 @@ class Guardian:
 
     def _on_sigterm(self, *_: Any) -> None:
         self._terminated = True
-
-
-def copy_agent(place: Path) -> None:
-    """Put the torchrun agent where the Python of a job finds it."""
-    source = Path(__file__).with_name("torchrun_agent.py")
-    (place / source.name).write_bytes(source.read_bytes())
 
 
 def free_port(address: str) -> int:

@@ -3,7 +3,8 @@
 First the training is held: every rank stops at the same step, and a checkpoint is saved there
 (`presage.job`). Then, where each worker is a torchrun agent, those that leave are dismissed, new
 ones join, and the agents that stay start their workers anew. Elsewhere, and whenever that does not
-work out, all workers are stopped as for any stop, and the new set is started.
+work out, all workers are stopped as for any stop, and the new set is started. Where they use
+PyTorch, it has come up before that, beside the one that trains, and only waits for the word.
 
 Nothing is waited for here: `advance` is called again and again by the guardian's loop.
 """
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from presage.executors.node import messages as msg
-from presage.executors.node import wire
+from presage.executors.node import warming, wire
 from presage.executors.node.credentials import acting_as
 from presage.executors.node.processes import descendants
 from presage.executors.node.worker import WorkerProcess
@@ -135,12 +136,13 @@ class Resizing:
     def _restart(self) -> Course:
         """Stop everybody, after a checkpoint, and start the new set."""
         guardian = self._guardian
+        warm = yield from self._warm_up()
         if self._held is None and self._listens():
             yield from self._hold(guardian.workers)
         while any(worker.ended for worker in guardian.workers) and not self.changing:
             yield  # the job is coming to its end: it keeps the workers that it has
-        leaving = guardian.workers + self.others
-        guardian.workers, self.others, self.changing = [], leaving, True
+        leaving = guardian.workers + [one for one in self.others if one not in warm]
+        guardian.workers, self.others, self.changing = [], leaving + warm, True
         for worker in leaving:
             guardian.ask_to_stop(worker)
 
@@ -150,8 +152,8 @@ class Resizing:
             return all(worker.gone for worker in leaving)
 
         yield from self._until(gone, self._grace_s, [])
-        while not gone() or descendants(os.getpid()):
-            for pid in descendants(os.getpid()):
+        while (left := _but(warm)) or not gone():
+            for pid in left:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             yield
@@ -159,12 +161,43 @@ class Resizing:
         for worker in leaving:
             if worker.group:
                 worker.group.remove()
-        guardian.workers, self.others = guardian.make(self._plans), []
+        guardian.workers, self.others = warm or guardian.make(self._plans), []
         if guardian.plan.agents:
             name_members(guardian.plan, self.number, guardian.workers)
-        self._start(guardian.workers)
+        if warm:
+            with acting_as(guardian.plan.user):
+                for worker in warm:
+                    warming.begin(worker, self._place, {})
+        else:
+            self._start(guardian.workers)
         self.changing = False
         return True
+
+    def _warm_up(self) -> Generator[None, None, list[WorkerProcess]]:
+        """The new set, which has loaded PyTorch while the present one trains; empty where that is
+        not possible or did not work out."""
+        guardian, here = self._guardian, self._guardian.workers
+        first = self._held is None and self._listens()
+        if not (first and warming.can_wait(guardian.plan, self._plans, here)):
+            return []
+        # Groups of their own: for a while there are two workers of a name.
+        plans = [plan.but(cgroup=f"{plan.cgroup}-{self.number}") for plan in self._plans]
+        self._note([*(worker.plan for worker in here), *plans])
+        with acting_as(guardian.plan.user):
+            warming.copy_scripts(self._place)
+        self.others = guardian.make([warming.waiting(plan, self._place) for plan in plans])
+        guardian.begin(self.others)
+
+        def waiting() -> bool:
+            with acting_as(guardian.plan.user):
+                return warming.all_waiting(self.others, self._place)
+
+        if (yield from self._until(waiting, warming.WARM_S, here + self.others)):
+            self._plans = plans
+            return self.others
+        for worker in self.others:
+            worker.kill()
+        return []
 
     def _start(self, workers: list[WorkerProcess]) -> None:
         for worker in workers:
@@ -222,7 +255,13 @@ class Resizing:
 
     def _note(self, plans: Sequence[msg.WorkerPlan]) -> None:
         """Keep the plan true, for an executor that has to clean up after the guardian."""
-        workers = {plan.name: plan for plan in plans}
+        workers = {(plan.name, plan.cgroup): plan for plan in plans}
         self._guardian.plan = self._guardian.plan.but(workers=tuple(workers.values()))
         with suppress(OSError):
             wire.write(self._guardian.plan.run, self._guardian.plan)
+
+
+def _but(spared: list[WorkerProcess]) -> list[int]:
+    """All processes below this one, but for some workers and what they started."""
+    kept = {pid for worker in spared for pid in (worker.pid, *descendants(worker.pid))}
+    return [pid for pid in descendants(os.getpid()) if pid not in kept]

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _LOOK_S = 0.02
@@ -24,6 +25,8 @@ def main(word: Path, command: list[str]) -> None:
         script = None  # another PyTorch, or none: the program itself loads what it needs
     else:
         script = python_script(command[0], command[1:])
+        with suppress(Exception):  # a first optimizer imports it, which takes as long again
+            import torch._dynamo  # noqa: F401
     sys.path.pop(0)  # the directory of this file, which is no place to import from
     Path(f"{word}.warm").touch()
     while not word.exists():
