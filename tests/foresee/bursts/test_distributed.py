@@ -17,6 +17,7 @@ from benchmarks._burst_runs import training_job
 from benchmarks._links import Links
 from presage.foresee.bursts.settings import Setting
 from presage.model.errors import UserError
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 

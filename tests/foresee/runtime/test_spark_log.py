@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SparkRun:
     why = missing_spark()
     if why:
         missing(why)
-    log = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"), cores=2)
+    log = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"), cores=2, short=True)
     return read_spark_log(log, scale_gb=2)
 
 
