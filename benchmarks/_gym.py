@@ -3,9 +3,11 @@ folder, so that a benchmark can run in pieces, and a table of ratios is printed.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import process_time
 
@@ -13,17 +15,71 @@ import numpy as np
 
 from benchmarks._data import shared
 from presage.core.ports import Policy
-from presage.gym.evaluate import Figures, interval, policy_of, run_scene
+from presage.gym.evaluate import BASELINES, Figures, interval, policy_of, run_scene
 from presage.gym.tasks import layout_of, rules_of
 from presage.gym.teachers import TEACHERS, ByTeacher
-from presage.gym.training import Recipe, train_policy
+from presage.gym.training import ALGORITHMS, Recipe, train_policy
 from presage.gym.worlds import Scene, Worlds, weeks_of
 from presage.policy.learned.net import Task, read_bundle, write_bundle
+from presage.policy.registry import build
 from presage.sim.traces import Trace, read_trace
 
 PHILLY_TRAINED = 6
 """Weeks with jobs enough, of which the first so many train."""
 ITP_TRAINED = ("cluster02", "cluster03", "cluster05", "cluster06")
+
+
+COLUMNS: Mapping[str, Callable[[Figures], float]] = {
+    "jct": lambda one: one.avg_jct_s,
+    "makespan": lambda one: one.makespan_s,
+    "p99": lambda one: one.p99_jct_s,
+    "wait": lambda one: one.avg_wait_s,
+}
+
+
+def compare(
+    task: Task,
+    about: str | None,
+    most_jobs: int,
+    worlds: Callable[[], Worlds],
+    data: str,
+    scenes: Mapping[str, Callable[[int], list[Scene]]],
+    against: str,
+    *,
+    columns: Mapping[str, Callable[[Figures], float]] = COLUMNS,
+    teachers: Sequence[str] = (),
+) -> None:
+    """A benchmark: train a bundle for each seed, run it, the heuristics and these teachers in the
+    scenes of each part (with so many jobs of a week of ITP at most), and print the table."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--part", choices=[*scenes], action="append")
+    parser.add_argument("--most-jobs", type=int, default=most_jobs, help="of a week of ITP")
+    parser.add_argument("--out", type=Path, default=Path(f"gym-{task}"))
+    parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
+    given = parser.parse_args()
+    given.out.mkdir(exist_ok=True)
+    bundles = {int(seed): f"{given.algo}-{seed}" for seed in given.seeds.split(",")}
+    paths = {seed: given.out / f"{name}.npz" for seed, name in bundles.items()}
+    if given.only in (None, "train"):
+        for seed, path in paths.items():
+            train(path, Recipe(task, given.algo, seed, choices=3000), worlds(), data)
+    makers = {name: partial(build, config) for name, config in BASELINES[task].items()}
+    makers |= {name: partial(taught, task, name) for name in teachers}
+    for part in given.part or scenes:
+        begin = f"{part}-{given.most_jobs}"
+        told = {name: [given.out / f"{begin}-{name}.json"] for name in makers}
+        told["learned"] = [given.out / f"{begin}-{name}.json" for name in bundles.values()]
+        if given.only in (None, "heuristics"):
+            for name, make in makers.items():
+                test(told[name][0], scenes[part](given.most_jobs), make)
+        if given.only in (None, "test"):
+            for path, result in zip(paths.values(), told["learned"], strict=True):
+                test(result, scenes[part](given.most_jobs), partial(bundled, path))
+        if given.only in (None, "report"):
+            print(f"\n{part}: {len(scenes[part](given.most_jobs))} scenes")
+            report(told, against, columns)
 
 
 def philly_weeks() -> list[Trace]:

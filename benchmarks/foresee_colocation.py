@@ -28,6 +28,7 @@ import polars as pl
 from sklearn.isotonic import IsotonicRegression
 
 from benchmarks._data import data_dir
+from benchmarks._tables import print_table
 from benchmarks._turns import Turns, TurnsEstimator, foreseen_turns, turns_of
 from presage.foresee._colocation import row as job_row
 from presage.foresee._realjobs import read_lucid_jobs
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for n, table in enumerate((rows, elsewhere, sharing, where)):
             print(end="\n" if n else "")
-            _print_table(table)
+            print_table(table)
     return 0
 
 
@@ -280,14 +281,6 @@ def cannot_share(kind: str, pairs: Pairs, splits: Sequence[Split]) -> dict[str, 
         "memory > GPU": round(f1(actual, np.concatenate(simple)), 4),
         "always": round(f1(actual, np.ones(actual.size)), 4),
     }
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = [list(rows[0])]
-    table += [["" if row[n] is None else str(row[n]) for n in rows[0]] for row in rows]
-    widths = [max(len(line[n]) for line in table) for n in range(len(table[0]))]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from benchmarks._data import data_dir
+from benchmarks._tables import print_table
 from presage.foresee._jobsteps import JobUtilization
 from presage.foresee._realjobs import RealJobs, of_model, read_lucid_jobs, read_miso_jobs
 from presage.foresee._workloads import InputPipeline, TrainingProfile
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(rows, allow_nan=False))
     else:
-        _print_table(rows)
+        print_table(rows)
     return 0
 
 
@@ -201,14 +202,6 @@ def _card(name: str) -> Gpu:
         bandwidth, fp32, fp16, tf32 = _CARDS[name]
         like = replace(find("rtx3090"), name=name, bandwidth_gbs=bandwidth, fp32_tflops=fp32)
         return replace(like, fp16_tflops=fp16, bf16_tflops=fp16, tf32_tflops=tf32)
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = [list(rows[0])]
-    table += [["" if row[n] is None else str(row[n]) for n in rows[0]] for row in rows]
-    widths = [max(len(line[n]) for line in table) for n in range(len(table[0]))]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 if __name__ == "__main__":

@@ -13,20 +13,15 @@ stop cost 40 s; run times are known with an error of e^±0.5. What is done alrea
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks import _gym
 from benchmarks._data import data_dir
-from presage.gym.evaluate import BASELINES
 from presage.gym.jobs import LOADS, as_submitted, elastic, for_task
-from presage.gym.training import ALGORITHMS, Recipe
 from presage.gym.worlds import Generated, Scene, Worlds, sized
 from presage.model.estimate import Estimate, Estimates
-from presage.policy.registry import build
 from presage.reproduce.elastic_kubeflow import RESIZE_S, Fitted, mix_setup
 from presage.sim.clusters import Cluster
 from presage.sim.speed import MeasuredSpeed
@@ -37,48 +32,16 @@ MADE, MIXES = 20, 30
 FEWEST = 300
 """Jobs of a week of ITP that is tested on."""
 COLUMNS = {
-    "jct": lambda one: one.avg_jct_s,
+    "jct": _gym.COLUMNS["jct"],
     "run": lambda one: one.avg_jct_s - one.avg_wait_s,
-    "makespan": lambda one: one.makespan_s,
-    "p99": lambda one: one.p99_jct_s,
-    "wait": lambda one: one.avg_wait_s,
+    **_gym.COLUMNS,
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
-    parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--most-jobs", type=int, default=900, help="of a week of ITP")
-    parser.add_argument("--out", type=Path, default=Path("gym-scale"))
-    parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
-    given = parser.parse_args()
-    given.out.mkdir(exist_ok=True)
-    seeds = [int(one) for one in given.seeds.split(",")]
-    bundles = [given.out / f"{given.algo}-{seed}.npz" for seed in seeds]
-    if given.only in (None, "train"):
-        for seed, path in zip(seeds, bundles, strict=True):
-            _gym.train(path, recipe(given.algo, seed), worlds(), "made traces, Philly, ITP")
-    for part in given.part or PARTS:
-        kinds = BASELINES["scale"]
-        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in kinds}
-        told["learned"] = [
-            given.out / f"{part}-{given.most_jobs}-{path.stem}.json" for path in bundles
-        ]
-        if given.only in (None, "heuristics"):
-            for name, config in kinds.items():
-                _gym.test(told[name][0], scenes(part, given.most_jobs), partial(build, config))
-        if given.only in (None, "test"):
-            for path, result in zip(bundles, told["learned"], strict=True):
-                _gym.test(result, scenes(part, given.most_jobs), partial(_gym.bundled, path))
-        if given.only in (None, "report"):
-            print(f"\n{part}: {len(scenes(part, given.most_jobs))} scenes")
-            _gym.report(told, "gain", COLUMNS)
-
-
-def recipe(algorithm: str, seed: int) -> Recipe:
-    return Recipe("scale", algorithm, seed, choices=3000)  # type: ignore[arg-type]
+    parts = {name: partial(scenes, name) for name in PARTS}
+    trained_on = "made traces, Philly, ITP"
+    _gym.compare("scale", __doc__, 900, worlds, trained_on, parts, "gain", columns=COLUMNS)
 
 
 def worlds() -> Worlds:

@@ -14,10 +14,8 @@ again.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -26,14 +24,11 @@ from benchmarks import _gym
 from benchmarks._data import data_dir
 from presage.core.ports import Predictor
 from presage.foresee.adapter import EstimatePredictor
-from presage.gym.evaluate import BASELINES
 from presage.gym.jobs import LOADS, SharingJobs
-from presage.gym.training import ALGORITHMS, Recipe
 from presage.gym.worlds import Generated, Mixed, Scene, Worlds
 from presage.learn import Floats
 from presage.model.cluster import WHOLE_GPU
 from presage.model.estimate import Estimate, Estimates
-from presage.policy.registry import build
 from presage.reproduce._pairs import MeasuredPairs, measured_pairs, read_table
 from presage.reproduce.lucid_week import (
     RESTART_COST_S,
@@ -53,47 +48,12 @@ TAUGHT = ("least-busy",)
 MADE = 20
 WEEKS = 9
 FEWEST = 300
-COLUMNS = {
-    "jct": lambda one: one.avg_jct_s,
-    "makespan": lambda one: one.makespan_s,
-    "p99": lambda one: one.p99_jct_s,
-    "wait": lambda one: one.avg_wait_s,
-}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=ALGORITHMS, default="imitate")
-    parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--most-jobs", type=int, default=1200, help="of a week of ITP")
-    parser.add_argument("--out", type=Path, default=Path("gym-share"))
-    parser.add_argument("--only", choices=("train", "heuristics", "test", "report"))
-    given = parser.parse_args()
-    given.out.mkdir(exist_ok=True)
-    seeds = [int(one) for one in given.seeds.split(",")]
-    bundles = [given.out / f"{given.algo}-{seed}.npz" for seed in seeds]
-    if given.only in (None, "train"):
-        for seed, path in zip(seeds, bundles, strict=True):
-            recipe = Recipe("share", given.algo, seed, choices=3000)
-            _gym.train(path, recipe, worlds(), "made traces, Philly, ITP, Lucid")
-    for part in given.part or PARTS:
-        kinds = BASELINES["share"]
-        makers = {name: partial(build, config) for name, config in kinds.items()}
-        makers |= {name: partial(_gym.taught, "share", name) for name in TAUGHT}
-        told = {name: [given.out / f"{part}-{given.most_jobs}-{name}.json"] for name in makers}
-        told["learned"] = [
-            given.out / f"{part}-{given.most_jobs}-{path.stem}.json" for path in bundles
-        ]
-        if given.only in (None, "heuristics"):
-            for name, make in makers.items():
-                _gym.test(told[name][0], scenes(part, given.most_jobs), make)
-        if given.only in (None, "test"):
-            for path, result in zip(bundles, told["learned"], strict=True):
-                _gym.test(result, scenes(part, given.most_jobs), partial(_gym.bundled, path))
-        if given.only in (None, "report"):
-            print(f"\n{part}: {len(scenes(part, given.most_jobs))} scenes")
-            _gym.report(told, "colocate", COLUMNS)
+    parts = {name: partial(scenes, name) for name in PARTS}
+    trained_on = "made traces, Philly, ITP, Lucid"
+    _gym.compare("share", __doc__, 1200, worlds, trained_on, parts, "colocate", teachers=TAUGHT)
 
 
 @cache

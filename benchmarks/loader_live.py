@@ -32,6 +32,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks import _loaders
+from benchmarks._tables import print_table
 from presage.foresee.loader import LoaderTiming, fed, time_loader
 from presage.learn.evaluate import rmsle1p
 from presage.telemetry.batches import core_time
@@ -62,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"trainings": rows, "summary": summary}, allow_nan=False))
     else:
-        _print_table(rows)
+        print_table(rows)
         print()
-        _print_table(summary)
+        print_table(summary)
     return 0
 
 
@@ -192,14 +193,6 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = [list(rows[0])]
-    table += [["" if row[n] is None else str(row[n]) for n in rows[0]] for row in rows]
-    widths = [max(len(line[n]) for line in table) for n in range(len(table[0]))]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,12 @@ _WANTED = (
 )
 """What commands and servers import, sooner or later."""
 
-_WANTED_BY_TESTS = ("playwright.sync_api", "schemathesis.openapi", "presage.testing.machine")
+_WANTED_BY_TESTS = (
+    "joserfc.jwt",
+    "playwright.sync_api",
+    "schemathesis.openapi",
+    "presage.testing.machine",
+)
 """What they import besides: all that takes long."""
 
 _CALLER = """\

@@ -73,6 +73,8 @@ SECONDS: dict[str, float] = {
     "tests/foresee/graph/test_load.py": 10,
     "tests/server/test_commands.py": 26,
     "tests/cli/test_phases.py": 8,
+    "tests/control/test_failing.py": 8,
+    "tests/server/test_policy.py": 8,
     "tests/server/test_access.py": 21,
     "tests/test_api_python.py": 21,
     "tests/server/test_standby.py": 45,

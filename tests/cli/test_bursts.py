@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from presage.cli.main import app
 from presage.foresee.bursts.models import ModelKind
+from presage.foresee.bursts.training import TrainOptions
 from presage.foresee.bursts.use import base_for
 from presage.telemetry.bursts import TARGETS
 
@@ -137,7 +139,11 @@ def test_a_page_of_what_would_change(tmp_path: Path) -> None:
     assert "say --setting" in refused.stderr
 
 
-def test_a_transfer_starts_from_a_setting_by_name(tmp_path: Path) -> None:
+def test_a_transfer_starts_from_a_setting_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = partial(TrainOptions, epochs=4)
+    monkeypatch.setattr("presage.foresee.bursts.models.TrainOptions", short)
     assert base_for("W2/1gbit").model.kind is ModelKind.GCN
     runs(tmp_path / "runs")
     words = ("--profiles", "runs", "--setting", "W2/1gbit", "--json", "--from")

@@ -22,6 +22,7 @@ from presage.policy import registry
 from presage.store.memory import MemoryStore
 from presage.testing.machine import StablePredictor
 from tests.executors.slurm_kit import SlurmKit, SlurmWorld
+from tests.waiting import PATIENCE_S
 
 __all__ = ["Fire", "gangs_under_fire"]
 
@@ -160,7 +161,7 @@ def _judge(
         for number, rank in marks:
             if "FileExistsError" in kit.log(name, int(number), f"worker-{rank}"):
                 fire.started_twice.append(f"{name} attempt {number} worker {rank}")
-    end_s = time.monotonic() + 60.0
+    end_s = time.monotonic() + PATIENCE_S
     while (left := _left(kit)) and time.monotonic() < end_s:
         time.sleep(0.5)
     fire.left = left

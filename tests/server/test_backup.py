@@ -22,7 +22,7 @@ from presage.model.errors import BackupError, UserError
 from presage.store import open_store
 from presage.store.records import JobRow, Token, User
 from presage.testing.stores import PostgresCluster
-from tests.server.kit import Server, Zygote, eventually
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually
 
 
 class Crowd:
@@ -44,7 +44,7 @@ class Crowd:
             thread.join()
 
     def _submit(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=60.0) as http:
+        with httpx.Client(base_url=self._url, timeout=PATIENCE_S) as http:
             while not self._stop.is_set():
                 body = {"name": "load", "command": "true", "resources": {"gpus": 8}}
                 answer = http.post("/api/v1/jobs", json=body)

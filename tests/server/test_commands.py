@@ -290,9 +290,11 @@ def test_serve_refuses_what_it_cannot_do(
 
 def test_sigterm_ends_the_server_and_jobs_go_on(serve: Callable[..., Server]) -> None:
     server = serve().start()
-    job = server.submit("sleep 1; echo survived")
+    gate = server.data / "gate"
+    job = server.submit(f"until [ -e {gate} ]; do sleep 0.02; done; echo survived")
     server.wait(job, "PROCESSING")
     server.stop()
+    gate.touch()
     server.start()
     found = server.wait(job)
     assert (found["status"], found["attempt"]) == ("COMPLETED", 1)

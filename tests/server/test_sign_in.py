@@ -26,7 +26,7 @@ from presage.model.errors import (
 )
 from presage.store import open_store
 from tests.server.identity import CLIENT, SECRET, Provider
-from tests.server.kit import Server, Zygote, eventually
+from tests.server.kit import PATIENCE_S, Server, Zygote, eventually
 
 ADA = {"sub": "u-1", "preferred_username": "Ada", "groups": ["ml", "staff"]}
 ROOT = {"sub": "u-0", "preferred_username": "boss", "groups": ["admins", "staff"]}
@@ -229,7 +229,7 @@ def test_the_dashboard_and_the_command_line(
 
 def _through_the_dashboard(server: Server) -> None:
     assert server.stranger.get("/api/v1/jobs").status_code == 401
-    with httpx.Client(base_url=server.url, timeout=120, verify=False) as browser:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S, verify=False) as browser:
         assert "Sign in with 127.0.0.1" in browser.get("/ui/sign-in").text
         begun = browser.post("/ui/session/provider", data={"next": "/ui/queue"})
         assert begun.status_code == 303

@@ -201,7 +201,7 @@ def test_losing_members_are_stopped_early(server: Server, tmp_path: Path) -> Non
         "import os, time; from presage import job; p = job.params()\n"
         f"while p['x'] > 1 and not os.path.exists({str(seen)!r}): time.sleep(0.05)\n"
         "job.progress(step=4, steps=8, metrics={'loss': p['x']}); "
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     body = {
         "name": "prune",

@@ -24,6 +24,7 @@ from presage.sim.report import jobs_file, table, to_json, write_all, write_html,
 from presage.sim.result import SimResult
 from presage.sim.traces import Trace
 from tests.sim.results import made_up
+from tests.waiting import PATIENCE_S
 
 NODES = read_cluster("30x8")
 HOSTILE = "</script><script>alert('x')</script>"
@@ -225,7 +226,7 @@ def test_a_browser_draws_the_page(
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -248,7 +248,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     threads = threading.active_count()
     note = tmp_path / "pid"
-    run = profile_command(["sh", "-c", f"sleep 60 & echo $! > {note}; sleep 0.2"])
+    run = profile_command(["sh", "-c", f"sleep 600 & echo $! > {note}; sleep 0.2"])
     assert "processes that the command left behind were ended: 1" in run.notes
     assert not psutil.pid_exists(int(note.read_text())) or (
         psutil.Process(int(note.read_text())).status() == psutil.STATUS_ZOMBIE

@@ -7,17 +7,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
 import typer
 
 from presage.cli._output import say
 from presage.control.site.config import (
+    EXECUTORS,
+    OPTIONS,
     ExecutorSection,
+    ServeOption,
     ServerFile,
     effective,
     read_server_file,
@@ -44,209 +48,21 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-EXECUTORS = ("local", "ray", "kubernetes", "slurm")
 _MIB = 1 << 20
 
 
 def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to answer at.", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", show_default="8265"),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Where others reach this server, such as https://presage.example.org.",
-            show_default="host and port",
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate in PEM: answer with TLS. SIGHUP reloads it.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where jobs, logs and the journal are kept.",
-            show_default="~/.local/share/presage/server",
-        ),
-    ] = None,
-    db: Annotated[
-        str | None,
-        typer.Option(
-            help="Database URL; postgresql://… or sqlite:///PATH.", show_default="SQLite in --data"
-        ),
-    ] = None,
-    executor: Annotated[
-        str | None, typer.Option(help=f"{', '.join(EXECUTORS)}.", show_default="local")
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            help="Nodes: 2x4 (two of four GPUs), or a file.", show_default="this machine"
-        ),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray cluster: HOST:PORT of its head, auto (that of this machine), or local "
-            "(start one here).",
-            show_default="auto",
-        ),
-    ] = None,
-    ray_shared: Annotated[
-        Path | None,
-        typer.Option(help="Directory that all nodes of the Ray cluster and this machine see."),
-    ] = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            help="Kubernetes: the context of the kubeconfig.",
-            show_default="the current one, or the cluster that the server runs in",
-        ),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            help="Kubernetes: where jobs run.", show_default="that of the context, else default"
-        ),
-    ] = None,
-    adopt: Annotated[
-        bool | None,
-        typer.Option(
-            "--adopt/--no-adopt",
-            help="Kubernetes: schedule pods of others that name our scheduler, too.",
-            show_default="no",
-        ),
-    ] = None,
-    slurm_mode: Annotated[
-        str | None,
-        typer.Option(
-            help="Slurm: jobs (each job is a Slurm job) or pilot (Slurm jobs hold nodes).",
-            show_default="jobs",
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="Slurm: the partition.", show_default="Slurm's default")
-    ] = None,
-    slurm_nodes: Annotated[
-        str | None,
-        typer.Option(
-            help="Slurm: nodes that pilots hold; 0..16: as many as jobs need.", show_default="1"
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(registry.names())}, one of --config, file.py:name or learned:FILE; "
-            "NAME@fifo: guarded by fifo.",
-            show_default="fifo",
-        ),
-    ] = None,
+    *,
     config: Annotated[
         Path | None, typer.Option(help="The configuration in YAML; options go before it.")
-    ] = None,
-    oidc_issuer: Annotated[
-        str | None, typer.Option(help="Identity provider to sign in with: its issuer.")
-    ] = None,
-    oidc_client_id: Annotated[
-        str | None, typer.Option(help="What the provider calls this server.")
-    ] = None,
-    oidc_secret_file: Annotated[
-        Path | None, typer.Option(help="File with the secret that the provider gave it.")
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print what it would run with, and end.")
     ] = False,
-    proxy_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65_535,
-            help="Port at which browsers reach ports of jobs; 0: any that is free.",
-            show_default="--port + 1",
-        ),
-    ] = None,
-    proxy_url: Annotated[
-        str | None,
-        typer.Option(help="What browsers call that port, such as https://{job}.example.org."),
-    ] = None,
-    rightsize: Annotated[
-        bool | None,
-        typer.Option(
-            "--rightsize/--no-rightsize",
-            help="Hold running jobs to what their phases need.",
-            show_default="no",
-        ),
-    ] = None,
-    keep_logs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE,SIZE",
-            help="Logs of jobs that are over are kept so long and so much: 90d,500Gi.",
-            show_default="for ever",
-        ),
-    ] = None,
-    keep_results: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE,SIZE",
-            help="Results of jobs that are over are kept so long and so much: 90d,500Gi.",
-            show_default="for ever",
-        ),
-    ] = None,
-    keep_telemetry: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE,SIZE",
-            help="Telemetry of jobs that are over are kept so long and so much: 90d,500Gi.",
-            show_default="for ever",
-        ),
-    ] = None,
-    keep_checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE,SIZE",
-            help="Checkpoints of jobs that are over are kept so long and so much: 90d,500Gi.",
-            show_default="for ever",
-        ),
-    ] = None,
-    keep_folders: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE,SIZE",
-            help="Work folders that no job needs are kept so long and so much: 90d,500Gi.",
-            show_default="for ever",
-        ),
-    ] = None,
-    track_mlflow: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="MLflow server that gets the metrics of all jobs."),
-    ] = None,
-    track_tensorboard: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Directory for TensorBoard's files of all jobs."),
-    ] = None,
-    lease: Annotated[
-        float | None,
-        typer.Option(
-            min=0.5, max=300, help="Seconds until another server takes over.", show_default="5"
-        ),
-    ] = None,
-    log_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the log there, and rotate it at 50 MiB.", show_default="standard error"
-        ),
-    ] = None,
+    **given: Any,
 ) -> None:
     """Run the control plane: take jobs, decide, run them, until it is stopped."""
-    given = dict(locals())
-    for name in ("config", "print_config"):
-        del given[name]
+    executor = given["executor"]
     if executor is not None and executor not in EXECUTORS:
         raise UserError(f"unknown executor '{executor}'; there are: {', '.join(EXECUTORS)}")
     wanted = effective(read_server_file(config) if config else ServerFile(), given)
@@ -288,6 +104,34 @@ def serve(
         settings = _settings(wanted, pipeline, own, place, there, link, *ports)
         about = f"{describe(there)}, policy {settings.policy_name}"
         _run(settings, [listener, beside], about, quiet=logs.file is not None)
+
+
+def _option(name: str, about: ServeOption) -> Parameter:
+    """An option of the command line; it is checked as its key in a file is."""
+    field = about.field()
+    parts = get_args(field.annotation) or (field.annotation,)
+    asked = {getattr(part, "__origin__", part) for part in parts}  # without Annotated
+    kind = next((kind for kind in (str, bool, int, float, Path) if kind in asked), str)
+    default = about.default or ("no" if field.default is False else str(field.default or ""))
+    word = name.replace("_", "-")
+    flags = [f"--{word}/--no-{word}"] if kind is bool else []
+    told = typer.Option(*flags, help=about.help, show_default=default or True)
+    annotation = Annotated[kind | None, told]  # type: ignore[valid-type]  # from a table
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _with_options(command: Callable[..., None]) -> None:
+    """Typer reads the options of a command from its signature."""
+    own = [
+        each
+        for each in signature(command, eval_str=True).parameters.values()
+        if each.name != "given"
+    ]
+    rest = [_option(name, about) for name, about in OPTIONS.items()]
+    vars(command)["__signature__"] = Signature([*rest, *own])
+
+
+_with_options(serve)
 
 
 def _settings(

@@ -372,7 +372,7 @@ class PostgresCluster:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=60,
+            timeout=400,
             env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
         )
 

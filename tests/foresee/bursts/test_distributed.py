@@ -17,6 +17,7 @@ from benchmarks._burst_runs import training_job
 from benchmarks._links import Links
 from presage.foresee.bursts.settings import Setting
 from presage.model.errors import UserError
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,7 +76,7 @@ def test_servers_train_as_one_process_does(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     asked = [(*case, str(tmp_path / name)) for name, case in cases.items()]
     subprocess.run(
-        [sys.executable, "-c", TASK, json.dumps(asked)], cwd=ROOT, check=True, timeout=240
+        [sys.executable, "-c", TASK, json.dumps(asked)], cwd=ROOT, check=True, timeout=PATIENCE_S
     )
     start, alone = torch.load(tmp_path / "alone" / "0.pt")
     assert float((alone - start).abs().max()) > 1e-5
@@ -108,7 +109,7 @@ def test_a_link_carries_what_it_should() -> None:
 def socket_seconds(links: Links, size: int) -> float:
     """How long it takes to send so much from the second task to the first."""
     code = (
-        "import socket, sys; s = socket.create_connection((sys.argv[1], 7001), timeout=60);"
+        "import socket, sys; s = socket.create_connection((sys.argv[1], 7001), timeout=400);"
         f"s.sendall(b'x' * {size}); s.shutdown(1); s.recv(1)"
     )
     receive = (
@@ -123,7 +124,7 @@ def socket_seconds(links: Links, size: int) -> float:
     server.stdout.readline()
     start = time.monotonic()
     words = ["ip", "netns", "exec", spaces[1], sys.executable, "-c", code, links.address(0)]
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=PATIENCE_S)
     spent = time.monotonic() - start
     server.communicate()
     return spent
@@ -195,7 +196,7 @@ def test_a_run_is_measured_and_kept(tmp_path: Path) -> None:
     words += ["--workloads", str(work), "--settings", "P1W2/100mbit", "--repeats", "1"]
     for expected in ("1 runs, 0 of them", "1 runs, 1 of them"):
         done = subprocess.run(
-            words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+            words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SparkRun:
     why = missing_spark()
     if why:
         missing(why)
-    (log,) = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"))
+    (log,) = run_spark(_QUERIES, tmp_path_factory.mktemp("spark"), short=True)
     return read_spark_log(log, scale_gb=2)
 
 

@@ -142,7 +142,7 @@ def test_a_busy_process_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_process_that_sleeps_is_idle() -> None:
-    with running("import time; print('on', flush=True); time.sleep(100)") as process:
+    with running("import time; print('on', flush=True); time.sleep(600)") as process:
         sampler = BurstSampler({"ps-1": process.pid}, 50.0, peak_bytes_s=1e10)
         sampler.start()
         eventually(lambda: len(sampler._rows) >= 10)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from presage.control.people.access_config import AccessConfig, OidcConfig
 from presage.edge import check, misplaced, read_yaml
@@ -21,9 +22,21 @@ from presage.executors.node.messages import SlurmSetup
 from presage.executors.node.shares.methods import EnforcementMethod, MigSlice, ShareSetup
 from presage.manifest.quantities import duration_s, memory, memory_mib
 from presage.model.errors import ConfigError
+from presage.policy import registry
 from presage.policy.config import ConfigFile
 
-__all__ = ["OPTIONS", "ServerFile", "effective", "read_server_file", "shown"]
+__all__ = [
+    "EXECUTORS",
+    "OPTIONS",
+    "ServeOption",
+    "ServerFile",
+    "effective",
+    "read_server_file",
+    "shown",
+]
+
+ExecutorName = Literal["local", "ray", "kubernetes", "slurm"]
+EXECUTORS = get_args(ExecutorName)
 
 NodeNetwork = Literal["none", "100mbit", "1gbit", "10gbit"]
 """Those of settings of distributed trainings (`foresee.bursts.settings`), which take long to
@@ -188,7 +201,7 @@ class SharesSection(_Section):
 class ExecutorSection(_Section):
     """What runs the jobs."""
 
-    kind: Literal["local", "ray", "kubernetes", "slurm"] = "local"
+    kind: ExecutorName = "local"
     nodes: str | None = None
     ray_address: str | None = None
     ray_shared: Path | None = None
@@ -292,42 +305,67 @@ class ServerFile(ConfigFile):
     policy: str = "fifo"
 
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "host": ("server", "host"),
-    "port": ("server", "port"),
-    "url": ("server", "url"),
-    "tls_cert": ("server", "tls_cert"),
-    "tls_key": ("server", "tls_key"),
-    "proxy_port": ("server", "proxy_port"),
-    "proxy_url": ("server", "proxy_url"),
-    "lease": ("server", "lease_s"),
-    "data": ("storage", "data"),
-    "db": ("storage", "db"),
-    "executor": ("executor", "kind"),
-    "nodes": ("executor", "nodes"),
-    "ray_address": ("executor", "ray_address"),
-    "ray_shared": ("executor", "ray_shared"),
-    "context": ("executor", "context"),
-    "namespace": ("executor", "namespace"),
-    "adopt": ("executor", "adopt"),
-    "slurm_mode": ("executor", "slurm", "mode"),
-    "partition": ("executor", "slurm", "partition"),
-    "slurm_nodes": ("executor", "slurm", "nodes"),
-    "rightsize": ("executor", "rightsize"),
-    "log_file": ("logging", "file"),
-    "oidc_issuer": ("oidc", "issuer"),
-    "oidc_client_id": ("oidc", "client_id"),
-    "oidc_secret_file": ("oidc", "secret_file"),
-    "keep_logs": ("retention", "logs"),
-    "keep_results": ("retention", "results"),
-    "keep_telemetry": ("retention", "telemetry"),
-    "keep_checkpoints": ("retention", "checkpoints"),
-    "keep_folders": ("retention", "folders"),
-    "track_mlflow": ("tracking", "mlflow"),
-    "track_tensorboard": ("tracking", "tensorboard"),
-    "policy": ("policy",),
-}
-"""Which key an option of `presage serve` stands for."""
+class ServeOption(NamedTuple):
+    """An option of `presage serve`: the key it stands for, what its help says, and the default it
+    shows where that of the key says too little."""
+
+    key: str
+    help: str
+    default: str = ""
+
+    def field(self) -> FieldInfo:
+        """The key in the schema."""
+        *sections, name = self.key.split(".")
+        model: type[BaseModel] = ServerFile
+        for section in sections:
+            model = cast("type[BaseModel]", model.model_fields[section].annotation)
+        return model.model_fields[name]
+
+
+_KEPT = "kept so long and so much: 90d,500Gi."
+_POLICIES = ", ".join(registry.names())
+_ROWS = (
+    ("host", "server.host", "Address to answer at."),
+    ("port", "server.port", "Port; 0 takes a free one."),
+    ("url", "server.url", "Where others reach this server: https://HOST.", "host and port"),
+    ("tls_cert", "server.tls_cert", "Certificate in PEM: answer with TLS. SIGHUP reloads it."),
+    ("tls_key", "server.tls_key", "The key of that certificate."),
+    ("data", "storage.data", "Where jobs and the journal are.", "~/.local/share/presage/server"),
+    ("db", "storage.db", "postgresql://… or sqlite:///PATH.", "SQLite in --data"),
+    ("executor", "executor.kind", f"{', '.join(EXECUTORS)}."),
+    ("nodes", "executor.nodes", "2x4 (two of four GPUs), or a file.", "this machine"),
+    ("ray_address", "executor.ray_address", "Ray: HOST:PORT, auto, local (start one).", "auto"),
+    ("ray_shared", "executor.ray_shared", "Ray: a directory that all its nodes see."),
+    ("context", "executor.context", "Kubernetes: the kubeconfig's context.", "its current one"),
+    ("namespace", "executor.namespace", "Kubernetes: where jobs run.", "that of the context"),
+    ("adopt", "executor.adopt", "Kubernetes: schedule pods of others that name us, too."),
+    ("slurm_mode", "executor.slurm.mode", "Slurm: jobs (each a Slurm job) or pilot."),
+    ("partition", "executor.slurm.partition", "Slurm: the partition.", "Slurm's default"),
+    ("slurm_nodes", "executor.slurm.nodes", "Slurm: nodes that pilots hold, or 0..16."),
+    ("policy", "policy", f"{_POLICIES}; of --config; FILE.py:NAME; learned:FILE; A@fifo."),
+    ("oidc_issuer", "oidc.issuer", "Identity provider to sign in with: its issuer."),
+    ("oidc_client_id", "oidc.client_id", "What the provider calls this server."),
+    ("oidc_secret_file", "oidc.secret_file", "File with the secret that the provider gave it."),
+    ("proxy_port", "server.proxy_port", "Where browsers reach ports of jobs.", "--port + 1"),
+    ("proxy_url", "server.proxy_url", "What browsers call that port: https://{job}.HOST."),
+    ("rightsize", "executor.rightsize", "Hold running jobs to what their phases need."),
+    ("keep_logs", "retention.logs", f"Logs of jobs that are over: {_KEPT}", "for ever"),
+    ("keep_results", "retention.results", f"Results of jobs that are over: {_KEPT}", "for ever"),
+    ("keep_telemetry", "retention.telemetry", f"Telemetry of jobs over: {_KEPT}", "for ever"),
+    (
+        "keep_checkpoints",
+        "retention.checkpoints",
+        f"Checkpoints of jobs over: {_KEPT}",
+        "for ever",
+    ),
+    ("keep_folders", "retention.folders", f"Work folders no job needs: {_KEPT}", "for ever"),
+    ("track_mlflow", "tracking.mlflow", "MLflow server that gets the metrics of all jobs."),
+    ("track_tensorboard", "tracking.tensorboard", "Directory for TensorBoard's files."),
+    ("lease", "server.lease_s", "Seconds until another server takes over."),
+    ("log_file", "logging.file", "Where the log goes, rotated at 50 MiB.", "standard error"),
+)
+OPTIONS: Mapping[str, ServeOption] = {name: ServeOption(*about) for name, *about in _ROWS}
+"""The options of `presage serve`."""
 
 _PATHS = (
     ("server", "tls_cert"),
@@ -356,7 +394,11 @@ def read_server_file(path: Path) -> ServerFile:
 
 def effective(file: ServerFile, options: Mapping[str, Any]) -> ServerFile:
     """The file with what the command line says besides; None says nothing."""
-    given = {OPTIONS[name]: value for name, value in options.items() if value is not None}
+    given = {
+        tuple(OPTIONS[name].key.split(".")): value
+        for name, value in options.items()
+        if value is not None
+    }
     made = _changed(file, given)
     data = made.model_dump(warnings=False)  # nothing has looked at the options yet
     return check(data, ServerFile, ConfigError, "presage serve")

@@ -343,11 +343,6 @@ class SlurmCommands:
         if ids:
             self.call("scancel", *map(str, ids))
 
-    def requeue(self, id: int) -> None:
-        """Put a job back into the queue, to start at once: Slurm would wait two minutes."""
-        self.call("scontrol", "requeue", str(id))
-        self.update(id, StartTime="now")
-
     def update(self, id: int, **values: str) -> None:
         """Change values of a job, such as `Comment` or `NumNodes`."""
         self.call("scontrol", "update", f"JobId={id}", *(f"{k}={v}" for k, v in values.items()))

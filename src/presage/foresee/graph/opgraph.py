@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -176,10 +176,6 @@ class OpGraph:
         digest.update(text.encode())
         digest.update(np.ascontiguousarray(self.macs).tobytes())
         return digest.hexdigest()[:16]
-
-    def renamed(self, name: str) -> OpGraph:
-        """The same graph under another name."""
-        return replace(self, name=name)
 
     # -- on disk: one compressed NumPy archive, without pickles
 
