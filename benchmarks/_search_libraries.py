@@ -51,7 +51,7 @@ def optuna_search(sampler: str, enqueued: int) -> Callable[[Trials, Trials, int]
                 )
                 for k, name in enumerate(names)
             }
-            maker = {
+            maker: Callable[[], Any] = {
                 "gp": lambda: optuna.samplers.GPSampler(seed=0, n_startup_trials=enqueued),
                 "tpe": lambda: optuna.samplers.TPESampler(
                     seed=0, n_startup_trials=enqueued, multivariate=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -209,6 +210,11 @@ def from_manifest(client: Client, path: Path, *, metric: str | None, money: bool
         )
     folder = None if asked.first.git is not None else path.absolute().parent
     return TrialJobs(client, asked, folder, money)
+
+
+def words_of(command: Sequence[str]) -> str:
+    """A command as a name for its runs."""
+    return shlex.join(command)[:120]
 
 
 def _objective(metric: str) -> dict[str, str]:

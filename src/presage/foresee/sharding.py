@@ -17,6 +17,9 @@ from presage.model.setup import Setup
 
 __all__ = ["ShardUnit", "communicator_bytes", "guess_units", "shard"]
 
+DDP_BUCKET_BYTES = 25 << 20
+"""`bucket_cap_mb` of DistributedDataParallel; buckets hold a second copy of all gradients unless
+`gradient_as_bucket_view` is set, which is not the default."""
 ZERO_BUCKET_ELEMENTS = 5e8
 """`reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed's configuration."""
 ZERO3_LIVE_ELEMENTS = 1e9

@@ -148,12 +148,11 @@ class Forest:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
-        own = {"ratios": self.ratios_, "leaves": self.leaves_}
-        parts = {"rhythm": self.rhythm_, "forest": self.forest_}
-        return own | {
-            k: v
-            for name, part in parts.items()
-            for k, v in prefixed(name, part.to_arrays()).items()
+        return {
+            "ratios": self.ratios_,
+            "leaves": self.leaves_,
+            **prefixed("rhythm", self.rhythm_.to_arrays()),
+            **prefixed("forest", self.forest_.to_arrays()),
         }
 
     @classmethod
@@ -170,21 +169,24 @@ class Forest:
 
 
 def _features(rows: Floats, told: Floats) -> Floats:
-    return np.column_stack([rows[:, [SUMMARY.index(name) for name in _TOLD]], told])
+    out: Floats = np.column_stack([rows[:, [SUMMARY.index(name) for name in _TOLD]], told])
+    return out
 
 
 def _sizes(rows: Floats) -> Floats:
     """(n, sizes), each of about one for a network of middle size, so that none is lost."""
     values = np.expm1(rows)
     sums = [values[:, [SUMMARY.index(n) for n in names]].sum(1) for names in SIZES.values()]
-    return np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
+    out: Floats = np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
+    return out
 
 
 def _parts(rows: Floats, buckets: bool) -> Floats:
     """In how many parts the bytes of a step go; the first bucket, which is small, is none."""
     if not buckets:
         return np.ones(len(rows))
-    return np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
+    out: Floats = np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
+    return out
 
 
 def _weights(sizes: Floats, truth: Floats) -> Floats:
