@@ -64,7 +64,7 @@ clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(wildcard native/*.[ch])
 	@tools/venv $(VENV)
 	@echo "Installing into $(VENV) (two minutes the first time)"
 	@$(PIP) torch  # first, and pinned: see constraints.txt
