@@ -102,4 +102,4 @@ else:
         return value
 
     def __dir__():
-        return sorted({*globals(), *_HOME})
+        return sorted([*__all__, "__version__"])

@@ -277,6 +277,7 @@ def test_no_server_is_said_in_one_line(zygote: Zygote) -> None:
         (["--db", "mysql://x"], "sqlite:///PATH"),
         (["--data", "/proc/nothing"], "/proc/nothing"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--lease", "0.1"], "server.lease_s: input should be greater than or equal to 0.5"),
     ],
 )
 def test_serve_refuses_what_it_cannot_do(

@@ -25,10 +25,10 @@ def load(folder):
 job.checkpoint(lambda folder: (folder / "step").write_text(str(done)), load)
 job.restore()
 workers = job.allocation().workers if sys.argv[1] == "scales" else 1
-while done < 5000:
+while done < 50_000:
     time.sleep(0.06 / workers)
     done += 1
-    job.step(step=done, steps=5000)
+    job.step(step=done, steps=50_000)
 """
 
 

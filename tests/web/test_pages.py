@@ -17,7 +17,7 @@ Visitor = Callable[..., Page]
 
 MANIFEST = """\
 name: browsed
-command: for i in $(seq 100); do echo "<u> line $i"; sleep 0.2; done
+command: for i in $(seq 3000); do echo "<u> line $i"; sleep 0.2; done
 workers: 2
 resources: {gpus: 1, cpus: 1, memory: 64Mi}
 """
