@@ -51,15 +51,12 @@ def optuna_search(sampler: str) -> Callable[[Trials, Trials, int], Search]:
                 )
                 for k, name in enumerate(names)
             }
-            maker = {
-                "gp": lambda: optuna.samplers.GPSampler(seed=0, n_startup_trials=_ENQUEUED),
-                "tpe": lambda: optuna.samplers.TPESampler(
-                    seed=0, n_startup_trials=_ENQUEUED, multivariate=True
-                ),
-            }[sampler]
+            options = {"multivariate": True} if sampler == "TPESampler" else {}
+            maker = getattr(optuna.samplers, sampler)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                study = optuna.create_study(sampler=maker())
+                chooser = maker(seed=0, n_startup_trials=_ENQUEUED, **options)
+                study = optuna.create_study(sampler=chooser)
             best = [sorted(allowed)[n] for n in np.argsort(said.mean, kind="stable")]
             for config in best[:_ENQUEUED]:
                 study.enqueue_trial(dict(zip(names, rows[config], strict=True)))
@@ -254,8 +251,8 @@ def botorch_alone(trials: Trials, known: Trials, runs: int) -> Search:
 
 
 LIBRARIES: dict[str, Callable[[Trials, Trials, int], Search]] = {
-    "optuna-gp": optuna_search("gp"),
-    "optuna-tpe": optuna_search("tpe"),
+    "optuna-gp": optuna_search("GPSampler"),
+    "optuna-tpe": optuna_search("TPESampler"),
     "botorch-alone": botorch_alone,
     "botorch-transfer": botorch_transfer,
 }
