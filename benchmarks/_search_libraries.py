@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from presage.foresee.runtime.search import SearchSettings, Taught
 from presage.foresee.runtime.search import _guesses as guesses_of
@@ -27,10 +26,11 @@ Search = Callable[[Sequence[int], dict[int, float], Taught, int], list[float]]
 """Configurations that may be tried, what each takes, what is known, how many trials -> times."""
 _MOST_ASKED = 300
 _SETTINGS = SearchSettings(1.0)
-_KNOWN_TASKS = 12
+_ENQUEUED = 3
+"""Trials that Optuna is given to begin with."""
 
 
-def optuna_search(sampler: str, enqueued: int) -> Callable[[Trials, Trials, int], Search]:
+def optuna_search(sampler: str) -> Callable[[Trials, Trials, int], Search]:
     """Optuna's sampler over the columns of the table, after the configurations that are best on
     average. What was not measured fails, and a repetition is told again: neither is a look."""
 
@@ -51,17 +51,14 @@ def optuna_search(sampler: str, enqueued: int) -> Callable[[Trials, Trials, int]
                 )
                 for k, name in enumerate(names)
             }
-            maker: Callable[[], Any] = {
-                "gp": lambda: optuna.samplers.GPSampler(seed=0, n_startup_trials=enqueued),
-                "tpe": lambda: optuna.samplers.TPESampler(
-                    seed=0, n_startup_trials=enqueued, multivariate=True
-                ),
-            }[sampler]
+            options = {"multivariate": True} if sampler == "TPESampler" else {}
+            maker = getattr(optuna.samplers, sampler)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                study = optuna.create_study(sampler=maker())
+                chooser = maker(seed=0, n_startup_trials=_ENQUEUED, **options)
+                study = optuna.create_study(sampler=chooser)
             best = [sorted(allowed)[n] for n in np.argsort(said.mean, kind="stable")]
-            for config in best[:enqueued]:
+            for config in best[:_ENQUEUED]:
                 study.enqueue_trial(dict(zip(names, rows[config], strict=True)))
             tried: dict[int, float] = {}
             for _ in range(_MOST_ASKED):
@@ -253,68 +250,9 @@ def botorch_alone(trials: Trials, known: Trials, runs: int) -> Search:
     return search
 
 
-def botorch_multitask(trials: Trials, known: Trials, runs: int) -> Search:
-    """`MultiTaskGP` of the new workload and some known ones, fitted before each trial."""
-    ready = _Ready()
-
-    def search(
-        allowed: Sequence[int], values: dict[int, float], taught: Taught, most: int
-    ) -> list[float]:
-        at = np.array(sorted(allowed), np.intp)
-        features = trials.features[at]
-        _, said = guesses_of(trials, at, taught, _SETTINGS)
-        table = taught.table[at]
-        rng = np.random.default_rng(0)
-        chance = taught.weights / taught.weights.sum()
-        full = np.flatnonzero(np.mean(~np.isnan(table), axis=0) > 0.5)
-        chance = chance[full] / chance[full].sum()
-        tasks = rng.choice(full, min(_KNOWN_TASKS, len(full)), replace=False, p=chance)
-        rows, logs = _told(table, features, tasks, rng)
-        tried = [int(np.argmin(said.mean))]
-        while len(tried) < min(most, len(at)):
-            took = np.log([values[int(at[n])] for n in tried])
-            mine = np.hstack([features[tried], np.full((len(tried), 1), float(len(tasks)))])
-            # how long a workload takes altogether is no part of the process
-            level = float(np.mean(took - said.mean[tried]))
-            targets = np.concatenate([logs, took - level])[:, None]
-            spread = float(targets.std())
-            model = ready.botorch.models.MultiTaskGP(
-                ready.tensor(np.concatenate([rows, mine])),
-                ready.tensor(targets / spread),
-                task_feature=-1,
-                output_tasks=[len(tasks)],
-                rank=2,
-                outcome_transform=None,
-            )
-            told = ready.gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-            ready.botorch.fit.fit_gpytorch_mll(told, optimizer_kwargs={"options": {"maxiter": 30}})
-            model.eval()
-            left = [n for n in range(len(at)) if n not in tried]
-            best = (float(took.min()) - level) / spread
-            tried.append(left[ready.next(model, best, ready.tensor(features[left]))])
-        return [values[int(at[n])] for n in tried]
-
-    return search
-
-
-def _told(
-    table: Floats, features: Floats, tasks: npt.NDArray[np.intp], rng: np.random.Generator
-) -> tuple[Floats, Floats]:
-    """Rows of known workloads with the number of the workload, and logarithms less its mean."""
-    rows, logs = [], []
-    for number, task in enumerate(tasks.tolist()):
-        there = rng.permutation(np.flatnonzero(~np.isnan(table[:, task])))[:18]
-        rows.append(np.hstack([features[there], np.full((len(there), 1), float(number))]))
-        logs.append(table[there, task] - np.nanmean(table[:, task]))
-    return np.concatenate(rows), np.concatenate(logs)
-
-
 LIBRARIES: dict[str, Callable[[Trials, Trials, int], Search]] = {
-    "optuna-gp-1": optuna_search("gp", 1),
-    "optuna-gp-3": optuna_search("gp", 3),
-    "optuna-tpe-1": optuna_search("tpe", 1),
-    "optuna-tpe-3": optuna_search("tpe", 3),
+    "optuna-gp": optuna_search("GPSampler"),
+    "optuna-tpe": optuna_search("TPESampler"),
     "botorch-alone": botorch_alone,
     "botorch-transfer": botorch_transfer,
-    "botorch-multitask": botorch_multitask,
 }

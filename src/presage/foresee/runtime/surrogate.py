@@ -4,8 +4,8 @@ Each known workload is a guess of its own (as it is, and halfway), with and with
 memory runs out. Around every guess lies the same Gaussian process. Its kernels (how the known ones
 differ, near in all, near or linear in one thing that describes a configuration) have the shares
 that make known workloads most probable when each program is left out. Trials say which guesses to
-believe. A library's Gaussian process has one mean, not many with one covariance, so the few lines
-of algebra are here. Chooses nothing and reads no table.
+believe. A library's Gaussian process has one mean, not many with one covariance, and searched
+worse (ADR 0032), so the few lines of algebra are here. Chooses nothing and reads no table.
 """
 
 from __future__ import annotations
