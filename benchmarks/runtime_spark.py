@@ -214,7 +214,7 @@ def _repeats(what: str, runs: Sequence[Mapping[_Place, float]]) -> None:
     apart = [
         abs(times[n] / np.median(np.delete(times, n)) - 1)
         for times in found.values()
-        for n in range(len(times) if len(times) > 2 else 0)
+        for n in range(len(times) if len(times) > 1 else 0)
     ]
     scatter = f"; one run is {_off(apart)} from the median of the others" if apart else ""
     print(f"  {what}, all queries: {said}{scatter}", flush=True)
