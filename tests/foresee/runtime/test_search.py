@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from presage.foresee.runtime.search import ConfigSearch, Pick, settings_for, teach
-from presage.foresee.runtime.trials import read_trials
+from presage.foresee.runtime.trials import read_trials, trials_ahead
 from presage.model.errors import UserError
 
 
@@ -92,3 +92,14 @@ def test_before_anything_is_known_nothing_is_expected_and_a_failed_trial_is_pass
     assert done.took == min(pick.took for pick in done.picks if not pick.failed)
     with pytest.raises(UserError, match="none of the 2 trials"):
         ConfigSearch(trials, [1, 2, 3], taught).run(broken.__getitem__, 2, later_runs=np.inf)
+
+
+def test_a_fraction_in_what_is_known_is_not_cut_to_a_whole_number() -> None:
+    points = pl.DataFrame({"x": [1, 2, 3]})
+    known = pl.DataFrame({"x": [1.5, 2.0], "time_s": [3.0, 4.0]})
+    ahead, taught = trials_ahead(points, known, "time_s")
+    assert taught is not None
+    assert ahead.configs["x"].to_list() == [1.0, 2.0, 3.0, 1.5]
+    assert taught.config.tolist() == [3, 1]
+    whole, _ = trials_ahead(points, known.filter(pl.col("x") == 2), "time_s")
+    assert whole.configs["x"].to_list() == [1, 2, 3]

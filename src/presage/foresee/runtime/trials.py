@@ -172,6 +172,7 @@ def trials_ahead(
         )
     words = ["workload"] if "workload" in known.columns else []
     rows = _measured(_completed(known, time), time, words, names, "time", None)
+    points = points.with_columns(pl.col(n).cast(pl.Float64) for n in _fractions(points, rows))
     rows = rows.with_columns(
         pl.col(name).cast(points[name].dtype, strict=False).alias(name) for name in names
     )
@@ -187,6 +188,12 @@ def trials_ahead(
         words={name: () for name in labels.tolist()},
     )
     return ahead, taught
+
+
+def _fractions(points: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
+    """Columns of whole numbers that are not whole in what is known."""
+    both = [n for n in points.columns if points[n].dtype.is_integer() and rows[n].dtype.is_float()]
+    return [n for n in both if (rows[n] != rows[n].floor()).any()]
 
 
 def _unmeasured(points: pl.DataFrame, configs: pl.DataFrame) -> Trials:
