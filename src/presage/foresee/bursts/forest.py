@@ -149,12 +149,8 @@ class Forest:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
         own = {"ratios": self.ratios_, "leaves": self.leaves_}
-        parts = {"rhythm": self.rhythm_, "forest": self.forest_}
-        return own | {
-            k: v
-            for name, part in parts.items()
-            for k, v in prefixed(name, part.to_arrays()).items()
-        }
+        parts = prefixed("rhythm", self.rhythm_.to_arrays())
+        return own | parts | prefixed("forest", self.forest_.to_arrays())
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -177,14 +173,16 @@ def _sizes(rows: Floats) -> Floats:
     """(n, sizes), each of about one for a network of middle size, so that none is lost."""
     values = np.expm1(rows)
     sums = [values[:, [SUMMARY.index(n) for n in names]].sum(1) for names in SIZES.values()]
-    return np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
+    sizes: Floats = np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
+    return sizes
 
 
 def _parts(rows: Floats, buckets: bool) -> Floats:
     """In how many parts the bytes of a step go; the first bucket, which is small, is none."""
     if not buckets:
         return np.ones(len(rows))
-    return np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
+    parts: Floats = np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
+    return parts
 
 
 def _weights(sizes: Floats, truth: Floats) -> Floats:
