@@ -148,12 +148,9 @@ class Forest:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `from_arrays` takes."""
-        return {
-            "ratios": self.ratios_,
-            "leaves": self.leaves_,
-            **prefixed("rhythm", self.rhythm_.to_arrays()),
-            **prefixed("forest", self.forest_.to_arrays()),
-        }
+        own = {"ratios": self.ratios_, "leaves": self.leaves_}
+        parts = prefixed("rhythm", self.rhythm_.to_arrays())
+        return own | parts | prefixed("forest", self.forest_.to_arrays())
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -169,24 +166,23 @@ class Forest:
 
 
 def _features(rows: Floats, told: Floats) -> Floats:
-    out: Floats = np.column_stack([rows[:, [SUMMARY.index(name) for name in _TOLD]], told])
-    return out
+    return np.column_stack([rows[:, [SUMMARY.index(name) for name in _TOLD]], told])
 
 
 def _sizes(rows: Floats) -> Floats:
     """(n, sizes), each of about one for a network of middle size, so that none is lost."""
     values = np.expm1(rows)
     sums = [values[:, [SUMMARY.index(n) for n in names]].sum(1) for names in SIZES.values()]
-    out: Floats = np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
-    return out
+    sizes: Floats = np.column_stack([*sums, np.ones(len(rows))]) / _UNITS
+    return sizes
 
 
 def _parts(rows: Floats, buckets: bool) -> Floats:
     """In how many parts the bytes of a step go; the first bucket, which is small, is none."""
     if not buckets:
         return np.ones(len(rows))
-    out: Floats = np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
-    return out
+    parts: Floats = np.maximum(np.expm1(rows[:, SUMMARY.index("buckets")]) - 1, 1.0)
+    return parts
 
 
 def _weights(sizes: Floats, truth: Floats) -> Floats:
