@@ -47,10 +47,10 @@ _LEVELS = {
 }
 """Shares of a limit -> names of the metrics."""
 _MOVES: tuple[float, ...] = (-1.0, 1.0)
-_MOVED = ("down", "same", "up")
+_MOVED: tuple[str, ...] = ("down", "same", "up")
 _STEPS: tuple[float, ...] = (10.0, 30.0, 60.0, 90.0)
 """Percent of a limit."""
-_HEIGHTS = ("idle", "low", "middle", "high", "full")
+_HEIGHTS: tuple[str, ...] = ("idle", "low", "middle", "high", "full")
 _NODES = dict.fromkeys(_SORTS, _MOVED) | dict.fromkeys(_LEVELS, _HEIGHTS)
 """What the network sees -> the words for it."""
 _MOST = 8.0
