@@ -65,7 +65,9 @@ def main() -> None:
         sys.exit("error: pairs need a link with a limit")
     rows = read_runs(options.data, setting)
     inputs = rows.inputs(options.data / "graphs")
-    told = held_out(lambda: make(ModelKind.TREES), inputs, rows.labels, rows.families)
+    told = held_out(
+        lambda: make(ModelKind.FOREST, setting), inputs, rows.labels, rows.families, rows.step_ms
+    )
     random = np.random.default_rng(options.seed)
     out: dict[str, Any] = {"setting": str(setting), "cores": len(os.sched_getaffinity(0))}
     runs = []
