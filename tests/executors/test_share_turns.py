@@ -288,3 +288,24 @@ def test_a_new_process_is_not_granted_afresh_what_the_one_before_had() -> None:
     turns.join("again", "a", ShareTerms(0.0, 0.1), now)
     turns.want("again", now)
     assert turns.next(now) is not None
+
+
+def test_who_waits_for_an_overdue_turn_does_not_pay_for_it() -> None:
+    turns = DeviceTurns(0)
+    for name in "ab":
+        turns.join(name, name, ShareTerms(0.5, 0.9), 0)
+        turns.want(name, 0)
+    first = turns.next(0)
+    assert first is not None
+    late = first.until_ns + 10 * MS  # its last kernel is long
+    second = turns.next(late)
+    assert second is not None
+    assert second.seat != first.seat
+    turns.done(second.seat, 0, late + MS, MS, wants=True, now=late + MS)  # nothing was launched
+    again = turns.next(late + MS)
+    assert again is not None
+    assert again.seat == second.seat
+    over = late + 20 * MS
+    turns.done(first.seat, over, over, MS, wants=False, now=over)
+    end = over + 30 * MS
+    assert turns.done(second.seat, 50 * MS, end, MS, wants=False, now=end) == 30 * MS

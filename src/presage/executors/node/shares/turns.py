@@ -285,7 +285,8 @@ class DeviceTurns:
         until = self._end(seat, start)
         if seat is not running:
             seat.since, seat.planned, seat.paid, seat.alone = now, start, 0, False
-            self._ending = running
+            # Who runs still does so, too, if the next gave its turn back before it began.
+            self._ending = running or (None if seat is self._ending else self._ending)
         self._holder, seat.until = seat, until
         seat.alone |= until == FOREVER
         return Grant(seat.key, until)
@@ -323,7 +324,7 @@ class DeviceTurns:
     def _end(self, seat: _TurnTaker, start: int) -> int:
         member = seat.member
         # Who still runs will want it again, for all we know: nobody is alone before that is said.
-        running = self._holder is not None and self._holder is not seat
+        running = (self._holder or self._ending or seat) is not seat
         others = running or any(one.wants for one in self._seats.values() if one is not seat)
         free = not member.limited or not member.terms.hard
         if free and not others:
