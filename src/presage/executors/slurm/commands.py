@@ -267,23 +267,23 @@ class SlurmCommands:
         match = re.search(r"(\d+)\.(\d+)", said)
         if match is None:
             raise SlurmUnreachable(f"'sinfo --version' says {said.strip()!r}; is that Slurm?")
-        found = (int(match.group(1)), int(match.group(2)))
-        if found < _OLDEST:
+        version = (int(match.group(1)), int(match.group(2)))
+        if version < _OLDEST:
             raise SlurmUnreachable(
-                f"Slurm {found[0]}.{found[1]:02} is too old: Presage needs "
+                f"Slurm {version[0]}.{version[1]:02} is too old: Presage needs "
                 f"{_OLDEST[0]}.{_OLDEST[1]:02} or newer, where 'squeue --json' exists"
             )
-        return found
+        return version
 
     def config(self) -> dict[str, str]:
         """What the controller is configured to do."""
         lines = self.call("scontrol", "show", "config").splitlines()
-        found = (line.partition(" = ") for line in lines if " = " in line)
-        return {name.strip(): value.strip() for name, _, value in found}
+        settings = (line.partition(" = ") for line in lines if " = " in line)
+        return {name.strip(): value.strip() for name, _, value in settings}
 
     def partitions(self) -> list[SlurmPartition]:
         """Every partition that one may see."""
-        return [_partition(found) for found in self._scontrol("partition")]
+        return [_partition(record) for record in self._scontrol("partition")]
 
     def partition(self, name: str | None) -> SlurmPartition:
         """A partition by name, or the default one; raises SlurmRefused with those there are."""
@@ -298,7 +298,7 @@ class SlurmCommands:
 
     def nodes(self, partition: str | None = None) -> list[SlurmNode]:
         """The nodes, of one partition or of all."""
-        nodes = [_node(found) for found in self._scontrol("node", "--details")]
+        nodes = [_node(record) for record in self._scontrol("node", "--details")]
         return [node for node in nodes if partition is None or partition in node.partitions]
 
     def jobs(self, *, mine: bool = False) -> list[SlurmJob]:
@@ -312,8 +312,8 @@ class SlurmCommands:
         """When Slurm expects jobs that wait to start, by id (`12`, `12_3`, `12+1`), as
         `squeue --start` says; jobs about which it says nothing are left out."""
         lines = self.call("squeue", "--start", "--noheader", "--format=%i|%S").splitlines()
-        found = (line.rpartition("|") for line in lines)
-        return {id: float(when) for id, _, when in found if when.replace(".", "").isdecimal()}
+        columns = (line.rpartition("|") for line in lines)
+        return {id: float(when) for id, _, when in columns if when.replace(".", "").isdecimal()}
 
     def accounting(self, since: float, until: float | None = None) -> list[AccountedJob]:
         """The jobs that ran or waited at some time in a span, also such as are not over; raises
@@ -532,7 +532,7 @@ def _per_node(body: Mapping[str, Any]) -> list[tuple[str, int]]:
 def _type_asked(body: Mapping[str, Any]) -> str:
     names = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
     asked = (gpus_of(body.get(name) or "") for name in names)
-    return next((kind for found in asked for kind, _ in found if kind), "")
+    return next((kind for gpus in asked for kind, _ in gpus if kind), "")
 
 
 def _words(comment: Any) -> str:
