@@ -167,10 +167,10 @@ def _past(
     return shown, count
 
 
-def _show_past(found: list[dict[str, Any]], series: int) -> None:
-    if not found:
+def _show_past(troubles: list[dict[str, Any]], series: int) -> None:
+    if not troubles:
         typer.echo(f"nothing stands out ({series} series)")
-    for one in found:
+    for one in troubles:
         still = "to the end" if one["to_the_end"] else f"until {moment(one['last'])}"
         typer.echo(
             f"{one['kind'].replace('_', ' ')} ({sure(one['probability'])}): {one['subject']}, "

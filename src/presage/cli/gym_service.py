@@ -257,10 +257,10 @@ def _worlds(
     return PodLoads(_pods_of(duty_pods(telemetry), pods, telemetry), hours, **given)
 
 
-def _pods_of(found: DutyPods, kind: str, path: Path) -> DutyPods:
+def _pods_of(pods: DutyPods, kind: str, path: Path) -> DutyPods:
     if kind == "all":
-        return found
-    wanted = [heavy == (kind == "heavy") for heavy in found.heavy()]
+        return pods
+    wanted = [heavy == (kind == "heavy") for heavy in pods.heavy()]
     if not any(wanted):
         raise UserError(f"{path} has no {kind} pods; leave --pods out")
-    return found.only(wanted)
+    return pods.only(wanted)

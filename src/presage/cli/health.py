@@ -231,13 +231,13 @@ def _show_alarms(alarms: dict[str, dict[str, Any]]) -> None:
         say(f"… and {len(worst) - _SHOWN:,} more series")
 
 
-def _show_causes(found: Causes) -> None:
-    if not found.causes:
+def _show_causes(ranking: Causes) -> None:
+    if not ranking.causes:
         typer.echo("nothing stands out")
         return
     columns = [Column("CAUSE"), Column("METRIC"), Column("CHANCE", right=True), Column("EVIDENCE")]
     body = [
         [cause.name, cause.metric, f"{cause.probability:.0%}", cause.evidence]
-        for cause in found.causes
+        for cause in ranking.causes
     ]
     show_table(columns, body)

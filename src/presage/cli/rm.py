@@ -61,12 +61,12 @@ def _seconds(text: str) -> float:
         raise UserError(f"--older-than: {error}") from None
 
 
-def _ask(found: Removal, yes: bool) -> None:
+def _ask(removal: Removal, yes: bool) -> None:
     """Go on if somebody agrees; in a pipe nobody can."""
     if yes:
         return
-    jobs = found.removed
-    what = f"{count_text(len(jobs), 'job')}, {size_text(found.bytes)}"
+    jobs = removal.removed
+    what = f"{count_text(len(jobs), 'job')}, {size_text(removal.bytes)}"
     if not sys.stdin.isatty():
         raise UserError(f"this would remove {what} for good; give --yes to do it")
     for job in jobs[:20]:

@@ -165,10 +165,10 @@ def _keep(path: Path, done: Tuning) -> None:
 
 
 def _search_all(
-    found: list[Trials], objective: Objective, runs: int, later_runs: float
+    tables: list[Trials], objective: Objective, runs: int, later_runs: float
 ) -> list[Tuning]:
-    trials = found[0]
-    other = found[1] if len(found) > 1 else None
+    trials = tables[0]
+    other = tables[1] if len(tables) > 1 else None
     settings = settings_for(other, runs)
     done = []
     for name in sorted(set(trials.workload.tolist())):

@@ -309,11 +309,9 @@ def learn(
     spread, errors = {}, {}
     for kind in kinds:
         parts = without(trainings, kind, folds)
-        foreseen = np.sum(list(parts.values()), axis=0)
+        guess = np.sum(list(parts.values()), axis=0)
         spread[kind] = Conformal.fit(
-            trainings.seconds, foreseen, trainings.labels(kind), difficulty(parts)
+            trainings.seconds, guess, trainings.labels(kind), difficulty(parts)
         )
-        errors[f"{kind}_out"] = round(
-            float(np.median(np.abs(trainings.seconds / foreseen - 1))), 4
-        )
+        errors[f"{kind}_out"] = round(float(np.median(np.abs(trainings.seconds / guess - 1))), 4)
     return fit_throughput(trainings, spread), errors

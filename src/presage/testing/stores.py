@@ -1,6 +1,6 @@
 """What every store must keep, as tests to inherit, and a throw-away PostgreSQL to run them on.
 
-    class TestMine(StoreSuite):
+    class TestMyStore(StoreSuite):
         @pytest.fixture
         def store(self) -> Store:
             return MyStore()

@@ -424,43 +424,43 @@ def _failure(program: str, said: str) -> SlurmUnreachable | SlurmRefused:
 # -- reading what was printed --------------------------------------------------------------------
 
 
-def _partition(found: Mapping[str, str]) -> SlurmPartition:
+def _partition(record: Mapping[str, str]) -> SlurmPartition:
     return SlurmPartition(
-        name=found["PartitionName"],
-        default=found.get("Default") == "YES",
-        up=found.get("State", "UP") == "UP",
-        nodes=expand_hosts(found.get("Nodes", "")),
-        default_s=limit_s(found.get("DefaultTime", "")),
-        most_s=limit_s(found.get("MaxTime", "")),
+        name=record["PartitionName"],
+        default=record.get("Default") == "YES",
+        up=record.get("State", "UP") == "UP",
+        nodes=expand_hosts(record.get("Nodes", "")),
+        default_s=limit_s(record.get("DefaultTime", "")),
+        most_s=limit_s(record.get("MaxTime", "")),
     )
 
 
-def _node(found: Mapping[str, str]) -> SlurmNode:
+def _node(record: Mapping[str, str]) -> SlurmNode:
     devices = tuple(
         Device(kind.lower() or ANY_GPU)
-        for kind, count in gpus_of(found.get("Gres", ""))
+        for kind, count in gpus_of(record.get("Gres", ""))
         for _ in range(count)
     )
-    features = found.get("AvailableFeatures", "(null)")
+    features = record.get("AvailableFeatures", "(null)")
     labels = {} if features in ("(null)", "") else {name: "" for name in features.split(",")}
-    held = tres(found.get("AllocTRES", ""))
+    held = tres(record.get("AllocTRES", ""))
     return SlurmNode(
         node=Node(
-            found["NodeName"],
+            record["NodeName"],
             devices,
-            int(found.get("CPUEfctv") or found.get("CPUTot") or 0) * 1000,
-            int(found.get("RealMemory") or 0) or UNLIMITED,
+            int(record.get("CPUEfctv") or record.get("CPUTot") or 0) * 1000,
+            int(record.get("RealMemory") or 0) or UNLIMITED,
             labels,
         ),
-        address=found.get("NodeAddr") or found["NodeName"],
-        states=frozenset(re.split(r"[+*]", found.get("State", "UNKNOWN")))
-        | (frozenset({"NOT_RESPONDING"}) if "*" in found.get("State", "") else frozenset()),
-        partitions=tuple(found.get("Partitions", "").split(",")),
-        reason=found.get("Reason", ""),
-        cpus_held=int(found.get("CPUAlloc") or 0),
+        address=record.get("NodeAddr") or record["NodeName"],
+        states=frozenset(re.split(r"[+*]", record.get("State", "UNKNOWN")))
+        | (frozenset({"NOT_RESPONDING"}) if "*" in record.get("State", "") else frozenset()),
+        partitions=tuple(record.get("Partitions", "").split(",")),
+        reason=record.get("Reason", ""),
+        cpus_held=int(record.get("CPUAlloc") or 0),
         # Not every cluster counts GPUs as TRES.
         gpus_held=sum(
-            count for _, count in gpus_of(found.get("GresUsed") or found.get("AllocTRES", ""))
+            count for _, count in gpus_of(record.get("GresUsed") or record.get("AllocTRES", ""))
         ),
         memory_held_mib=memory_mib(held.get("mem", "")),
     )
@@ -542,29 +542,29 @@ def _words(comment: Any) -> str:
     return comment or ""
 
 
-def _accounted(found: Mapping[str, str]) -> AccountedJob:
-    state, _, who = found["State"].partition(" by ")
-    code, _, sent = found["ExitCode"].partition(":")
-    held = found["AllocTRES"] or found["ReqTRES"]
+def _accounted(record: Mapping[str, str]) -> AccountedJob:
+    state, _, who = record["State"].partition(" by ")
+    code, _, sent = record["ExitCode"].partition(":")
+    held = record["AllocTRES"] or record["ReqTRES"]
     gpus = gpus_of(held)
-    minutes = found["TimelimitRaw"]
+    minutes = record["TimelimitRaw"]
     return AccountedJob(
-        id=found["JobIDRaw"],
-        name=found["JobName"],
-        user=found["User"],
-        account=found["Account"],
-        partition=found["Partition"],
-        qos=found["QOS"],
+        id=record["JobIDRaw"],
+        name=record["JobName"],
+        user=record["User"],
+        account=record["Account"],
+        partition=record["Partition"],
+        qos=record["QOS"],
         state=state.split(" ")[0],
         cancelled_by=who,
         exit_code=int(code or 0),
         signal=int(sent or 0),
-        submitted_at=_seconds(found["Submit"]),
-        eligible_at=_seconds(found["Eligible"]),
-        started_at=_seconds(found["Start"]),
-        ended_at=_seconds(found["End"]),
+        submitted_at=_seconds(record["Submit"]),
+        eligible_at=_seconds(record["Eligible"]),
+        started_at=_seconds(record["Start"]),
+        ended_at=_seconds(record["End"]),
         limit_s=float(minutes) * 60 if minutes.isdecimal() else None,
-        nodes=() if "assigned" in found["NodeList"] else expand_hosts(found["NodeList"]),
+        nodes=() if "assigned" in record["NodeList"] else expand_hosts(record["NodeList"]),
         cpus=int(tres(held).get("cpu", "0")),
         memory_mib=memory_mib(tres(held).get("mem", "")),
         gpus=sum(count for _, count in gpus),

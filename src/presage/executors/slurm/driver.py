@@ -416,12 +416,12 @@ def _component(job: SlurmJob) -> bool:
     return job.het_id not in (0, job.id)
 
 
-def _as_seen(found: SlurmNode) -> FleetNode:
-    node = found.node
+def _as_seen(host: SlurmNode) -> FleetNode:
+    node = host.node
     resources = {"CPU": node.cpu_milli / 1000, "GPU": float(len(node.devices))}
     resources["memory"] = float(node.memory_mib << 20)
     kind = {"ray.io/accelerator-type": node.devices[0].type} if node.devices else {}
-    return FleetNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
+    return FleetNode(node.name, node.name, host.address, resources, {**kind, **node.labels})
 
 
 def say(line: msg.DriverLine) -> None:
