@@ -237,7 +237,7 @@ def _explained(
 ) -> list[str]:
     """A line for each place that is wrong, in the order of the text, after the one that says most:
     a misspelt key explains the others."""
-    found: dict[tuple[str, ...], tuple[int, int, str]] = {}
+    lines: dict[tuple[str, ...], tuple[int, int, str]] = {}
     for problem in error.errors(include_url=False):
         location = [*problem["loc"], *problem.get("ctx", {}).get("at", ())]
         line, place = _find(root, location) if root else (0, _place(data, location))
@@ -246,9 +246,9 @@ def _explained(
         where = f"{source} line {line}" if root else source
         says = _said(f"{where}: {'.'.join(place)}".rstrip(": "), model, problem)
         told = (_RANK.get(problem["type"], 1), line, _one_line(says))
-        found[tuple(place)] = min(told, found.get(tuple(place), told), key=lambda item: item[0])
-    told_first = min(found.values(), key=lambda item: item[0])
-    return [item[2] for item in (told_first, *sorted(found.values(), key=lambda i: i[1]))]
+        lines[tuple(place)] = min(told, lines.get(tuple(place), told), key=lambda item: item[0])
+    told_first = min(lines.values(), key=lambda item: item[0])
+    return [item[2] for item in (told_first, *sorted(lines.values(), key=lambda i: i[1]))]
 
 
 def _said(where: str, model: type[BaseModel], problem: Any) -> str:

@@ -84,13 +84,13 @@ def diagnose_series(
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PastTrouble]:
     """What was wrong in each series, which is taken for a run of one worker."""
-    found: list[PastTrouble] = []
+    troubles: list[PastTrouble] = []
     looked = False
     for number, one in enumerate(series):
         listed = _rows(one)
         if listed:
             looked = True
-            found += diagnose_rows(one.pod, listed, place, rules)
+            troubles += diagnose_rows(one.pod, listed, place, rules)
         report(number + 1, len(series))
     if not looked:
         has = ", ".join(dict.fromkeys(name for one in series for name in one.features))
@@ -98,7 +98,7 @@ def diagnose_series(
             "trouble is told by CPU, memory, GPUs, GPU memory, "
             f"{', '.join(_MORE)}; none of the metrics is one of them: {has}"
         )
-    return sorted(found, key=lambda one: (not one.to_the_end, -one.last))
+    return sorted(troubles, key=lambda one: (not one.to_the_end, -one.last))
 
 
 def _rows(series: Series) -> list[Row]:
@@ -114,13 +114,13 @@ def _rows(series: Series) -> list[Row]:
     values |= {name: columns[name] for name in _MORE if name in columns}
     if not values:
         return []
-    found = []
+    samples = []
     for k, at in enumerate(series.times):
         known: dict[str, Any] = {
             name: float(column[k]) for name, column in values.items() if isfinite(column[k])
         }
-        found.append(Row(float(at), series.pod, **known))
-    return found
+        samples.append(Row(float(at), series.pod, **known))
+    return samples
 
 
 def _at(place: WorkerPlace, number: int) -> WorkerPlace:

@@ -348,8 +348,8 @@ def _name(policy: object) -> str:
     if isinstance(policy, Pipeline):
         policy = policy.rules.order
     for name in ("name", "__name__"):
-        if isinstance(found := getattr(policy, name, None), str):
-            return found
+        if isinstance(own_name := getattr(policy, name, None), str):
+            return own_name
     return type(policy).__name__
 
 

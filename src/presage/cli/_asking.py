@@ -23,8 +23,8 @@ def ask_before_loss(client: Client, jobs: Sequence[str], what: str, yes: bool) -
     """Go on if nothing of these jobs would be lost, or somebody agrees; in a pipe nobody can."""
     if yes:
         return
-    found = [client.job(job).info for job in jobs]
-    risky = [info for info in found if info.at_risk is not None and info.at_risk.ask]
+    infos = [client.job(job).info for job in jobs]
+    risky = [info for info in infos if info.at_risk is not None and info.at_risk.ask]
     if not risky:
         return
     lost = [f"{info.id}: {info.at_risk.text}" for info in risky if info.at_risk is not None]

@@ -28,8 +28,8 @@ def on_a_terminal() -> bool:
 
 def size() -> tuple[int, int]:
     """Rows and columns."""
-    found = shutil.get_terminal_size()
-    return max(1, found.lines), max(1, found.columns)
+    terminal = shutil.get_terminal_size()
+    return max(1, terminal.lines), max(1, terminal.columns)
 
 
 @contextmanager

@@ -30,10 +30,10 @@ def asked_there(data: Path, job: str | None) -> dict[str, Resources]:
                 "samples are found by the labels namespace and pod, which Slurm jobs do not have; "
                 "without --watch, --select names the labels that your exporter gives them"
             )
-        found = known.running(job)
-    if not found:
+        running = known.running(job)
+    if not running:
         raise UserError(f"no pod runs in the cluster watched into {data}")
-    return {seen.id.partition("@")[0]: seen.runs[-1].workers[0].resources for seen in found}
+    return {seen.id.partition("@")[0]: seen.runs[-1].workers[0].resources for seen in running}
 
 
 def select_pods(pods: Sequence[str]) -> str:

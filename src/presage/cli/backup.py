@@ -77,12 +77,12 @@ def restore(
     from presage.control.records.backup import check_backup, restore_backup
 
     if check:
-        found = check_backup(file)
+        info = check_backup(file)
         if json:
-            print_json(asdict(found))
+            print_json(asdict(info))
         else:
             typer.echo(
-                f"{file} is whole: {_count(found.jobs, 'job')}, {_count(found.files, 'file')}"
+                f"{file} is whole: {_count(info.jobs, 'job')}, {_count(info.files, 'file')}"
             )
         return
     if data is None:

@@ -72,11 +72,11 @@ def diagnose(
         raise UserError("give a file or --prometheus URL, one of the two; --select names pods")
     source = TelemetrySource(file, prometheus, select, since, token_file)
     limits = _mib("--memory", memory_limit), _mib("--gpu-memory", gpu_memory)
-    found, series = _past(source, seconds(every, "--every") if every else None, limits)
+    troubles, series = _past(source, seconds(every, "--every") if every else None, limits)
     if json:
-        print_json({"source": source.name, "series": series, "troubles": found})
+        print_json({"source": source.name, "series": series, "troubles": troubles})
     else:
-        _show_past(found, series)
+        _show_past(troubles, series)
         if not limits[0]:
             say("whether memory leaks is told against a limit: give --memory 16Gi or the like")
 
@@ -145,17 +145,17 @@ def _past(
     listed = rows_of_file(source.files) if source.files is not None else None
     if listed is not None:
         assert source.files is not None
-        found = diagnose_rows(source.files.stem, listed, place, rules)
+        past = diagnose_rows(source.files.stem, listed, place, rules)
         count = len({row.worker for row in listed})
     else:
         series = source.read(every_s, 60.0)
         if not series:
             raise TelemetryError(f"{source.name} has no series")
         with progress("looking") as report:
-            found = diagnose_series(series, place, rules, report)
+            past = diagnose_series(series, place, rules, report)
         count = len(series)
     shown = []
-    for one in found:
+    for one in past:
         trouble = one.trouble
         subject = str(trouble.subject) if listed is not None else f"pod {trouble.job}"
         about = {"kind": trouble.kind.value, "subject": subject}
@@ -167,10 +167,10 @@ def _past(
     return shown, count
 
 
-def _show_past(found: list[dict[str, Any]], series: int) -> None:
-    if not found:
+def _show_past(troubles: list[dict[str, Any]], series: int) -> None:
+    if not troubles:
         typer.echo(f"nothing stands out ({series} series)")
-    for one in found:
+    for one in troubles:
         still = "to the end" if one["to_the_end"] else f"until {moment(one['last'])}"
         typer.echo(
             f"{one['kind'].replace('_', ' ')} ({sure(one['probability'])}): {one['subject']}, "

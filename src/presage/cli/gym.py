@@ -170,29 +170,29 @@ def evaluate(
     known = {**registry.NAMED, **BASELINES[task]}
     configs |= {one: registry.policy_config(one, known) for one in others}
     scenes = [scene_for(task, one, seed) for one in _scenes(trace, cluster, load, weeks, queue)]
-    found: list[dict[str, Figures]] = []
+    runs: list[dict[str, Figures]] = []
     with progress("evaluate") as shown:
         for number, scene in enumerate(scenes):
             shown(number, len(scenes))
             done = {
                 key: run_scene(scene, registry.build(one), key) for key, one in configs.items()
             }
-            found.append(done)
+            runs.append(done)
     rows: list[dict[str, Any]] = []
     for key in configs:
-        jct = interval([one[key].avg_jct_s / one[best_of(one, others)].avg_jct_s for one in found])
-        p99 = interval([one[key].p99_jct_s / one[best_of(one, others)].p99_jct_s for one in found])
+        jct = interval([one[key].avg_jct_s / one[best_of(one, others)].avg_jct_s for one in runs])
+        p99 = interval([one[key].p99_jct_s / one[best_of(one, others)].p99_jct_s for one in runs])
         rows.append(
             {
                 "policy": key,
-                "avg_jct_s": sum(one[key].avg_jct_s for one in found) / len(found),
-                "p99_jct_s": sum(one[key].p99_jct_s for one in found) / len(found),
+                "avg_jct_s": sum(one[key].avg_jct_s for one in runs) / len(runs),
+                "p99_jct_s": sum(one[key].p99_jct_s for one in runs) / len(runs),
                 "jct_of_best": jct[0],
                 "jct_of_best_95": None if jct[1] != jct[1] else jct[1],
                 "p99_of_best": p99[0],
-                "avg_wait_s": sum(one[key].avg_wait_s for one in found) / len(found),
-                "makespan_s": sum(one[key].makespan_s for one in found) / len(found),
-                "stops": sum(one[key].preemptions for one in found) / len(found),
+                "avg_wait_s": sum(one[key].avg_wait_s for one in runs) / len(runs),
+                "makespan_s": sum(one[key].makespan_s for one in runs) / len(runs),
+                "stops": sum(one[key].preemptions for one in runs) / len(runs),
             }
         )
     if json:

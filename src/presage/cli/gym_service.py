@@ -221,12 +221,12 @@ def _fewest(scene: ServiceScene) -> int:
 
 def _numbers(text: str, option: str) -> list[float]:
     try:
-        found = [float(one) for one in text.split(",") if one.strip()]
+        numbers = [float(one) for one in text.split(",") if one.strip()]
     except ValueError:
-        found = []
-    if not found or min(found) <= 0 or max(found) > 10:
+        numbers = []
+    if not numbers or min(numbers) <= 0 or max(numbers) > 10:
         raise UserError(f"{option} {text}: give numbers above 0, such as 0.5,0.7")
-    return found
+    return numbers
 
 
 def _scenes(worlds: ServiceWorlds, count: int, seed: int) -> list[ServiceScene]:
@@ -257,10 +257,10 @@ def _worlds(
     return PodLoads(_pods_of(duty_pods(telemetry), pods, telemetry), hours, **given)
 
 
-def _pods_of(found: DutyPods, kind: str, path: Path) -> DutyPods:
+def _pods_of(pods: DutyPods, kind: str, path: Path) -> DutyPods:
     if kind == "all":
-        return found
-    wanted = [heavy == (kind == "heavy") for heavy in found.heavy()]
+        return pods
+    wanted = [heavy == (kind == "heavy") for heavy in pods.heavy()]
     if not any(wanted):
         raise UserError(f"{path} has no {kind} pods; leave --pods out")
-    return found.only(wanted)
+    return pods.only(wanted)

@@ -149,13 +149,13 @@ def causes(
     begin = read_moment(since, rows.time_column, "--from")
     end = read_moment(until, rows.time_column, "--to")
     edges = None if graph is None else service_graph(read_table(graph), rows.series)
-    found = find_causes(rows.series, begin, end, edges, most)
-    for note in found.notes:
+    ranking = find_causes(rows.series, begin, end, edges, most)
+    for note in ranking.notes:
         say(note)
     if json:
-        print_json(found.to_json())
+        print_json(ranking.to_json())
     else:
-        _show_causes(found)
+        _show_causes(ranking)
 
 
 def _compare_metrics(model: AnomalyModel, rows: InputRows) -> None:
@@ -199,15 +199,15 @@ def _scores(
 def _alarms_by_series(
     rows: InputRows, judged: list[Judged], per_day: float
 ) -> dict[str, dict[str, Any]]:
-    found = {}
+    alarms = {}
     for pod, one in zip(rows.series, judged, strict=True):
         known = one.score[np.isfinite(one.score)]
-        found[pod.pod] = {
+        alarms[pod.pod] = {
             "samples": len(pod),
             "alarm_samples": int(one.alarm(per_day).sum()),
             "highest": float(known.max()) if len(known) else None,
         }
-    return found
+    return alarms
 
 
 _SHOWN = 20
@@ -231,13 +231,13 @@ def _show_alarms(alarms: dict[str, dict[str, Any]]) -> None:
         say(f"… and {len(worst) - _SHOWN:,} more series")
 
 
-def _show_causes(found: Causes) -> None:
-    if not found.causes:
+def _show_causes(ranking: Causes) -> None:
+    if not ranking.causes:
         typer.echo("nothing stands out")
         return
     columns = [Column("CAUSE"), Column("METRIC"), Column("CHANCE", right=True), Column("EVIDENCE")]
     body = [
         [cause.name, cause.metric, f"{cause.probability:.0%}", cause.evidence]
-        for cause in found.causes
+        for cause in ranking.causes
     ]
     show_table(columns, body)

@@ -138,11 +138,11 @@ class _Labelled:
         lower = {name.lower(): name for name in table.columns}
 
         def column(usual: Sequence[str], needed: bool = True) -> list[str]:
-            found = next((lower[name] for name in usual if name in lower), None)
-            if found is None and needed:
+            header = next((lower[name] for name in usual if name in lower), None)
+            if header is None and needed:
                 has = ", ".join(table.columns) or "nothing"
                 raise TelemetryError(f"{file} has no column '{usual[0]}'; it has {has}")
-            return [] if found is None else table[found].cast(pl.String).to_list()
+            return [] if header is None else table[header].cast(pl.String).to_list()
 
         self.of, self.kind = column(_OF), column(_KIND)
         begins, ends = column(_FROM), column(_TO, needed=False)
@@ -158,7 +158,7 @@ class _Labelled:
 
     def moved(self, rows: InputRows, report: object) -> dict[int, dict[str, Moved]]:
         """What the guilty series did in each fault, where it was measured."""
-        found: dict[int, dict[str, Moved]] = {}
+        moves: dict[int, dict[str, Moved]] = {}
         for at, name in enumerate(self.of):
             begin, end = self.begin[at], self.end[at]
             around = [
@@ -169,14 +169,14 @@ class _Labelled:
             names = [pod.pod for pod in around]
             if name in names:
                 try:
-                    found[at] = changes_of(around, begin, end)[names.index(name)]
+                    moves[at] = changes_of(around, begin, end)[names.index(name)]
                 except TelemetryError:
                     continue
             if callable(report):
                 report(at + 1, len(self.of))
-        if not found:
+        if not moves:
             raise TelemetryError("no fault is at a time and of a series that the telemetry has")
-        return found
+        return moves
 
     def known(self, moved: dict[int, dict[str, Moved]]) -> list[str]:
         """The kinds of those."""

@@ -112,11 +112,11 @@ def forward(
     remote, local = _ports(port)
     with Client() as client:
         if url:
-            found = port_url(client, id, remote)
+            address = port_url(client, id, remote)
             if json:
-                print_json({"id": id, "port": remote, "url": found})
+                print_json({"id": id, "port": remote, "url": address})
             else:
-                typer.echo(found)
+                typer.echo(address)
             return
         path = f"/jobs/{path_of(id)}/ports/{remote}?{urlencode({'worker': worker})}"
         with open_socket(client, path):

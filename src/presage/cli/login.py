@@ -96,11 +96,11 @@ class _BackFromProvider(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The browser is back with the provider's answer."""
         parts = urlsplit(self.path)
-        found = parts.path == "/callback"
-        if found:
+        is_callback = parts.path == "/callback"
+        if is_callback:
             self.server.answer = parse_qs(parts.query, max_num_fields=20)
-        text = b"You can close this window and go back to the terminal." if found else b""
-        self.send_response(200 if found else 404)
+        text = b"You can close this window and go back to the terminal." if is_callback else b""
+        self.send_response(200 if is_callback else 404)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -66,9 +66,9 @@ def _gpus() -> int:
     probe, _ = open_gpus()
     if probe is None:
         return 0
-    found = len(list(probe.devices()))
+    count = len(list(probe.devices()))
     probe.close()
-    return found
+    return count
 
 
 def surveyed(checked: Manifest, manifest: Path, include: list[str] | None) -> FolderSurvey | None:

@@ -109,7 +109,7 @@ def _told(tasks: list[TaskBursts]) -> list[dict[str, Any]]:
     """Each worker with its twelve numbers and patterns, for JSON."""
     out = []
     for task in tasks:
-        patterns = {name: str(found.pattern) for name, found in task.by_resource.items()}
+        patterns = {name: str(bursts.pattern) for name, bursts in task.by_resource.items()}
         numbers = {n: round(v, 3) for n, v in zip(TARGETS, task.numbers, strict=True)}
         out.append({"task": task.task, "hz": task.hz, "patterns": patterns, **numbers})
     return out
@@ -124,11 +124,11 @@ def _show_bursts(tasks: list[TaskBursts] | None) -> None:
     for name in ("height", "burst ms", "idle ms", "bursts"):
         drawn.add_column(name, justify="right", no_wrap=True)
     for task in tasks:
-        for resource, found in task.by_resource.items():
+        for resource, bursts in task.by_resource.items():
             unit = "%" if RESOURCES[resource] == "pct" else "MiB/s"
-            numbers = (_number(found.burst_ms), _number(found.idle_ms), str(found.count))
-            height = f"{_number(found.burst)} {unit}"
-            drawn.add_row(task.task, resource, str(found.pattern), height, *numbers)
+            numbers = (_number(bursts.burst_ms), _number(bursts.idle_ms), str(bursts.count))
+            height = f"{_number(bursts.burst)} {unit}"
+            drawn.add_row(task.task, resource, str(bursts.pattern), height, *numbers)
     Console(stderr=True).print(drawn)
 
 

@@ -38,20 +38,20 @@ def rm(
     seconds = _seconds(older_than) if older_than is not None else None
     with Client() as client:
         ids = every_member(client, ids or ())
-        found = client.remove(ids, older_than_s=seconds, dry_run=True)
-        if not dry_run and found.removed:
-            _ask(found, yes)
-            found = client.remove([job.id for job in found.removed])
+        removal = client.remove(ids, older_than_s=seconds, dry_run=True)
+        if not dry_run and removal.removed:
+            _ask(removal, yes)
+            removal = client.remove([job.id for job in removal.removed])
     if json:
-        print_json(to_json(found))
+        print_json(to_json(removal))
         return
-    if not found.removed:
+    if not removal.removed:
         say("nothing to remove")
         return
-    for job in found.removed:
+    for job in removal.removed:
         typer.echo(f"{job.id} {job.status} {size_text(job.bytes)}")
     verb = "would remove" if dry_run else "removed"
-    say(f"{verb} {count_text(len(found.removed), 'job')}, {size_text(found.bytes)}")
+    say(f"{verb} {count_text(len(removal.removed), 'job')}, {size_text(removal.bytes)}")
 
 
 def _seconds(text: str) -> float:
@@ -61,12 +61,12 @@ def _seconds(text: str) -> float:
         raise UserError(f"--older-than: {error}") from None
 
 
-def _ask(found: Removal, yes: bool) -> None:
+def _ask(removal: Removal, yes: bool) -> None:
     """Go on if somebody agrees; in a pipe nobody can."""
     if yes:
         return
-    jobs = found.removed
-    what = f"{count_text(len(jobs), 'job')}, {size_text(found.bytes)}"
+    jobs = removal.removed
+    what = f"{count_text(len(jobs), 'job')}, {size_text(removal.bytes)}"
     if not sys.stdin.isatty():
         raise UserError(f"this would remove {what} for good; give --yes to do it")
     for job in jobs[:20]:

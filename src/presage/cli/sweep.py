@@ -68,16 +68,16 @@ def best(
 ) -> None:
     """Show the best jobs of an array, by the metric of its objective."""
     with Client() as client:
-        found = client.best(id, limit)
+        ranking = client.best(id, limit)
     if json:
-        print_json(to_json(found))
+        print_json(to_json(ranking))
         return
-    if not found.best:
-        known = f"; they reported {', '.join(found.reported)}" if found.reported else ""
-        say(f"no job of {found.id} has reported {found.metric} yet{known}")
+    if not ranking.best:
+        known = f"; they reported {', '.join(ranking.reported)}" if ranking.reported else ""
+        say(f"no job of {ranking.id} has reported {ranking.metric} yet{known}")
         return
-    names = list(dict.fromkeys(name for one in found.best for name in one.params))
-    columns = [Column("ID"), Column(found.metric.upper(), right=True)]
+    names = list(dict.fromkeys(name for one in ranking.best for name in one.params))
+    columns = [Column("ID"), Column(ranking.metric.upper(), right=True)]
     columns += [Column(name, right=True) for name in names]
     rows: list[list[Cell]] = [
         [
@@ -86,7 +86,7 @@ def best(
             *(_setting(one.params.get(name, "")) for name in names),
             str(one.status),
         ]
-        for one in found.best
+        for one in ranking.best
     ]
     show_table([*columns, Column("STATUS")], rows)
 

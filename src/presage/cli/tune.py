@@ -83,14 +83,14 @@ def tune(
                 "--metric and --keep go with a command or a manifest, not with a table"
             )
         tables = [read_runs(alone)] + ([] if known is None else [read_runs(known)])
-        found = read_trials(tables, objective, target=target, cost=cost, workload=workload)
-        for file, one in zip((alone, known), found, strict=False):
+        trials = read_trials(tables, objective, target=target, cost=cost, workload=workload)
+        for file, one in zip((alone, known), trials, strict=False):
             if one.unused:
                 say(
                     f"note: {one.unused:,} rows of {file} are not used: they have no time above 0,"
                     " or did not complete"
                 )
-        _print(_search_all(found, objective, runs, later_runs), json)
+        _print(_search_all(trials, objective, runs, later_runs), json)
         return
     if target or cost or workload:
         raise UserError("--target, --cost and --workload go with a table of measured runs")
@@ -165,10 +165,10 @@ def _keep(path: Path, done: Tuning) -> None:
 
 
 def _search_all(
-    found: list[Trials], objective: Objective, runs: int, later_runs: float
+    tables: list[Trials], objective: Objective, runs: int, later_runs: float
 ) -> list[Tuning]:
-    trials = found[0]
-    other = found[1] if len(found) > 1 else None
+    trials = tables[0]
+    other = tables[1] if len(tables) > 1 else None
     settings = settings_for(other, runs)
     done = []
     for name in sorted(set(trials.workload.tolist())):

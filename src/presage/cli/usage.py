@@ -80,10 +80,10 @@ def _amounts(row: UsageSums) -> list[str]:
 
 
 def _first(text: str, last: date) -> date:
-    found = re.fullmatch(r"(\d{1,5})([dw])", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,5})([dw])", text)
+    if match is None:
         return _day(text, "--since")
-    days = int(found[1]) * (7 if found[2] == "w" else 1)
+    days = int(match[1]) * (7 if match[2] == "w" else 1)
     return last - timedelta(days=min(3659, max(1, days) - 1))
 
 

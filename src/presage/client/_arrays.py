@@ -151,15 +151,15 @@ class ArrayCalls(Connection):
 
     def members(self, array_id: str, status: Sequence[str] = ()) -> list[JobSummary]:
         """The jobs of an array, in their order."""
-        found: list[JobSummary] = []
+        jobs: list[JobSummary] = []
         query: dict[str, Any] = {"array": array_id, "limit": 1000}
         if status:
             query["status"] = list(status)
         while True:
             body = self.call("GET", "/jobs", params=query)
-            found += values_of(JobSummary, body["jobs"])
+            jobs += values_of(JobSummary, body["jobs"])
             if body["next"] is None:
-                return found[::-1]
+                return jobs[::-1]
             query["after"] = body["next"]
 
     def best(self, array_id: str, limit: int = 10) -> ArrayBest:

@@ -182,9 +182,9 @@ class _Choice:
             yield from (place / name for name in files if self._sends(place / name))
 
     def _look(self, place: Path) -> None:
-        found = _ignore_file(place / ".gitignore")
-        if found is not None:
-            self._git[place] = found
+        rules = _ignore_file(place / ".gitignore")
+        if rules is not None:
+            self._git[place] = rules
 
     def _sends(self, path: Path, *, folder: bool = False) -> bool:
         relative = path.relative_to(self._folder).as_posix()

@@ -32,17 +32,17 @@ def differences(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for key, item in value.items():
         name = f"{before}{key}"
         if item in ({}, [], None) or name == "name":  # what a job is called is no parameter
             continue
         if isinstance(item, Mapping):
-            found += _flat(item, f"{name}.")
+            pairs += _flat(item, f"{name}.")
         else:
             text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
-            found.append((name, text))
-    return found
+            pairs.append((name, text))
+    return pairs
 
 
 def metric_curves(knowledge: Knowledge, rows: Sequence[JobRow]) -> dict[str, list[dict[str, Any]]]:
@@ -77,22 +77,22 @@ def _number(value: Any) -> float | None:
 
 def measured_of(layout: Layout, row: JobRow) -> dict[str, float]:
     """What telemetry and the job itself say: its fullest GPU, how busy they were on average."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     memory, busy = 0.0, list[float]()
     for sample in StoredTelemetry(layout).of(row.id):
         memory = max(memory, sample.gpu_memory_mib or 0.0)
         if sample.gpu_util_pct is not None:
             busy.append(sample.gpu_util_pct / 100)
     if memory:
-        found["memory_mib"] = memory
+        figures["memory_mib"] = memory
     if busy:
-        found["utilization"] = sum(busy) / len(busy)
+        figures["utilization"] = sum(busy) / len(busy)
     step_s = _number((row.progress or {}).get("step_s"))
     if step_s:
-        found["step_s"] = step_s
+        figures["step_s"] = step_s
     if row.status == "COMPLETED" and row.started_at and row.ended_at:
-        found["runtime_s"] = row.ended_at - row.started_at
-    return found
+        figures["runtime_s"] = row.ended_at - row.started_at
+    return figures
 
 
 def foreseen_and_measured(layout: Layout, row: JobRow) -> list[dict[str, Any]]:

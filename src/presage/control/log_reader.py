@@ -72,8 +72,8 @@ class WorkerLog:
         """Where to go on in a log whose beginning is gone; at its first line, which says so, when
         what comes next went with it."""
         kept = _part(self._path, 0, 1 << 62)
-        found = kept.rfind(self._mark) if self._mark else -1
-        return found + len(self._mark) if found >= 0 else 0
+        at = kept.rfind(self._mark) if self._mark else -1
+        return at + len(self._mark) if at >= 0 else 0
 
 
 def _part(path: Path, start: int, end: int) -> bytes:
@@ -129,8 +129,8 @@ def tail_offset(path: Path, lines: int) -> int:
                 file.seek(start)
                 chunk = file.read(place - start)
                 look = len(chunk) - (place == end and chunk.endswith(b"\n"))
-                while left and (found := chunk.rfind(b"\n", 0, look)) >= 0:
-                    left, look = left - 1, found
+                while left and (newline := chunk.rfind(b"\n", 0, look)) >= 0:
+                    left, look = left - 1, newline
                 if not left:
                     return start + look + 1
                 place = start

@@ -281,11 +281,11 @@ class Capacity:
 
     def _may_be(self, where: Where) -> int:
         """Mask of the nodes, open or not, where a worker may be; worked out once."""
-        found = self._where.get(where)
-        if found is None:
-            found = sum(1 << i for i, node in enumerate(self.nodes) if where.accepts(node))
-            self._where[where] = found
-        return found
+        mask = self._where.get(where)
+        if mask is None:
+            mask = sum(1 << i for i, node in enumerate(self.nodes) if where.accepts(node))
+            self._where[where] = mask
+        return mask
 
     def has_whole(self, count: int) -> bool:
         """Whether any node, open or not, has so many wholly free GPUs: a bound at a glance."""
@@ -313,16 +313,16 @@ class Capacity:
         """Devices of a node that could serve this request, least room first, then by number."""
         free, memory, sharers = self.free_gpu[i], self.free_gpu_memory[i], self.sharers[i]
         need = ask.gpu_milli if ask.shared else WHOLE_GPU
-        found = [
+        devices = [
             d
             for d, milli in enumerate(free)
             if milli >= need
             and memory[d] >= ask.gpu_memory_mib
             and (most is None or sharers[d] < most)
         ]
-        if ask.shared and len(found) > 1:
-            found.sort(key=free.__getitem__)
-        return found
+        if ask.shared and len(devices) > 1:
+            devices.sort(key=free.__getitem__)
+        return devices
 
     def devices(self, i: int, ask: Resources, most: int | None = None) -> tuple[int, ...]:
         """The devices of a node to take for a request that fits: least room first, then by

@@ -41,14 +41,14 @@ def devices_of(workers: tuple[Worker, ...]) -> set[tuple[str, int]]:
 
 def being_left(jobs: Iterable[Job]) -> set[tuple[str, int]]:
     """Devices of workers that were told to go and have not gone yet."""
-    found: set[tuple[str, int]] = set()
+    devices: set[tuple[str, int]] = set()
     for job in jobs:
         if job.state is _STOPPING:
-            found |= devices_of(job.allocation + (job.resizing or ()))
+            devices |= devices_of(job.allocation + (job.resizing or ()))
         elif job.resizing is not None:
             kept = job.resizing
-            found |= devices_of(tuple(w for w in job.allocation if w not in kept))
-    return found
+            devices |= devices_of(tuple(w for w in job.allocation if w not in kept))
+    return devices
 
 
 def milli_of(job: Job) -> int:
@@ -83,13 +83,13 @@ def new_workers(held: tuple[Worker, ...], role: int, count: int) -> list[tuple[i
     """The (role, index) that the next `count` workers of a role get: the lowest numbers not in
     use."""
     used = {worker.index for worker in held if worker.role == role}
-    found: list[tuple[int, int]] = []
+    new: list[tuple[int, int]] = []
     index = 0
-    while len(found) < count:
+    while len(new) < count:
         if index not in used:
-            found.append((role, index))
+            new.append((role, index))
         index += 1
-    return found
+    return new
 
 
 def shrunk(job: Job, drop: int, role: int | None = None) -> tuple[Worker, ...] | None:

@@ -164,10 +164,10 @@ class JobUtilization(Estimator):
             foreseen = 100 * _share(some.at(np.exp(known + moved)))
             return np.concatenate([weights * (np.log1p(foreseen) - truth), _PULL * moved])
 
-        found = scipy.optimize.least_squares(
+        fit = scipy.optimize.least_squares(
             errors, np.zeros(known.size), loss="soft_l1", f_scale=0.3, max_nfev=25
         )
-        return np.asarray(np.exp(known + found.x))
+        return np.asarray(np.exp(known + fit.x))
 
     def _scales(
         self, held_out: Floats, target: Floats, names: npt.NDArray[np.str_]

@@ -146,9 +146,9 @@ def _products_of(shape: DecoderShape, setup: Setup, tokens: float) -> dict[str, 
     """Operations of linear layers, in both passes."""
     frozen, stages = setup.lora is not None, setup.parallel.pipeline
     times = (2.1 if frozen else 3.0) + _again(setup)  # frozen weights have no gradients
-    found = _products(shape, setup, tokens)
-    sums = {kind: sum(f for f, _ in each) for kind, each in found.items()}
-    thin = {kind: sum(f * sides for f, sides in each) for kind, each in found.items()}
+    products = _products(shape, setup, tokens)
+    sums = {kind: sum(f for f, _ in each) for kind, each in products.items()}
+    thin = {kind: sum(f * sides for f, sides in each) for kind, each in products.items()}
     head = sums["head"] * (2 if frozen else 3)
     return {
         "dense_flops": sums["dense"] * times / stages,

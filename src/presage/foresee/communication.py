@@ -419,5 +419,5 @@ def learned() -> Exposure:
     """What the published measurements say."""
     values = shipped()
     names = [str(name) for name in values["exposure.names"]]
-    found = dict(zip(names, map(float, values["exposure.values"]), strict=True))
-    return Exposure(**{f.name: found[f.name] for f in fields(Exposure) if f.name in found})
+    fitted = dict(zip(names, map(float, values["exposure.values"]), strict=True))
+    return Exposure(**{f.name: fitted[f.name] for f in fields(Exposure) if f.name in fitted})

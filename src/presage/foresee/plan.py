@@ -145,11 +145,11 @@ class _Search:
 
     def options(self) -> tuple[PlanOption, ...]:
         """What was asked and can be, the fastest first; the front is marked."""
-        found = [option for option in self._found.values() if option is not None]
-        time = np.array([option.time_s.p50 for option in found])
-        money = np.array([np.inf if option.usd is None else option.usd.p50 for option in found])
-        best = set(pareto(time, money, np.array([option.chance_fits for option in found])))
-        marked = [replace(option, on_front=at in best) for at, option in enumerate(found)]
+        options = [option for option in self._found.values() if option is not None]
+        time = np.array([option.time_s.p50 for option in options])
+        money = np.array([np.inf if option.usd is None else option.usd.p50 for option in options])
+        best = set(pareto(time, money, np.array([option.chance_fits for option in options])))
+        marked = [replace(option, on_front=at in best) for at, option in enumerate(options)]
         return tuple(sorted(marked, key=lambda option: option.time_s.p50))
 
     def _front(self) -> list[int]:

@@ -78,8 +78,10 @@ def fit_compiled(roofline: Roofline, rows: Sequence[Observation]) -> Roofline:
     ones stays as it is."""
     if not rows:
         return roofline
-    found = fit_effects(rows, begin=roofline, kept=roofline).roofline
-    return Roofline(roofline.effects | {k: v for k, v in found.effects.items() if "compiled" in k})
+    fitted = fit_effects(rows, begin=roofline, kept=roofline).roofline
+    return Roofline(
+        roofline.effects | {k: v for k, v in fitted.effects.items() if "compiled" in k}
+    )
 
 
 def fit_effects(
@@ -119,9 +121,9 @@ def fit_effects(
         toward = slopes.T @ (error * weights) - stiff * (theta - centre)
         step = np.clip(np.linalg.solve(square, toward), -0.7, 0.7)
         tried = problem.predict(theta + step)
-        found = cost(tried[0], theta + step)
-        if found < best:
-            gained, best = best - found, found
+        tried_cost = cost(tried[0], theta + step)
+        if tried_cost < best:
+            gained, best = best - tried_cost, tried_cost
             theta, (guess, slopes), damp = theta + step, tried, damp / 4
             if gained < 3e-4 * best:
                 break
@@ -191,14 +193,15 @@ def fit_steps(
     with its group left out, by way."""
     eager = [row for row in helpers if not row.setup.compile]
     whole = fit_effects([*rows, *eager])
-    found = {way: left_out(rows, eager, way, whole.roofline) for way in WAYS}
+    guesses = {way: left_out(rows, eager, way, whole.roofline) for way in WAYS}
     labels = dict.fromkeys(WAYS, np.array([machine(row) for row in rows]))
     truth = np.array([row.ms for row in rows])
     scaled = {
-        way: truth * np.exp(np.log(guess / truth) / scale) for way, (guess, scale) in found.items()
+        way: truth * np.exp(np.log(guess / truth) / scale)
+        for way, (guess, scale) in guesses.items()
     }
     intervals = GroupConformal.fit(truth, scaled, labels)
     roofline = fit_compiled(whole.roofline, [row for row in helpers if row.setup.compile])
     kept = {k: v for k, v in roofline.effects.items() if not k.startswith(_NUISANCE)}
     steps = RooflineSteps(Roofline(kept), intervals, whole.doubt().without(_NUISANCE))
-    return steps, {way: guess for way, (guess, _) in found.items()}
+    return steps, {way: guess for way, (guess, _) in guesses.items()}

@@ -230,8 +230,8 @@ class Doubt:
         size = np.array([effect_spread(name) for name in names])
         value, vector = np.linalg.eigh(curved * np.outer(size, size))
         kept = np.argsort(-value)[:most]
-        found = np.maximum(value[kept], 0.0)
-        return cls(tuple(names), np.asarray(vector[:, kept]), found / (1.0 + found))
+        curvature = np.maximum(value[kept], 0.0)
+        return cls(tuple(names), np.asarray(vector[:, kept]), curvature / (1.0 + curvature))
 
     def without(self, prefixes: tuple[str, ...]) -> Doubt:
         """Of the other effects alone."""

@@ -88,27 +88,27 @@ def _buffers(
     if kind in ("zero1", "zero2"):
         bucket = min(ZERO_BUCKET_ELEMENTS * each, trained)
         return [(int((graph.phase < 1).sum()), end, bucket, "transient")]
-    found: list[tuple[int, int, float, str]] = []
+    buffers: list[tuple[int, int, float, str]] = []
     order = sorted(units, key=lambda u: (u.forward, -u.forward_end))
     roots = [u for u in order if u.forward_end - u.forward >= (graph.phase == 0).sum()]
     blocks = [u for u in order if u not in roots]
     for root in roots:
-        found.append((root.forward, root.backward_end, root.weight_bytes, "transient"))
-        found.append((root.backward, root.backward_end, root.gradient_bytes, "transient"))
+        buffers.append((root.forward, root.backward_end, root.weight_bytes, "transient"))
+        buffers.append((root.backward, root.backward_end, root.gradient_bytes, "transient"))
     if kind == "zero3":
         live = min(ZERO3_LIVE_ELEMENTS * each, weights)
-        found.append((0, end, live, "transient"))
-        found.append((0, end, min(ZERO_BUCKET_ELEMENTS * each, trained), "transient"))
-        return found
+        buffers.append((0, end, live, "transient"))
+        buffers.append((0, end, min(ZERO_BUCKET_ELEMENTS * each, trained), "transient"))
+        return buffers
     for i, unit in enumerate(blocks):
         early = blocks[i - 1].forward if i else unit.forward
-        found.append((early, unit.forward_end, unit.weight_bytes, "transient"))
+        buffers.append((early, unit.forward_end, unit.weight_bytes, "transient"))
         later = blocks[i + 1] if i + 1 < len(blocks) else None
         ahead = later.backward if later else unit.backward
-        found.append((ahead, unit.backward_end, unit.weight_bytes, "transient"))
+        buffers.append((ahead, unit.backward_end, unit.weight_bytes, "transient"))
         after = blocks[i - 1].backward_end if i else unit.backward_end
-        found.append((unit.backward, after, unit.gradient_bytes, "transient"))
-    return found
+        buffers.append((unit.backward, after, unit.gradient_bytes, "transient"))
+    return buffers
 
 
 def guess_units(graph: OpGraph) -> list[ShardUnit]:
@@ -129,16 +129,16 @@ def guess_units(graph: OpGraph) -> list[ShardUnit]:
 
 
 def _spans(at: np.ndarray, sizes: Floats, most: float) -> list[tuple[int, int, float]]:
-    found: list[tuple[int, int, float]] = []
+    spans: list[tuple[int, int, float]] = []
     start, held = 0, 0.0
     for i in range(len(at)):
         if held and held + sizes[i] > most:
-            found.append((int(at[start]), int(at[i - 1]) + 1, held))
+            spans.append((int(at[start]), int(at[i - 1]) + 1, held))
             start, held = i, 0.0
         held += float(sizes[i])
     if held:
-        found.append((int(at[start]), int(at[-1]) + 1, held))
-    return found
+        spans.append((int(at[start]), int(at[-1]) + 1, held))
+    return spans
 
 
 def _joined(t: Tensors, scale: Floats, extra: list[tuple[int, int, float, str]]) -> Tensors:

@@ -256,7 +256,7 @@ class Throughput:
         self.effects = dict(effects)
         self.spread = dict(spread)
         """How far off seconds are, by what was left out: model, size, gpu, stack."""
-        self.seen = {key: tuple(found) for key, found in (seen or {}).items()}
+        self.seen = {key: tuple(measured) for key, measured in (seen or {}).items()}
         """Pairs of architecture and precision, and sizes of models, that were measured."""
         self.ranges = dict(ranges or {})
         """Least and most of what was measured."""
@@ -265,11 +265,11 @@ class Throughput:
         self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]
     ) -> dict[str, Numbers]:
         """Seconds by what takes them, of as many steps as there are groups."""
-        found = {
+        effects = {
             kind: np.array([self.effects.get((kind, one[kind]), 0.0) for one in groups])
             for kind in EFFECTS
         }
-        return priced(of, self.values, found)
+        return priced(of, self.values, effects)
 
     def seconds(self, of: Mapping[str, Numbers], groups: Sequence[Mapping[str, str]]) -> Floats:
         """Seconds of steps."""
@@ -398,8 +398,8 @@ def llm_step(
     columns = {f.name: getattr(of, f.name) for f in fields(StepWork)}
     parts = {k: float(np.ravel(v)[0]) for k, v in model.parts(columns, [groups]).items()}
     distance = model.distance(shape, setup, gpu, batch * (setup.seq or shape.longest))
-    found = model.interval(parts, model.unseen(groups, shape), 1 + distance.wider)
-    low, middle, high = map(float, found[0])
+    interval = model.interval(parts, model.unseen(groups, shape), 1 + distance.wider)
+    low, middle, high = map(float, interval[0])
     speed = of.tokens / middle
     return LlmStep(
         step_s=(low, middle, high),

@@ -265,10 +265,10 @@ def fit_throughput(
         parts = priced(trainings.columns, logs, {kind: x[at] for kind, at in which.items()})
         return np.asarray((truth - np.log(sum(parts.values()))) * certain)
 
-    found = most_probable(residuals, expected, surprise).tolist()
+    probable = most_probable(residuals, expected, surprise).tolist()
     return Throughput(
-        dict(zip(names, found, strict=False)),
-        dict(zip(members, found[len(names) :], strict=True)),
+        dict(zip(names, probable, strict=False)),
+        dict(zip(members, probable[len(names) :], strict=True)),
         spread or {},
         *_measured_domain(trainings),
     )
@@ -291,14 +291,14 @@ def without(trainings: Trainings, kind: str, folds: int = 8, seed: int = 0) -> d
     software."""
     labels = trainings.labels(kind)
     place = grouped_folds(labels, min(folds, len(set(labels))), seed)
-    found: dict[str, Floats] = {}
+    foreseen: dict[str, Floats] = {}
     for fold in np.unique(place):
         out = place == fold
         held = trainings[out]
         parts = fit_throughput(trainings[~out]).parts(held.columns, held.groups)
         for name, seconds in parts.items():
-            found.setdefault(name, np.empty(len(labels)))[out] = seconds
-    return found
+            foreseen.setdefault(name, np.empty(len(labels)))[out] = seconds
+    return foreseen
 
 
 def learn(
@@ -309,9 +309,9 @@ def learn(
     spread, errors = {}, {}
     for kind in kinds:
         parts = without(trainings, kind, folds)
-        found = np.sum(list(parts.values()), axis=0)
+        guess = np.sum(list(parts.values()), axis=0)
         spread[kind] = Conformal.fit(
-            trainings.seconds, found, trainings.labels(kind), difficulty(parts)
+            trainings.seconds, guess, trainings.labels(kind), difficulty(parts)
         )
-        errors[f"{kind}_out"] = round(float(np.median(np.abs(trainings.seconds / found - 1))), 4)
+        errors[f"{kind}_out"] = round(float(np.median(np.abs(trainings.seconds / guess - 1))), 4)
     return fit_throughput(trainings, spread), errors

@@ -123,7 +123,7 @@ def _gradient(
     back = (of_choice @ net.out.T) * (1 - hidden**2)
     together = back.sum(axis=1)
     idle = np.concatenate([cluster.T @ off[:, -1], [off[:, -1].sum()]])
-    found = Net(
+    gradient = Net(
         np.einsum("nsw,nsh->wh", rows, back),
         cluster.T @ together,
         together.sum(axis=0),
@@ -131,4 +131,4 @@ def _gradient(
         of_choice.sum(axis=(0, 1)),
         idle,
     )
-    return found.flat()
+    return gradient.flat()

@@ -197,8 +197,8 @@ def _seen(values: npt.NDArray[Any], off: float, rng: np.random.Generator) -> Flo
     """p10, p50 and p90 of each, around a middle that is wrong."""
     middle = values * np.exp(off * rng.standard_normal(len(values)))
     wide = np.exp(_P90 * off * np.array([-1.0, 0.0, 1.0]))
-    found: Floats = np.multiply.outer(middle, wide)
-    return found
+    quantiles: Floats = np.multiply.outer(middle, wide)
+    return quantiles
 
 
 def _estimate(three: Floats, unit: str) -> Estimate:

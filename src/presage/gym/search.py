@@ -43,8 +43,8 @@ def baselines(task: Task, scenes: Sequence[Scene]) -> list[Figures]:
     told = []
     for scene in scenes:
         kinds = BASELINES[task]
-        found = {name: run_scene(scene, build(one), name) for name, one in kinds.items()}
-        told.append(found[best_of(found, list(kinds))])
+        figures = {name: run_scene(scene, build(one), name) for name, one in kinds.items()}
+        told.append(figures[best_of(figures, list(kinds))])
     return told
 
 

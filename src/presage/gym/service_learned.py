@@ -129,8 +129,8 @@ def _by_minute(seen: ServiceSeen) -> Floats:
     if len(told) < per:
         return np.array([seen.load(60.0)])
     whole = told[len(told) % per :].reshape(-1, per).sum(axis=1)
-    found: Floats = whole * (setting.service_s / (per * setting.sync_s))
-    return found
+    loads: Floats = whole * (setting.service_s / (per * setting.sync_s))
+    return loads
 
 
 class LearnedReplicas:

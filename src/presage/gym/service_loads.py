@@ -60,20 +60,20 @@ class DutyPods:
 
 def duty_pods(path: Path, least: int = 600) -> DutyPods:
     """Pods with so many samples of their GPU's duty cycle (`gpu`, in percent)."""
-    found = [one for one in read_telemetry(path) if len(one) >= max(least, _LEAST_SAMPLES)]
-    found = [one for one in found if "gpu" in one.resources]
-    if not found:
+    pods = [one for one in read_telemetry(path) if len(one) >= max(least, _LEAST_SAMPLES)]
+    pods = [one for one in pods if "gpu" in one.resources]
+    if not pods:
         raise TelemetryError(
             f"{path} has no pod with {least} samples of GPU use; services need that much"
         )
-    step_s = float(np.median(np.concatenate([np.diff(one.times) for one in found])))
-    begin = min(float(one.times[0]) for one in found)
-    end = max(float(one.times[-1]) for one in found)
-    duty = np.full((len(found), round((end - begin) / step_s) + 1), np.nan)
-    for row, one in zip(duty, found, strict=True):
+    step_s = float(np.median(np.concatenate([np.diff(one.times) for one in pods])))
+    begin = min(float(one.times[0]) for one in pods)
+    end = max(float(one.times[-1]) for one in pods)
+    duty = np.full((len(pods), round((end - begin) / step_s) + 1), np.nan)
+    for row, one in zip(duty, pods, strict=True):
         at = np.rint((one.times - begin) / step_s).astype(np.intp)
         row[at] = np.clip(one.column("gpu") / 100.0, 0.0, 1.0)
-    return DutyPods(tuple(one.pod for one in found), step_s, duty)
+    return DutyPods(tuple(one.pod for one in pods), step_s, duty)
 
 
 class ServiceWorlds:

@@ -144,12 +144,12 @@ def _best_rule(
 ) -> tuple[str, float]:
     """The rule and the setting that cost least."""
     tried = [(name, knob) for name, (_, knobs) in RULES.items() for knob in knobs]
-    found = []
+    scores = []
     for number, (name, knob) in enumerate(tried):
         report("rules", number, len(tried))
         costs = [scene_cost(scene, rule_of(name, knob), prices) for scene in scenes]
-        found.append(float(np.mean(np.log(costs))))
-    return tried[int(np.argmin(found))]
+        scores.append(float(np.mean(np.log(costs))))
+    return tried[int(np.argmin(scores))]
 
 
 def _gather(

@@ -119,15 +119,15 @@ def best_teacher(task: Task, scenes: Sequence[Scene], slots: int = 16) -> str:
     """Whose choices have the shortest completion times in these scenes."""
 
     def spent(name: str) -> float:
-        found = 0.0
+        total = 0.0
         choose = choice(TEACHERS[task][name], layout_of(task, slots))
         for scene in scenes:
             episode = ClusterEpisode(scene, maker(task, slots))
             while episode.go_on():
                 while episode.chooser.can_choose:
                     episode.chooser.choose(choose(episode.chooser.observation))
-            found += log(max(episode.parts.jct, 1e-9))
-        return found
+            total += log(max(episode.parts.jct, 1e-9))
+        return total
 
     return min(TEACHERS[task], key=spent)
 

@@ -118,13 +118,13 @@ def weeks_of(trace: Trace, queue: str | None = None) -> list[Trace]:
     """The weeks of a trace that have jobs enough, counted from its first submission."""
     jobs = of_queue(trace, queue).jobs
     number = (jobs["submit_s"] // WEEK_S).cast(pl.Int64)
-    found = []
+    weeks = []
     for week in number.unique().sort():
         part = jobs.filter(number == week)
         if part.height >= _FEWEST:
             name = f"{trace.name}-week{week}" + (f"-{queue}" if queue else "")
-            found.append(_from_zero(replace(trace, name=name), part))
-    return found
+            weeks.append(_from_zero(replace(trace, name=name), part))
+    return weeks
 
 
 def of_queue(trace: Trace, queue: str | None) -> Trace:

@@ -179,40 +179,40 @@ class SweepKeys(BaseModel):
 def points_of(sweep: Sweep) -> list[Point]:
     """The values of each job, in order."""
     if sweep.points is not None:
-        found: list[Point] = list(sweep.points)
-        names = list(found[0])
-        for number, point in enumerate(found, 1):
-            if point.keys() != found[0].keys():
+        points: list[Point] = list(sweep.points)
+        names = list(points[0])
+        for number, point in enumerate(points, 1):
+            if point.keys() != points[0].keys():
                 raise ManifestError(
                     f"sweep.points: point {number} has {_listed(point)}; the first has "
                     f"{_listed(names)}; give each point the same parameters"
                 )
     elif sweep.grid is not None:
-        found = [
+        points = [
             dict(zip(sweep.grid, values, strict=True)) for values in product(*sweep.grid.values())
         ]
     elif sweep.space is not None:
-        found = _drawn(sweep, sweep.space)
+        points = _drawn(sweep, sweep.space)
     else:
         raise ManifestError(
             "sweep.file is read by `presage submit`, beside the manifest; over HTTP send the "
             "points as sweep.points"
         )
-    _refuse_twins(found)
-    return found
+    _refuse_twins(points)
+    return points
 
 
 def _drawn(sweep: Sweep, space: Mapping[str, ParamRange]) -> list[Point]:
     """Different points, from the seed."""
-    rng, found = Random(sweep.seed), dict[str, Point]()
+    rng, points = Random(sweep.seed), dict[str, Point]()
     assert sweep.trials is not None
     for _ in range(_TRIES * sweep.trials):
         point = {name: draw(one, rng) for name, one in space.items()}
-        found.setdefault(json.dumps(point), point)
-        if len(found) == sweep.trials:
-            return list(found.values())
+        points.setdefault(json.dumps(point), point)
+        if len(points) == sweep.trials:
+            return list(points.values())
     raise ManifestError(
-        f"sweep.space: {sweep.trials} trials, and only {len(found)} different points were found; "
+        f"sweep.space: {sweep.trials} trials, and only {len(points)} different points were found; "
         "give fewer trials or a larger space"
     )
 

@@ -140,10 +140,10 @@ class LabelRule:
             case LabelOperator.DOES_NOT_EXIST:
                 return there is None
         try:
-            found, bound = int(there or ""), int(self.values[0])
+            number, bound = int(there or ""), int(self.values[0])
         except (ValueError, IndexError):
             return False
-        return found > bound if self.operator is LabelOperator.GT else found < bound
+        return number > bound if self.operator is LabelOperator.GT else number < bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ class Where:
     def _bears(self, taint: str) -> bool:
         return any(
             all(
-                wanted in ("*", found)
-                for wanted, found in zip(_taint(pattern), _taint(taint), strict=True)
+                wanted in ("*", actual)
+                for wanted, actual in zip(_taint(pattern), _taint(taint), strict=True)
             )
             for pattern in self.tolerates
         )

@@ -172,7 +172,7 @@ class LoraAdapter:
 
     @staticmethod
     def _targets(text: str) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        targets: dict[str, None] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name = _LORA_SPELLINGS.get(part, part)
             for target in _LORA_GROUPS.get(name, (name,)):
@@ -182,10 +182,10 @@ class LoraAdapter:
                         f"no projection '{part}' for LoRA: {_near(part, known)}"
                         f"targets are {', '.join(known)}"
                     )
-                found[target] = None
-        if not found:
+                targets[target] = None
+        if not targets:
             raise ConfigError("--lora names no projection: write r=16:q,k,v,o")
-        return tuple(found)
+        return tuple(targets)
 
     def __str__(self) -> str:
         return f"r={self.rank}:{','.join(self.targets)}"
@@ -468,8 +468,8 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def _near(word: str, known: Any) -> str:
-    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean '{found[0]}'? " if found else ""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'? " if near else ""
 
 
 def _near_divisor(whole: int, asked: int) -> int:

@@ -213,7 +213,7 @@ class Tenancy:
         How long jobs still need changes by no more than a second in a second. So a job that does
         not gain enough is looked at again when it could, or when those beside it are others.
         """
-        now, enough, found = self.plan.now, self.rules.move_gain_s, []
+        now, enough, movers = self.plan.now, self.rules.move_gain_s, []
         while self._later and self._later[0][0] <= now:
             at, _, job = heappop(self._later)
             if self._until.get(job) == at:
@@ -224,14 +224,14 @@ class Tenancy:
                 continue
             gain, pace = self._gain(job)
             if gain >= enough:
-                found.append((gain, -job.seq, job))
+                movers.append((gain, -job.seq, job))
             short = enough - gain - _ROUNDING_S
             if short <= 0:
                 self._stale[job] = None
             elif pace:
                 at = self._until[job] = now + short / pace
                 heappush(self._later, (at, job.seq, job))
-        return found
+        return movers
 
     def gain(self, job: Job) -> float:
         """Seconds that all jobs together save when a job moves from shared GPUs to idle ones."""
@@ -347,7 +347,7 @@ class Tenancy:
         out."""
         capacity, ask, left = self._capacity, ask_of(job, 0), self.left_of(job)
         price_of, milli, memory_mib = self._prices(job), ask.gpu_milli, ask.gpu_memory_mib
-        best_s, best, found = inf, (inf, 0, 0), list[_Spot]()
+        best_s, best, spots = inf, (inf, 0, 0), list[_Spot]()
         for i in bits(nodes):
             if capacity.free_cpu[i] < ask.cpu_milli or capacity.free_memory[i] < ask.memory_mib:
                 continue
@@ -365,9 +365,9 @@ class Tenancy:
             if chosen >= 0:
                 best_s = min(best_s, cheapest)
                 place = cheapest, capacity.whole[i], i
-                if place < best or not found:
-                    best, found = place, [(i, chosen)]
-        return found
+                if place < best or not spots:
+                    best, spots = place, [(i, chosen)]
+        return spots
 
     def _prices(self, job: Job) -> Callable[[int, _Offer, float], _Price | None]:
         """What GPUs cost a job; None where it cannot go, or would pay more than so much."""

@@ -132,9 +132,9 @@ def _grown(
     for count in range(more, 0, -1):
         wanted: Wanted = new_workers(job.allocation, role, count)
         if fits_queue(job, plan, wanted, queues):
-            found = placer(job).find(job, plan, wanted)
-            if found is not None:
-                return job.allocation + found
+            added = placer(job).find(job, plan, wanted)
+            if added is not None:
+                return job.allocation + added
     return None
 
 
@@ -178,9 +178,9 @@ def _one_more(
         if sum(worker.role == r for worker in held) < _target(job, r, role.max):
             wanted = new_workers(held, r, 1)
             if fits_queue(job, plan, wanted, queues, promised):
-                found = placer.find(job, plan, wanted)
-                if found is not None:
-                    return found[0]
+                added = placer.find(job, plan, wanted)
+                if added is not None:
+                    return added[0]
     return None
 
 
@@ -273,11 +273,11 @@ class ByGain:
         while heap:
             bound, seq, job = heap[0]
             already = promised[job.spec.queue]
-            found = self._step(job, held[job.id], plan, predict, placer(job), queues, already)
-            if found is None:
+            step = self._step(job, held[job.id], plan, predict, placer(job), queues, already)
+            if step is None:
                 heappop(heap)
                 continue
-            gain, workers = found
+            gain, workers = step
             if -gain > bound and any(-gain > other[0] for other in heap[1:3]):
                 heapreplace(heap, (-gain, seq, job))
                 continue
@@ -320,12 +320,12 @@ class ByGain:
         while (wanted := more_workers(job, held, count)) and fits_queue(
             job, plan, wanted, queues, promised
         ):
-            found = placer.find(job, plan, wanted, own) or placer.find(job, plan, wanted)
-            if found is None:
+            added = placer.find(job, plan, wanted, own) or placer.find(job, plan, wanted)
+            if added is None:
                 return None
-            gain = self._gain(job, _shape(held), _shape(held + found), predict)
+            gain = self._gain(job, _shape(held), _shape(held + added), predict)
             if gain > 0:
-                return gain, found
+                return gain, added
             count *= 2
         return None
 
@@ -377,11 +377,11 @@ class ByGain:
             return None
         chip = (donor, tuple(worker for worker in donor.allocation if worker not in kept))
         lend(plan, chip, 1)
-        found = placer.find(taker, plan, wanted)
+        added = placer.find(taker, plan, wanted)
         lend(plan, chip, -1)
-        if found is None:
+        if added is None:
             return None
-        saved = self._saved(taker, _shape(taker.allocation + found), plan, predict)
+        saved = self._saved(taker, _shape(taker.allocation + added), plan, predict)
         lost = -self._saved(donor, _shape(kept), plan, predict)
         return kept if saved - lost > 2 * PAYS_TWICE * self.resize_cost_s else None
 

@@ -59,24 +59,24 @@ def learned(shapes: Mapping[tuple[Role, ...], int]) -> list[Typical]:
 
 def node_kinds(nodes: Sequence[Node]) -> tuple[list[frozenset[str]], Ints]:
     """The different sets of GPU types in a cluster, and which of them each node has."""
-    found: dict[frozenset[str], int] = {}
+    kinds: dict[frozenset[str], int] = {}
     kind = [
-        found.setdefault(frozenset(device.type for device in node.devices), len(found))
+        kinds.setdefault(frozenset(device.type for device in node.devices), len(kinds))
         for node in nodes
     ]
-    return list(found), np.array(kind, dtype=np.int64)
+    return list(kinds), np.array(kind, dtype=np.int64)
 
 
 class Shapes:
     """Different request shapes; requests that differ only in memory are one shape."""
 
     def __init__(self, requests: Iterable[tuple[Resources, tuple[str, ...]]]) -> None:
-        found: dict[tuple[int, int, frozenset[str]], int] = {}
+        shapes: dict[tuple[int, int, frozenset[str]], int] = {}
         shape = [
-            found.setdefault((ask.cpu_milli, ask.gpu_milli, frozenset(types)), len(found))
+            shapes.setdefault((ask.cpu_milli, ask.gpu_milli, frozenset(types)), len(shapes))
             for ask, types in requests
         ]
-        self.keys = list(found)
+        self.keys = list(shapes)
         """CPU, GPU and accepted types of each shape."""
         self._shape = np.array(shape, dtype=np.int64)
 
@@ -168,5 +168,5 @@ class _Summed:
         self._sums = grid.cumsum(axis=1).cumsum(axis=2).ravel()
 
     def at(self, rows: Ints, sizes: Ints) -> Ints:
-        found: Ints = self._sums[rows * self._dims[2] + sizes]
-        return found
+        sums: Ints = self._sums[rows * self._dims[2] + sizes]
+        return sums

@@ -244,8 +244,8 @@ class Pipeline:
             old_s = 1 << (waiting // _MANY).bit_length() - 1
             moment = (id(state), old_s, plan.now // old_s)
         if self._keys[0] != moment:
-            found = self._waiting_keys(plan, predict)
-            self._keys = moment, {band: sorted(keys) for band, keys in found.items()}
+            by_band = self._waiting_keys(plan, predict)
+            self._keys = moment, {band: sorted(keys) for band, keys in by_band.items()}
         band, mine = self._full_key(job, plan, predict)
         ahead = 0
         for theirs, keys in self._keys[1].items():
@@ -255,13 +255,13 @@ class Pipeline:
 
     def _waiting_keys(self, plan: Plan, predict: Predictor) -> dict[Any, list[SortKey]]:
         """The keys of all waiting jobs by band: those they were taken in with, where they were."""
-        state, found = plan.state, dict[Any, list[SortKey]]()
+        state, by_band = plan.state, dict[Any, list[SortKey]]()
         known = dict(self._walk.waiting(plan)) if self._seen is state.changes else {}
         for job in state.pending.values():
             band = self._band(job.spec.queue, plan) if self._band is not None else 0
             key = known[job] if job in known else self.rules.order(job, plan, predict)
-            found.setdefault(band, []).append(key)
-        return found
+            by_band.setdefault(band, []).append(key)
+        return by_band
 
     def _full_key(self, job: Job, plan: Plan, predict: Predictor) -> tuple[Any, SortKey]:
         band = self._band(job.spec.queue, plan) if self._band is not None else 0

@@ -91,9 +91,9 @@ class Placer:
             return None
         request = self._request(job, plan, wanted, capacity)
         for domain in self._domains(request, nodes) if self._domains else (nodes,):
-            found = self._find_all(request, wanted, domain)
-            if found is not None:
-                return found
+            workers = self._find_all(request, wanted, domain)
+            if workers is not None:
+                return workers
         if self._last_resort is None:
             return None
         return self._last_resort.find(job, plan, wanted, within, capacity)
@@ -120,7 +120,7 @@ class Placer:
         capacity, job = request.capacity, request.job
         request.placed = placed = []
         taken: list[tuple[int, Resources, tuple[int, ...]]] = []
-        found: list[Worker] = []
+        workers: list[Worker] = []
         for r, index in wanted:
             request.ask = ask_of(job, r)
             role = job.spec.roles[r]
@@ -132,10 +132,10 @@ class Placer:
             capacity.take(i, request.ask, devices)
             taken.append((i, request.ask, devices))
             placed.append(i)
-            found.append(Worker(r, index, capacity.nodes[i].name, devices))
+            workers.append(Worker(r, index, capacity.nodes[i].name, devices))
         for i, ask, devices in reversed(taken):
             capacity.lend(i, ask, devices)
-        return tuple(found) if len(found) == len(wanted) else None
+        return tuple(workers) if len(workers) == len(wanted) else None
 
     def _best(self, request: Request, nodes: int) -> int | None:
         """The feasible node with the highest weighted sum, the first of them on a tie."""

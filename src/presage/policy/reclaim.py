@@ -145,23 +145,23 @@ def make_room(
         parts = list(source)
         source = chain(parts, _whole(victims, parts))
     chips: list[Chip] = []
-    found = None
+    workers = None
     for k, chip in enumerate(source):
         lend(plan, chip, 1)
         chips.append(chip)
         if k < free_chips - 1 or capacity.free_milli < need:
             continue
-        if (found := placer.find(job, plan, wanted)) is not None:
+        if (workers := placer.find(job, plan, wanted)) is not None:
             break
     given = list(range(len(chips)))
-    if found is not None:
-        found = _spare(job, plan, placer, wanted, chips, given, free_chips, found)
+    if workers is not None:
+        workers = _spare(job, plan, placer, wanted, chips, given, free_chips, workers)
     for k in reversed(given):
         lend(plan, chips[k], -1)
-    if found is None:
+    if workers is None:
         return False
     _evict(job, plan, [chips[k] for k in given if k >= free_chips])
-    plan.reserve(job, found)
+    plan.reserve(job, workers)
     return True
 
 
@@ -176,7 +176,7 @@ def _spare(
     chips: list[Chip],
     given: list[int],
     free_chips: int,
-    found: tuple[Worker, ...],
+    workers: tuple[Worker, ...],
 ) -> tuple[Worker, ...]:
     """Let go of every victim that is not needed after all, the most needed of them first."""
     for k in reversed([k for k in given[:-1] if k >= free_chips]):
@@ -186,8 +186,8 @@ def _spare(
             lend(plan, chips[k], 1)
         else:
             given.remove(k)
-            found = again
-    return found
+            workers = again
+    return workers
 
 
 def leaving(plan: Plan) -> list[Chip]:

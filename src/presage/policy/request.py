@@ -129,12 +129,12 @@ def slots(capacity: Capacity, ask: Resources, nodes: int, enough: int) -> int:
     """
     each = ask.gpu_milli // WHOLE_GPU
     if capacity.plain and each and not ask.gpu_memory_mib:
-        found = 0
+        count = 0
         for free in range(each, len(capacity.by_whole)):
-            found += free // each * (capacity.by_whole[free] & nodes).bit_count()
-            if found >= enough:
+            count += free // each * (capacity.by_whole[free] & nodes).bit_count()
+            if count >= enough:
                 break
-        return found
+        return count
     arrays = capacity.arrays()
     room = np.full(len(capacity.nodes), enough, dtype=np.int64)
     if ask.cpu_milli:

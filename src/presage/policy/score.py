@@ -87,9 +87,9 @@ class Spread:
         fresh = nodes
         for i in request.placed:
             fresh &= ~(1 << i)
-        found = _first_fit(request, fresh, most_free_first=True)
-        if found is not None:
-            return found
+        first = _first_fit(request, fresh, most_free_first=True)
+        if first is not None:
+            return first
         used = [i for i in set(request.placed) if nodes >> i & 1]
         used = [i for i in used if capacity.fits(i, ask, request.most)]
         return min(used, key=lambda i: (request.placed.count(i), i), default=None)
@@ -119,13 +119,13 @@ class Topology:
         """One node, then each rack with the least room that has enough, then each area, then
         all."""
         capacity = request.capacity
-        found = self._pack.domains(request, nodes)[:-1]
+        domains = self._pack.domains(request, nodes)[:-1]
         need = request.whole_ask.gpu_milli // WHOLE_GPU
         for level in self.levels:
             masks = [mask & nodes for mask in capacity.labels.get(level, {}).values()]
             sized = [(free_gpus(capacity, mask), mask) for mask in masks if mask]
-            found += [mask for free, mask in sorted(sized) if free >= need]
-        return [*found, nodes]
+            domains += [mask for free, mask in sorted(sized) if free >= need]
+        return [*domains, nodes]
 
 
 def free_gpus(capacity: Capacity, nodes: int) -> int:

@@ -61,9 +61,9 @@ class Starter:
         for wanted in self._sizes(job, plan, predict) if group.elastic else group.wishes:
             if bounded and not fits_queue(job, plan, wanted, rules.queues):
                 continue
-            found = placer.find(job, plan, wanted)
-            if found is not None:
-                plan.place(job, found)
+            workers = placer.find(job, plan, wanted)
+            if workers is not None:
+                plan.place(job, workers)
                 return None
         group.failed_at = capacity.released
         if self.makes_room:
@@ -117,9 +117,9 @@ class Starter:
         for lacking in missing(job):
             if lacking[0] in full:
                 continue
-            found = placer.find(job, plan, [lacking])
-            if found is not None:
-                plan.place(job, found)
+            workers = placer.find(job, plan, [lacking])
+            if workers is not None:
+                plan.place(job, workers)
             elif self.rules.greedy:
                 full.add(lacking[0])
             else:

@@ -229,12 +229,12 @@ def _foreseen_use(
         }
     told, truth = _models_left_out(data)
     names = workload_names(read_table(data, _ALONE))
-    found = {name: _percent(row) for name, row in zip(names, told, strict=True)}
+    foreseen = {name: _percent(row) for name, row in zip(names, told, strict=True)}
     times = told / truth[:, None]
     for name, one in measured.alone.items():
         drawn = times[chance.integers(len(times))]
-        found.setdefault(name, _percent(one.util_pct * drawn))
-    return {name: found[name] for name in measured.alone}
+        foreseen.setdefault(name, _percent(one.util_pct * drawn))
+    return {name: foreseen[name] for name in measured.alone}
 
 
 @cache

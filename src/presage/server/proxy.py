@@ -312,13 +312,13 @@ def _cookies(value: str, target: PortPath) -> list[str]:
     jar: SimpleCookie = SimpleCookie()
     with suppress(CookieError):
         jar.load(value)
-    found = []
+    cookies = []
     for name, morsel in jar.items():
         if name.startswith(_OURS):
             continue
         morsel["domain"], morsel["path"] = "", f"{target.prefix}/"
-        found.append(morsel.OutputString())
-    return found
+        cookies.append(morsel.OutputString())
+    return cookies
 
 
 def _close_code(code: int | None) -> int:

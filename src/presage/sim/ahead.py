@@ -192,11 +192,11 @@ def run_ahead(
 
 def _awaited(state: State) -> dict[str, list[str]]:
     """Jobs and arrays that others wait for, each with the jobs that it is."""
-    found = {}
+    awaited = {}
     for name in state.gates.awaited():
         array = state.gates.arrays.get(name)
-        found[name] = sorted(array.members) if array is not None else [name]
-    return found
+        awaited[name] = sorted(array.members) if array is not None else [name]
+    return awaited
 
 
 def even_nodes(state: State) -> list[Node]:

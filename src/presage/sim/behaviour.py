@@ -17,8 +17,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _gbit_s(text: str) -> str:
-    found = _RATE.fullmatch(text)
-    if found is None or not float(found[1]):
+    match = _RATE.fullmatch(text)
+    if match is None or not float(match[1]):
         raise ValueError("write the speed of a link as 10gbit or 100mbit")
     return text
 
@@ -66,9 +66,9 @@ class WorldConfig(BaseModel):
 
 
 def _speed(text: str) -> float:
-    found = _RATE.fullmatch(text)
-    assert found is not None
-    return float(found[1]) * (1.0 if found[2] == "g" else 1e-3)
+    match = _RATE.fullmatch(text)
+    assert match is not None
+    return float(match[1]) * (1.0 if match[2] == "g" else 1e-3)
 
 
 def world_rules(

@@ -378,13 +378,13 @@ def _lots(seed: int) -> tuple[Floats, Floats]:
 def _deciles(drawn: Floats) -> tuple[float, float, float]:
     """p10, p50 and p90, linear between draws: what `np.quantile` says, in a tenth of the time."""
     drawn = np.sort(drawn)
-    found = []
+    deciles = []
     for share in (0.1, 0.5, 0.9):
         at = share * (drawn.size - 1)
         lower, upper = float(drawn[int(at)]), float(drawn[min(int(at) + 1, drawn.size - 1)])
         part, step = at - int(at), upper - lower
-        found.append(lower + step * part if part < 0.5 else upper - step * (1 - part))
-    return found[0], found[1], found[2]
+        deciles.append(lower + step * part if part < 0.5 else upper - step * (1 - part))
+    return deciles[0], deciles[1], deciles[2]
 
 
 _SIZES = ((10_000, 64), (10_000, 256), (1_000, 2048), (1, 8192))

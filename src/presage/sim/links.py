@@ -152,12 +152,12 @@ class LinkLoads:
         return max(self._at(node).get(job, 1.0) for node in spanned)
 
     def _at(self, node: str) -> dict[str, float]:
-        found = self._stretches.get(node)
-        if found is None:
+        by_job = self._stretches.get(node)
+        if by_job is None:
             here = self._on.get(node, {})
-            found = dict(zip(here, stretches(list(here.values()), self.phase), strict=True))
-            self._stretches[node] = found
-        return found
+            by_job = dict(zip(here, stretches(list(here.values()), self.phase), strict=True))
+            self._stretches[node] = by_job
+        return by_job
 
     def _others(self, nodes: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(job for node in nodes for job in self._on.get(node, ())))

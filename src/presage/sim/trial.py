@@ -161,7 +161,7 @@ class Trial:
         count, seed = self.policy.rules.draws, self.seed + self.looks
         left = history.sample(jobs, now, count, np.random.default_rng(seed))
         names = [job.id for job in jobs]
-        found = []
+        draws = []
         for number, column in enumerate(left.T):
             coming, coming_s = coming_jobs(
                 lambda at, rng: self.learner.arrivals.draw(at, began, rng),
@@ -171,8 +171,8 @@ class Trial:
                 number,
             )
             left_s = dict(zip(names, column.tolist(), strict=True))
-            found.append(_Draw(left_s, coming, coming_s))
-        return found
+            draws.append(_Draw(left_s, coming, coming_s))
+        return draws
 
     def _pairs(
         self, now: float, state: State, draws: Sequence[_Draw]

@@ -82,7 +82,7 @@ class ArrayRows:
     def counts(self, ids: Sequence[str]) -> dict[str, ArrayCounts]:
         """What the members of each array add up to, but for those that were removed. A member that
         failed is no candidate for the best."""
-        found: dict[str, ArrayCounts] = {array_id: ArrayCounts() for array_id in ids}
+        counts: dict[str, ArrayCounts] = {array_id: ArrayCounts() for array_id in ids}
         query = select(
             jobs.c.array,
             jobs.c.status,
@@ -98,14 +98,14 @@ class ArrayRows:
             with self._database.read() as connection:
                 rows = connection.execute(query.where(jobs.c.array.in_(some))).all()
             for array_id, status, count, low, high, workers, ended_at in rows:
-                one = found[array_id]
+                one = counts[array_id]
                 one.statuses[status] = count
                 one.workers += int(workers or 0)
                 one.ended_at = max(filter(None, (one.ended_at, ended_at)), default=None)
                 if low is not None and status != "FAILED":
                     one.lowest = low if one.lowest is None else min(one.lowest, low)
                     one.highest = high if one.highest is None else max(one.highest, high)
-        return found
+        return counts
 
 
 def _array(row: Row[Any]) -> ArrayRow:

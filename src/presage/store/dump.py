@@ -85,9 +85,9 @@ def is_empty(url: str) -> bool:
 
 def _tables(connection: Connection) -> list[Table]:
     """As they are in the database, those that others point to first."""
-    found = MetaData()
-    found.reflect(connection)
-    return [table for table in found.sorted_tables if table.name != _REVISIONS]
+    metadata = MetaData()
+    metadata.reflect(connection)
+    return [table for table in metadata.sorted_tables if table.name != _REVISIONS]
 
 
 def _batches(path: Path) -> Iterator[tuple[str, list[str], list[list[Any]]]]:

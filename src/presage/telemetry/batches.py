@@ -103,19 +103,19 @@ def _passed(before: CoreTime | None, after: CoreTime) -> CoreTime:
 def time_batches(loader: Iterable[Any], batches: int, most_s: float) -> list[TimedBatch]:
     """Seconds until each batch came, and its samples: as many as asked for, or those that came in
     the time. An iterable that ends is gone through again, as a training does."""
-    found: list[TimedBatch] = []
+    timed: list[TimedBatch] = []
     start = last = time.perf_counter()
     makers, again = BatchMakers(), True
-    while again and len(found) < batches and last - start < most_s:
-        before = len(found)
+    while again and len(timed) < batches and last - start < most_s:
+        before = len(timed)
         for batch in loader:
             now = time.perf_counter()
-            found.append(TimedBatch(now - last, samples_in(batch), *makers.since()))
+            timed.append(TimedBatch(now - last, samples_in(batch), *makers.since()))
             last = now if makers.have_workers else time.perf_counter()  # they did not stop
-            if len(found) >= batches or last - start >= most_s:
+            if len(timed) >= batches or last - start >= most_s:
                 break
-        again = len(found) > before and iter(loader) is not loader
-    return found
+        again = len(timed) > before and iter(loader) is not loader
+    return timed
 
 
 def samples_in(batch: Any) -> int:

@@ -218,11 +218,11 @@ class _Pulses:
         notes = [f"bursts: memory utilization is made of {self._sampler.memory_counter}"]
         if len(names) > 1 and self._sampler.shared_network:
             notes.append("bursts: the workers share a network, so each shows what all sent")
-        found = bursts_of(rows, cores=cores)
-        if len(found) < max(len(names), 1):
+        tasks = bursts_of(rows, cores=cores)
+        if len(tasks) < max(len(names), 1):
             notes.append("bursts: too few samples of a worker to tell them; let it run for longer")
         self.notes = tuple(notes)
-        return found
+        return tasks
 
 
 def _own_peak_kib() -> int:

@@ -140,9 +140,9 @@ class InputRows:
         """For each row of the input, the sample of its series that it became."""
         order = np.argsort(self.pod_of_row, kind="stable")
         samples = [np.arange(len(pod)) if pod.rows is None else pod.rows for pod in self.series]
-        found = np.empty(len(order), dtype=np.int64)
-        found[order] = np.concatenate(samples) if samples else order
-        return found
+        sample_of = np.empty(len(order), dtype=np.int64)
+        sample_of[order] = np.concatenate(samples) if samples else order
+        return sample_of
 
 
 def read_rows(

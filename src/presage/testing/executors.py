@@ -1,6 +1,6 @@
 """What every executor must keep, as tests to inherit: `PortSuite` first, then `ExecutorSuite`.
 
-    class TestMine(PortSuite):
+    class TestMyExecutor(PortSuite):
         @pytest.fixture
         def kit(self) -> Iterator[ExecutorKit]:
             ...

@@ -1,6 +1,6 @@
 """What every store must keep, as tests to inherit, and a throw-away PostgreSQL to run them on.
 
-    class TestMine(StoreSuite):
+    class TestMyStore(StoreSuite):
         @pytest.fixture
         def store(self) -> Store:
             return MyStore()
@@ -329,9 +329,9 @@ class PostgresCluster:
     @staticmethod
     def programs() -> Path | None:
         """Where `initdb` and `pg_ctl` are: on PATH, or where Debian puts them."""
-        found = shutil.which("pg_ctl")
-        if found is not None and shutil.which("initdb") is not None:
-            return Path(found).parent
+        pg_ctl = shutil.which("pg_ctl")
+        if pg_ctl is not None and shutil.which("initdb") is not None:
+            return Path(pg_ctl).parent
         newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
         return newest[-1].parent if newest else None
 

@@ -143,8 +143,8 @@ class _ArrayView:
         members = page["jobs"]
         best: list[dict[str, Any]] = []
         if body["metric"]:
-            found = await self._visit.get(f"{self._path}/best", max_age_s=2.0, limit=_SHOWN)
-            best = found["best"]
+            ranking = await self._visit.get(f"{self._path}/best", max_age_s=2.0, limit=_SHOWN)
+            best = ranking["best"]
         self._show(members, best)
 
     def _show(self, members: list[dict[str, Any]], best: list[dict[str, Any]]) -> None:

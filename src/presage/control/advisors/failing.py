@@ -222,13 +222,13 @@ class Failing:
             rows, names = _rows(runs, [asked], moment)
             if model is None:
                 return _by_rate(rows[0], names)
-            found = model.foresee(rows[0])
+            foreseen = model.foresee(rows[0])
             reasons = tuple(
                 f"{in_words(one.feature, one.value)} ({one.adds:+.0%})"
-                for one in found.reasons[:3]
+                for one in foreseen.reasons[:3]
                 if abs(one.adds) >= 0.005
             )
-            said = found.estimate
+            said = foreseen.estimate
             return FailureForecast(
                 said.p50, said.p10, said.p90, moment, standing.champion, reasons
             )
@@ -315,7 +315,7 @@ def _ended_run(ended: Ended, telemetry: Telemetry) -> _KnownRun:
 def first_minute(rows: Iterable[Row], started_at: float) -> dict[str, float]:
     """What a run used in its first minute; empty where it was not measured. Of several workers
     the mean."""
-    found: dict[str, list[float]] = {name: [] for name in _MINUTE}
+    measured: dict[str, list[float]] = {name: [] for name in _MINUTE}
     counted: dict[str, Row] = {}
     for row in rows:
         if row.at < started_at:
@@ -325,12 +325,12 @@ def first_minute(rows: Iterable[Row], started_at: float) -> dict[str, float]:
         counted[row.worker] = row
         for name in ("cpu_cores", "rss_mib", "gpu_util_pct", "gpu_memory_mib"):
             if (value := getattr(row, name)) is not None:
-                found[name].append(value)
+                measured[name].append(value)
     for row in counted.values():
         for name, moved in (("read_mib", row.read_bytes), ("write_mib", row.write_bytes)):
             if moved is not None:
-                found[name].append(moved / (1 << 20))
-    return {name: float(np.mean(values)) for name, values in found.items() if values}
+                measured[name].append(moved / (1 << 20))
+    return {name: float(np.mean(values)) for name, values in measured.items() if values}
 
 
 def _usable(runs: Sequence[_KnownRun], moment: str) -> list[_KnownRun]:

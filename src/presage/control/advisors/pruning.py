@@ -192,9 +192,9 @@ _Report = tuple[str, int, float | str]
 def _news(row: JobRow, study: PruneStudy, followed: _Followed) -> list[_Report]:
     """What became known of a member: a report of a later step, its end."""
     news: list[_Report] = []
-    found = _reported(row.progress, study.metric)
-    if found is not None and found[0] > study.steps.get(row.id, -1) and row.id not in study.over:
-        news.append((row.id, *found))
+    latest = _reported(row.progress, study.metric)
+    if latest is not None and latest[0] > study.steps.get(row.id, -1) and row.id not in study.over:
+        news.append((row.id, *latest))
     if row.status in _ENDS and row.id not in followed.ended and (news or row.id in study.steps):
         news.append((row.id, 0, row.status))
     return news

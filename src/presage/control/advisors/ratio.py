@@ -291,12 +291,12 @@ def _busy(
 
 def _jobs_with_servers(state: State, now: float) -> dict[str, _TunedView]:
     """Jobs that want to be tuned."""
-    found = {}
+    views = {}
     for job in state.active.values():
         places = _places(job)
         if places is not None:
-            found[job.id] = _as_seen(job, places, state, now)
-    return found
+            views[job.id] = _as_seen(job, places, state, now)
+    return views
 
 
 def _places(job: Job) -> tuple[int, int] | None:

@@ -91,7 +91,7 @@ class Unattended:
 
     def _attended(self, state: State) -> list[_Attended]:
         jobs = [*state.pending, *state.active]
-        return [found for id in jobs if (found := self._of(state.jobs[id])) is not None]
+        return [attended for id in jobs if (attended := self._of(state.jobs[id])) is not None]
 
     def _of(self, job: Job) -> _Attended | None:
         labels = job.spec.labels

@@ -44,13 +44,13 @@ class LimitsConfig(_AccessPart):
 
     def rules_of(self, user: User) -> list[tuple[str, LimitRule]]:
         """The rules about a user, the closest first, each with its place in the file."""
-        found = [(f"access.limits.users.{user.name}", self.users.get(user.name))]
+        rules = [(f"access.limits.users.{user.name}", self.users.get(user.name))]
         if user.team:
-            found.append((f"access.limits.teams.{user.team}", self.teams.get(user.team)))
+            rules.append((f"access.limits.teams.{user.team}", self.teams.get(user.team)))
         for role, rule in self.roles.items():
             if role == user.role:
-                found.append((f"access.limits.roles.{role}", rule))
-        return [(place, rule) for place, rule in found if rule is not None]
+                rules.append((f"access.limits.roles.{role}", rule))
+        return [(place, rule) for place, rule in rules if rule is not None]
 
     def check(self, user: User, queue: str, priority: int) -> None:
         """Refuse what a user may not ask for, and name the rule."""

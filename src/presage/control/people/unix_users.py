@@ -74,7 +74,7 @@ class UnixUsers:
 
     def _known(self, owner: str, name: str | int) -> UnixUser:
         try:
-            found = pwd.getpwuid(name) if isinstance(name, int) else pwd.getpwnam(name)
+            entry = pwd.getpwuid(name) if isinstance(name, int) else pwd.getpwnam(name)
         except KeyError:
             if isinstance(name, int) and name > 0:
                 return UnixUser(uid=name, gid=name, name=owner, home="")
@@ -82,13 +82,13 @@ class UnixUsers:
                 f"this machine has no Unix user {name}, who is to run the jobs of {owner}"
             ) from None
         groups = tuple(
-            group for group in os.getgrouplist(found.pw_name, found.pw_gid) if group != 0
+            group for group in os.getgrouplist(entry.pw_name, entry.pw_gid) if group != 0
         )
         user = UnixUser(
-            uid=found.pw_uid,
-            gid=found.pw_gid,
-            name=found.pw_name,
-            home=found.pw_dir if Path(found.pw_dir).is_dir() else "",
+            uid=entry.pw_uid,
+            gid=entry.pw_gid,
+            name=entry.pw_name,
+            home=entry.pw_dir if Path(entry.pw_dir).is_dir() else "",
             groups=groups,
         )
         if 0 in (user.uid, user.gid):

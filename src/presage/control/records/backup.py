@@ -117,13 +117,13 @@ def _fill(
         }
         _add_bytes(tar, _ABOUT, json.dumps(about).encode())
         _add_file(tar, _DATABASE, dumped, files)
-    found = list(_kept(layout, with_secrets))
-    for number, path in enumerate(found):
-        report(number, len(found))
+    kept = list(_kept(layout, with_secrets))
+    for number, path in enumerate(kept):
+        report(number, len(kept))
         name = _FILES + path.relative_to(layout.data).as_posix()
         with suppress(FileNotFoundError):  # it is gone since
             _add_file(tar, name, path, files)
-    report(len(found), len(found))
+    report(len(kept), len(kept))
     manifest = {**about, "rows": counts, "files": files}
     _add_bytes(tar, _MANIFEST, json.dumps(manifest).encode())
     return _info(out, manifest)
@@ -327,10 +327,10 @@ def _copy(source: IO[bytes], target: Path | None, member: tarfile.TarInfo) -> di
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    found = tar.extractfile(member)
-    if found is None:
+    content = tar.extractfile(member)
+    if content is None:
         raise BackupError(f"{member.name[:80]!r} is no file")
-    return found
+    return content
 
 
 def _first_wrong(manifest: dict[str, Any], seen: dict[str, Any]) -> str:

@@ -113,14 +113,14 @@ class Retention:
         """What removing jobs would free; each must be over."""
         going = {row.id for row in rows}
         counted: set[str] = set()
-        found = []
+        freed = []
         for row in rows:
             size = _size(self.layout.job(row.id))
             if row.folder and row.folder not in counted and self._alone(row, going):
                 counted.add(row.folder)
                 size += _size(self.layout.folder(row.folder))
-            found.append(Removed(row.id, row.status, row.ended_at or 0.0, size))
-        return found
+            freed.append(Removed(row.id, row.status, row.ended_at or 0.0, size))
+        return freed
 
     def remove(self, rows: Sequence[JobRow], who: str, now: float) -> list[Removed]:
         """Remove all that is kept of jobs that are over; the journal keeps the facts."""

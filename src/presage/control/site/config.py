@@ -185,10 +185,10 @@ class SharesSection(_Section):
         if (self.method is EnforcementMethod.MIG) != bool(self.slices):
             raise misplaced("goes with method: mig, which needs it", "slices")
         try:
-            found = [one.known() for one in self.slices]
+            known = [one.known() for one in self.slices]
         except ValueError as error:
             raise misplaced(str(error), "slices") from None
-        if len({one.uuid for one in found}) < len(found):
+        if len({one.uuid for one in known}) < len(known):
             raise misplaced("names a slice twice", "slices")
         return self
 
@@ -249,11 +249,11 @@ class RetentionSection(_Section):
 
     def settings(self) -> dict[str, Any]:
         """The same as fields of the settings."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for kind in type(self).model_fields:
             age_s, size = _bounds(getattr(self, kind) or "")
-            found |= {f"keep_{kind}_s": age_s, f"keep_{kind}_bytes": size}
-        return found
+            settings |= {f"keep_{kind}_s": age_s, f"keep_{kind}_bytes": size}
+        return settings
 
 
 def _bounds(text: str) -> tuple[float | None, int | None]:

@@ -236,8 +236,8 @@ class Service:
         visible = partial(may_see, user)
         known = await self._look(job_id)
         if known is None:
-            found = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
-            known = await self._look(found)
+            full_id = await asyncio.to_thread(resolve, self.store.jobs, job_id, visible)
+            known = await self._look(full_id)
         if known is None or not may_see(user, known.row):
             raise await asyncio.to_thread(unknown_job, self.store.jobs, job_id, visible)
         return known

@@ -48,14 +48,14 @@ async def _awaited(service: Service, row: JobRow) -> list[dict[str, Any]]:
     def question(engine: Engine) -> list[dict[str, Any]]:
         state = engine.state
         job = state.gates.blocked.get(row.id)
-        found = []
+        awaited = []
         for one in job.spec.after if job is not None else ():
             other, array = state.jobs.get(one.job), state.gates.arrays.get(one.job)
             left = len(array.members) if array is not None else 0
             status = status_of(other) if other is not None else f"{left} jobs left"
             ends = service.starts.end(one.job)
-            found.append({"id": one.job, "on": str(one.on), "status": status, "ends_s": ends})
-        return found
+            awaited.append({"id": one.job, "on": str(one.on), "status": status, "ends_s": ends})
+        return awaited
 
     with suppress(PresageError):
         known: list[dict[str, Any]] = await service.ask(question)
@@ -149,8 +149,8 @@ def failure_view(service: Service, row: JobRow) -> dict[str, Any] | None:
     if row.status in ENDED or stored is None or stored.manifest is None:
         return None
     spec = to_spec(Manifest.from_json(stored.manifest), row.id, row.owner)
-    found = service.failing.forecast(spec, row.submitted_at, row.started_at, time.time())
-    return None if found is None else {**encode(found), "text": found.text}
+    forecast = service.failing.forecast(spec, row.submitted_at, row.started_at, time.time())
+    return None if forecast is None else {**encode(forecast), "text": forecast.text}
 
 
 async def explain_job(service: Service, row: JobRow, me: User) -> dict[str, Any]:
@@ -236,7 +236,7 @@ async def what_jobs_wait_for(
         return waiting
 
     try:
-        found: list[dict[str, Any]] = await service.ask(question)
+        waits: list[dict[str, Any]] = await service.ask(question)
     except NotLeading:  # what is stored has to do
-        found = []
-    return found
+        waits = []
+    return waits

@@ -37,11 +37,11 @@ def _reasons(service: Service, jobs: list[str]) -> dict[str, tuple[str, str]]:
     """What waiting jobs wait for at this moment; nothing when nobody decides."""
 
     def question(engine: Engine) -> dict[str, tuple[str, str]]:
-        found = {}
+        reasons = {}
         for job in jobs:
             if (reason := engine.explain(job)) is not None:
-                found[job] = (str(reason.code), reason.text)
-        return found
+                reasons[job] = (str(reason.code), reason.text)
+        return reasons
 
     try:
         known: dict[str, tuple[str, str]] = service.live.ask(question)
@@ -87,7 +87,7 @@ def best_jobs(service: Service, row: ArrayRow, limit: int) -> dict[str, Any]:
 
 def explain_members(service: Service, row: ArrayRow) -> dict[str, Any]:
     """Why the jobs of an array are where they are, and when the next of them start."""
-    found: Counter[tuple[str, str]] = Counter()
+    reasons: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     shown = ("QUEUED", "FAILED", "HALTED", "CANCELLED")
     rows = members(service.store, row.id, shown)
@@ -95,7 +95,7 @@ def explain_members(service: Service, row: ArrayRow) -> dict[str, Any]:
     now = _reasons(service, waiting[:_LOOKED_AT])
     for job in rows:
         reason = now.get(job.id) or (job.reason_code, job.reason_text)
-        found[reason] += 1
+        reasons[reason] += 1
         examples.setdefault(reason, job.id)
     etas = [eta for eta in map(service.starts.eta, waiting) if eta is not None]
     etas.sort(key=lambda eta: eta["p50"] if eta["p50"] is not None else float("inf"))
@@ -104,7 +104,7 @@ def explain_members(service: Service, row: ArrayRow) -> dict[str, Any]:
         "counts": service.store.arrays.counts([row.id])[row.id].statuses,
         "reasons": [
             {"reason": {"code": code, "text": text}, "jobs": jobs, "example": examples[key]}
-            for key, jobs in found.most_common(_REASONS)
+            for key, jobs in reasons.most_common(_REASONS)
             for code, text in (key,)
         ],
         "next_eta_s": etas[0] if etas else None,

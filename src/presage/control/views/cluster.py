@@ -100,12 +100,12 @@ async def drain_view(service: Service, name: str) -> dict[str, Any]:
     node, where, _ = await find_node(service, name)
 
     def question(engine: Engine) -> list[tuple[str, int, int]]:
-        found = []
+        affected = []
         for job in engine.state.active.values():
             here = sum(worker.node == node.name for worker in job.allocation)
             if here:
-                found.append((job.id, here, len(job.allocation)))
-        return found
+                affected.append((job.id, here, len(job.allocation)))
+        return affected
 
     on_it = await service.ask(question)
     jobs = await asyncio.to_thread(_moved, service, on_it)

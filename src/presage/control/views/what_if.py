@@ -44,15 +44,15 @@ def _chosen(
     for name, one in file.policies.items():
         refuse_bundles(name, one)
     for name in dict.fromkeys(names):
-        found = known.get(name)
-        if found is None and not is_file(name):  # code of the machine that asks stays there
-            found = find_own(name, pipelines, service.settings.queues, file.guard)
-        if found is None and "@" in name:
+        policy = known.get(name)
+        if policy is None and not is_file(name):  # code of the machine that asks stays there
+            policy = find_own(name, pipelines, service.settings.queues, file.guard)
+        if policy is None and "@" in name:
             refuse_bundles(name)
-            found = registry.policy_config(name, pipelines, section=file.guard)
-        if found is None:
+            policy = registry.policy_config(name, pipelines, section=file.guard)
+        if policy is None:
             raise ConfigError(f"unknown policy {name!r}; there are: {', '.join(known)}")
-        chosen[name] = found
+        chosen[name] = policy
     return chosen
 
 

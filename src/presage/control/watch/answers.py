@@ -55,7 +55,7 @@ class HeldGpus:
 
 def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[HeldGpus]:
     """Which GPUs are held by whom; those that do nothing first, then the most."""
-    found = []
+    held = []
     for seen in sight.jobs:
         if not seen.running:
             continue
@@ -65,8 +65,8 @@ def held_gpus(sight: SeenCluster, measured: Busy | None = None) -> list[HeldGpus
             continue
         busy = None if measured is None else measured.of(seen.id, run)
         nodes = tuple(dict.fromkeys(worker.node for worker in run.workers))
-        found.append(HeldGpus(seen.id, seen.owner, gpus, run.started_at, nodes, busy))
-    return sorted(found, key=lambda one: (not one.idle, -one.gpus, one.since))
+        held.append(HeldGpus(seen.id, seen.owner, gpus, run.started_at, nodes, busy))
+    return sorted(held, key=lambda one: (not one.idle, -one.gpus, one.since))
 
 
 class WatchedCluster:
@@ -234,12 +234,12 @@ def _ended(row: JobRow, now: float) -> str:
 def _find(sight: SeenCluster, asked: str) -> SeenJob | None:
     """A job by its id, the part of it before `@`, a pod without its namespace, or its name."""
     for kind in range(4):
-        found = [seen for seen in sight.jobs if _names(seen)[kind] == asked]
-        if len(found) > 1:
-            names = ", ".join(seen.id for seen in found[:5])
+        matches = [seen for seen in sight.jobs if _names(seen)[kind] == asked]
+        if len(matches) > 1:
+            names = ", ".join(seen.id for seen in matches[:5])
             raise WatchError(f"{asked[:80]} stands for several jobs: {names}; give an id")
-        if found:
-            return found[0]
+        if matches:
+            return matches[0]
     return None
 
 

@@ -137,11 +137,11 @@ class Scores:
 
 def read_scores(knowledge: Knowledge) -> list[Scored]:
     """All that was scored, oldest first."""
-    found = []
+    scores = []
     for line in knowledge.tail(_OUTCOMES, _MOST):
         body = json.loads(line)
-        found.append(Scored(body["job"], _forecast(body["forecast"]), body["started_at"]))
-    return found
+        scores.append(Scored(body["job"], _forecast(body["forecast"]), body["started_at"]))
+    return scores
 
 
 def report(scored: Iterable[Scored], since: float = -inf) -> dict[str, Any]:

@@ -584,8 +584,8 @@ class AdoptedPods:
         return {name for name, job in jobs.items() if job.allocation} | self._runs.keys()
 
     def _is_foreign(self, job: str) -> bool:
-        found = self._jobs().get(job)
-        return found is not None and FOREIGN in found.spec.labels
+        known = self._jobs().get(job)
+        return known is not None and FOREIGN in known.spec.labels
 
 
 def _phase(pod: Json) -> str:

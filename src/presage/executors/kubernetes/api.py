@@ -556,12 +556,12 @@ def _unreachable(url: str, error: Exception) -> str:
 
 
 def _forbidden(said: str, method: str, path: str, query: Mapping[str, Any] | None) -> str:
-    found = re.search(
+    match = re.search(
         r'User "(.*?)" cannot (\S+) resource "(.*?)"(?: in API group "(.*?)")?', said
     )
-    if not found:
+    if not match:
         return said
-    user, verb, resource, group = found.groups()
+    user, verb, resource, group = match.groups()
     space = re.search(r'in the namespace "(.*?)"', said)
     where = f"in namespace {space[1]}" if space else "in the whole cluster"
     kind = "Role" if space else "ClusterRole"

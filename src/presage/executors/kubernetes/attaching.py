@@ -379,9 +379,9 @@ def _words(said: bytes) -> str:
 
 def _status(said: bytes) -> Json:
     with suppress(ValueError):
-        found = json.loads(said)
-        if isinstance(found, dict):
-            return found
+        status = json.loads(said)
+        if isinstance(status, dict):
+            return status
     return {"message": said.decode("utf-8", "replace")}
 
 

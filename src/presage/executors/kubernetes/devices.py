@@ -78,11 +78,11 @@ def gpu_request(gpus: float, memory_mib: int, node: Mapping[str, Any]) -> dict[s
     if gpus >= 1:
         return {whole: str(math.ceil(gpus))}
     fitting = sorted(
-        (int(found[1]), int(found[2]), name)
+        (int(mig[1]), int(mig[2]), name)
         for name in have
-        if (found := _MIG.fullmatch(name))
-        and int(found[1]) / _SEVENTHS >= gpus - 0.5 / _SEVENTHS
-        and int(found[2]) * 1024 >= memory_mib
+        if (mig := _MIG.fullmatch(name))
+        and int(mig[1]) / _SEVENTHS >= gpus - 0.5 / _SEVENTHS
+        and int(mig[2]) * 1024 >= memory_mib
     )
     if fitting:
         return {fitting[0][2]: "1"}

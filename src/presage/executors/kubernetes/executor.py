@@ -232,9 +232,9 @@ class KubernetesExecutor:
         if time.monotonic() < self._wishes_at:
             return []
         self._wishes_at = time.monotonic() + _WISHES_S
-        found = [(run, run.wish()) for run in list(self._runs.values())]
-        self._wished = [run for run, workers in found if workers is not None]
-        return [ScaleRequested(run.key[0], count) for run, count in found if count is not None]
+        wishes = [(run, run.wish()) for run in list(self._runs.values())]
+        self._wished = [run for run, workers in wishes if workers is not None]
+        return [ScaleRequested(run.key[0], count) for run, count in wishes if count is not None]
 
     def attach(self, job: str, attempt: int, worker: str) -> socket:
         """A connection to the pod of a worker; any thread may ask."""

@@ -99,9 +99,9 @@ def gang_of(pod: Json, find: Find = lambda ref: None) -> Gang:
     marks = {**(meta.get("annotations") or {}), **(meta.get("labels") or {})}
     space = meta.get("namespace", "default")
     for read in (_by_own_label, _by_group_label, _by_set, _by_operator, _by_ray, _by_job):
-        found = read(space, marks, pod, find)
-        if found is not None:
-            return found
+        gang = read(space, marks, pod, find)
+        if gang is not None:
+            return gang
     return alone(pod)
 
 

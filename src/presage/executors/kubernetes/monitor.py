@@ -267,9 +267,9 @@ def _refused(key: Key, text: str) -> LaunchFailed:
 def _program(ended: Mapping[str, Any]) -> str:
     """The part of a runtime's long message that a person can use."""
     message = str(ended.get("message") or "")
-    found = re.search(r'exec: "([^"]+)": (.+?)(?:: unknown|$)', message)
-    if found:
-        return f"there is no program {found[1]!r}; check the command and the image ({found[2]})"
+    match = re.search(r'exec: "([^"]+)": (.+?)(?:: unknown|$)', message)
+    if match:
+        return f"there is no program {match[1]!r}; check the command and the image ({match[2]})"
     return message
 
 
@@ -280,8 +280,8 @@ def _statuses(pod: Json) -> list[Json]:
 
 def _main(pod: Json | None) -> Json:
     statuses = _statuses(pod) if pod else []
-    found = next((each for each in statuses if each["name"] == MAIN), None)
-    return (found or {}).get("state") or {}
+    status = next((each for each in statuses if each["name"] == MAIN), None)
+    return (status or {}).get("state") or {}
 
 
 def _begun(pod: Json | None) -> float | None:

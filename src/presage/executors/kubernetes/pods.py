@@ -386,8 +386,8 @@ def run_name(job: str, attempt: int) -> str:
 
 def main_resources(pod: Json) -> Json:
     """What the job's own container of a pod asks for."""
-    found = (c.get("resources") for c in pod["spec"]["containers"] if c["name"] == MAIN)
-    return next(found, None) or {}
+    resources = (c.get("resources") for c in pod["spec"]["containers"] if c["name"] == MAIN)
+    return next(resources, None) or {}
 
 
 def placed_json(workers: Sequence[Worker]) -> str:

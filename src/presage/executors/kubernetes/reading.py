@@ -95,9 +95,9 @@ def node_of(item: Json) -> Node:
     if resource:
         labels[GPU_RESOURCE] = resource
     for ours, theirs in _PLACES.items():
-        found = next((labels[name] for name in theirs if name in labels), None)
-        if found is not None:
-            labels.setdefault(ours, found)
+        place = next((labels[name] for name in theirs if name in labels), None)
+        if place is not None:
+            labels.setdefault(ours, place)
     return Node(
         name=meta["name"],
         devices=_devices(item, offered, resource),
@@ -157,24 +157,24 @@ def _devices(item: Json, offered: Json, resource: str) -> tuple[Device, ...]:
 def _hami_devices(text: str) -> tuple[Device, ...]:
     """The GPUs that HAMi found on a node, which offers each of them several times."""
     try:
-        found = json.loads(text)
-        return tuple(Device(str(d.get("type", ANY_GPU)), int(d["devmem"])) for d in found)
+        listed = json.loads(text)
+        return tuple(Device(str(d.get("type", ANY_GPU)), int(d["devmem"])) for d in listed)
     except (ValueError, TypeError, KeyError, AttributeError):
         return ()  # former versions wrote their own format: the count of the node is used
 
 
 def _taints(item: Json) -> Iterable[str]:
-    spec, found = item.get("spec") or {}, {}
+    spec, tainted = item.get("spec") or {}, {}
     for taint in spec.get("taints") or ():
         if taint.get("effect") in _KEEPS_OFF:
             text = f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}"
-            found[taint["key"]] = True
+            tainted[taint["key"]] = True
             yield text
-    if spec.get("unschedulable") and "node.kubernetes.io/unschedulable" not in found:
+    if spec.get("unschedulable") and "node.kubernetes.io/unschedulable" not in tainted:
         yield "node.kubernetes.io/unschedulable=:NoSchedule"
     conditions = (item.get("status") or {}).get("conditions") or ()
     ready = next((c.get("status") for c in conditions if c.get("type") == "Ready"), None)
-    if ready != "True" and not found.keys() & _NOT_READY:
+    if ready != "True" and not tainted.keys() & _NOT_READY:
         yield "node.kubernetes.io/not-ready=:NoSchedule"
 
 
@@ -365,24 +365,24 @@ def _gpu_types(where: Where) -> tuple[str, ...]:
 def refusals(pod: Json) -> list[str]:
     """What a pod asks for that we do not take into account: to place it would be wrong."""
     spec, asked = pod["spec"], requests_of(pod)
-    found = [f"it asks for {name}, which is not counted here" for name in _uncounted(asked)]
+    reasons = [f"it asks for {name}, which is not counted here" for name in _uncounted(asked)]
     if any(name in _SHARE for name in asked):
-        found.append("it asks for a part of a GPU of HAMi, whose own scheduler has to place it")
+        reasons.append("it asks for a part of a GPU of HAMi, whose own scheduler has to place it")
     affinity = spec.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
         if (affinity.get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution"):
-            found.append(f"it requires {kind}")
+            reasons.append(f"it requires {kind}")
     if any(
         one.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"
         for one in spec.get("topologySpreadConstraints") or ()
     ):
-        found.append("it has topologySpreadConstraints that must hold")
+        reasons.append("it has topologySpreadConstraints that must hold")
     if spec.get("resourceClaims"):
-        found.append("it has resourceClaims (dynamic resource allocation)")
+        reasons.append("it has resourceClaims (dynamic resource allocation)")
     ports = [p for each in spec.get("containers") or () for p in each.get("ports") or ()]
     if any(port.get("hostPort") for port in ports) and not spec.get("hostNetwork"):
-        found.append("it asks for a port of the host")
-    return found
+        reasons.append("it asks for a port of the host")
+    return reasons
 
 
 def _uncounted(asked: Iterable[str]) -> list[str]:

@@ -593,8 +593,8 @@ class PodRun:
         self.workers = tuple(ranked(self.workers))
         nodes = {worker.node: cluster.node(worker.node) for worker in self.workers}
         gone: Json = {"metadata": {"name": "gone"}}
-        found = {name: node if node is not None else gone for name, node in nodes.items()}
+        items = {name: node if node is not None else gone for name, node in nodes.items()}
         spec = self._spec_now()
         ran_s = 0.0 if self._began is None else time.time() - self._began
         use, where, size = cluster.use, cluster.namespace, self.change.number
-        return RunObjects(*self.key, spec, self.workers, use, where, found, size, ran_s)
+        return RunObjects(*self.key, spec, self.workers, use, where, items, size, ran_s)

@@ -178,14 +178,14 @@ class LocalExecutor(RunsExecutor):
         user: UnixUser | None,
     ) -> dict[str, dict[str, str]]:
         """Open the shares of GPUs that workers ask for; what each needs in its environment."""
-        found = {}
+        by_worker = {}
         for worker in workers:
             role = spec.roles[worker.role] if worker.role < len(spec.roles) else None
             if role is not None and role.share is not None:
                 name = f"{role.name}-{worker.index}"
                 share, uid = share_name(job, attempt, name), user.uid if user else None
-                found[name] = self._shares.open(share, role, spec, worker.devices, uid)
-        return found
+                by_worker[name] = self._shares.open(share, role, spec, worker.devices, uid)
+        return by_worker
 
     def limit(self, decision: Limit) -> None:
         """Hold the workers of a run to less CPU and memory; its guardian does so within a

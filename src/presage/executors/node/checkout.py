@@ -43,10 +43,10 @@ def check_out(url: str, ref: str, work: Path, env: Mapping[str, str]) -> str:
     if git("fetch", "--quiet", "--depth=1", "--", url, ref, check=False) is None:
         # A server may refuse to send one commit by its name; then it is in all of them.
         git("fetch", "--quiet", "--tags", "--", url, "+refs/heads/*:refs/remotes/origin/*")
-        found = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
-        if found is None:
+        commit = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
+        if commit is None:
             raise GitError(f"there is no branch, tag or commit {ref!r} in it")
-        git("checkout", "--quiet", "--detach", found)
+        git("checkout", "--quiet", "--detach", commit)
     else:
         git("checkout", "--quiet", "--detach", "FETCH_HEAD")
     return git("rev-parse", "HEAD") or ""

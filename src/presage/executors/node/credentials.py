@@ -85,8 +85,8 @@ def hand_over(directory: Path, user: UnixUser) -> None:
     if directory.stat().st_uid != user.uid:
         for _, folders, files, fd in os.fwalk(directory):
             for name in (*folders, *files):
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if found.st_nlink == 1 or name in folders:
+                info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if info.st_nlink == 1 or name in folders:
                     os.chown(name, user.uid, user.gid, dir_fd=fd, follow_symlinks=False)
     os.chown(directory, user.uid, user.gid)
     directory.chmod(0o700)

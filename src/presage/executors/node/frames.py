@@ -67,12 +67,12 @@ def frame(kind: bytes, body: bytes | dict[str, Any] = b"") -> bytes:
 def said(body: bytes) -> dict[str, Any]:
     """The JSON in a frame; raises FrameError."""
     try:
-        found = json.loads(body)
+        message = json.loads(body)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        message = None
+    if not isinstance(message, dict):
         raise FrameError("not a JSON object")
-    return found
+    return message
 
 
 class Frames:

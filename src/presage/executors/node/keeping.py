@@ -60,13 +60,13 @@ def note_before(plan: RunPlan) -> None:
 def keep(plan: RunPlan) -> ResultsNote | None:
     """Move what the run left to the results of its job, and write down what there is; None if
     there is nothing."""
-    found = _found(plan)
+    files = _found(plan)
     left_out: list[LeftOut] = []
-    if found:
+    if files:
         plan.result_dir.mkdir(parents=True, exist_ok=True)
         began_ns = (plan.run / RunPlan.FILE).stat().st_mtime_ns
         room = plan.most_results - sum(known.st_size for _, known in beneath.walk(plan.result_dir))
-        for path, known in sorted(found, key=lambda file: (-file[1].st_mtime_ns, file[0])):
+        for path, known in sorted(files, key=lambda file: (-file[1].st_mtime_ns, file[0])):
             freed = _replaced(plan.result_dir, path, began_ns)
             if plan.most_results and known.st_size > room + freed:
                 left_out.append(LeftOut(path=path, bytes=known.st_size, why="limit"))

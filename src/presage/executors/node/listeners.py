@@ -27,11 +27,11 @@ def listens(port: int, ancestor: int) -> bool:
 
 def _inodes(port: int) -> list[str]:
     """The sockets that listen at a port, by the number the kernel has for each."""
-    found = []
+    inodes = []
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.append(fields[9])
-    return found
+                    inodes.append(fields[9])
+    return inodes

@@ -350,5 +350,5 @@ def _check_environment(spec: RunSpec) -> None:
 def secret_path(layout: Layout, spec: RunSpec, name: str) -> Path:
     """Where the content of a secret is, or would have to be; raises RunSpecError for what cannot
     be the name of one."""
-    found = SecretFiles(layout).find(name, spec.owner, spec.team)
-    return found or layout.secret(name)
+    path = SecretFiles(layout).find(name, spec.owner, spec.team)
+    return path or layout.secret(name)

@@ -194,15 +194,15 @@ class Reporter(RunLog):
 
 def surroundings(work: Path, pid: int) -> dict[str, Any]:
     """The room on the disk that a run works on, and how the network of a process does."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with suppress(OSError):
         disk = os.statvfs(work)
-        found["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
-        found["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
+        figures["disk_free_mib"] = disk.f_bavail * disk.f_frsize / _MIB
+        figures["disk_total_mib"] = disk.f_blocks * disk.f_frsize / _MIB
     segments = tcp_segments(pid)
     if segments is not None:
-        found["tcp_sent"], found["tcp_resent"] = segments
-    return found
+        figures["tcp_sent"], figures["tcp_resent"] = segments
+    return figures
 
 
 def read_progress(file: Path) -> msg.ProgressReport | None:

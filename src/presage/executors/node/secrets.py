@@ -56,14 +56,14 @@ class SecretFiles:
 
     def listed(self, owner: str, team: str) -> list[SecretName]:
         """The secrets that jobs of this owner and team may use, by name."""
-        found = [SecretName(name) for name in _names(self._layout.secrets)]
+        secrets = [SecretName(name) for name in _names(self._layout.secrets)]
         if owner:
             names = _names(self._layout.secrets_of_user(owner))
-            found += [SecretName(name, user=owner) for name in names]
+            secrets += [SecretName(name, user=owner) for name in names]
         if team:
             names = _names(self._layout.secrets_of_team(team))
-            found += [SecretName(name, team=team) for name in names]
-        return sorted(found)
+            secrets += [SecretName(name, team=team) for name in names]
+        return sorted(secrets)
 
     def put(self, secret: SecretName, content: bytes) -> None:
         """Keep a secret, whole or not at all, for the server alone."""

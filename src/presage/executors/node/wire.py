@@ -157,10 +157,10 @@ def read_bounded(file: Path, most: int = 1 << 20) -> bytes:
 def mark(file: str | Path) -> Mark | None:
     """What changes when a file is replaced or touched; None when there is none."""
     try:
-        found = os.stat(file)  # noqa: PTH116 (called very often)
+        info = os.stat(file)  # noqa: PTH116 (called very often)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return info.st_mtime_ns, info.st_ino
 
 
 def encode(value: Any) -> Any:

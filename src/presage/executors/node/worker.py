@@ -401,12 +401,12 @@ def missing_program(argv: Sequence[str], env: Mapping[str, str], work: Path) -> 
     _, _, inner = map(tuple, _split(argv, "--no-python"))
     for program in (argv[0], *inner[:1]):
         where = str(work / program) if "/" in program else program
-        found = shutil.which(where, path=env.get("PATH", os.defpath))
-        if found is None and "/" in program and Path(where).exists():
+        path = shutil.which(where, path=env.get("PATH", os.defpath))
+        if path is None and "/" in program and Path(where).exists():
             return f"{program!r} is not executable"
-        if found is None:
+        if path is None:
             return f"there is no program {program!r}; check the command and its PATH"
-        if (interpreter := _interpreter(found)) and not Path(interpreter).exists():
+        if (interpreter := _interpreter(path)) and not Path(interpreter).exists():
             return f"{program!r} names an interpreter that is not there: {interpreter}"
     return None
 

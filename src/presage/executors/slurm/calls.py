@@ -95,7 +95,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _loads(text: bytes) -> Any:
-    def plain(found: dict[str, Any]) -> Any:
-        return b64decode(found["b64"]) if found.keys() == {"b64"} else found
+    def plain(value: dict[str, Any]) -> Any:
+        return b64decode(value["b64"]) if value.keys() == {"b64"} else value
 
     return json.loads(text, object_hook=plain)

@@ -267,23 +267,23 @@ class SlurmCommands:
         match = re.search(r"(\d+)\.(\d+)", said)
         if match is None:
             raise SlurmUnreachable(f"'sinfo --version' says {said.strip()!r}; is that Slurm?")
-        found = (int(match.group(1)), int(match.group(2)))
-        if found < _OLDEST:
+        version = (int(match.group(1)), int(match.group(2)))
+        if version < _OLDEST:
             raise SlurmUnreachable(
-                f"Slurm {found[0]}.{found[1]:02} is too old: Presage needs "
+                f"Slurm {version[0]}.{version[1]:02} is too old: Presage needs "
                 f"{_OLDEST[0]}.{_OLDEST[1]:02} or newer, where 'squeue --json' exists"
             )
-        return found
+        return version
 
     def config(self) -> dict[str, str]:
         """What the controller is configured to do."""
         lines = self.call("scontrol", "show", "config").splitlines()
-        found = (line.partition(" = ") for line in lines if " = " in line)
-        return {name.strip(): value.strip() for name, _, value in found}
+        settings = (line.partition(" = ") for line in lines if " = " in line)
+        return {name.strip(): value.strip() for name, _, value in settings}
 
     def partitions(self) -> list[SlurmPartition]:
         """Every partition that one may see."""
-        return [_partition(found) for found in self._scontrol("partition")]
+        return [_partition(record) for record in self._scontrol("partition")]
 
     def partition(self, name: str | None) -> SlurmPartition:
         """A partition by name, or the default one; raises SlurmRefused with those there are."""
@@ -298,7 +298,7 @@ class SlurmCommands:
 
     def nodes(self, partition: str | None = None) -> list[SlurmNode]:
         """The nodes, of one partition or of all."""
-        nodes = [_node(found) for found in self._scontrol("node", "--details")]
+        nodes = [_node(record) for record in self._scontrol("node", "--details")]
         return [node for node in nodes if partition is None or partition in node.partitions]
 
     def jobs(self, *, mine: bool = False) -> list[SlurmJob]:
@@ -312,8 +312,8 @@ class SlurmCommands:
         """When Slurm expects jobs that wait to start, by id (`12`, `12_3`, `12+1`), as
         `squeue --start` says; jobs about which it says nothing are left out."""
         lines = self.call("squeue", "--start", "--noheader", "--format=%i|%S").splitlines()
-        found = (line.rpartition("|") for line in lines)
-        return {id: float(when) for id, _, when in found if when.replace(".", "").isdecimal()}
+        columns = (line.rpartition("|") for line in lines)
+        return {id: float(when) for id, _, when in columns if when.replace(".", "").isdecimal()}
 
     def accounting(self, since: float, until: float | None = None) -> list[AccountedJob]:
         """The jobs that ran or waited at some time in a span, also such as are not over; raises
@@ -424,43 +424,43 @@ def _failure(program: str, said: str) -> SlurmUnreachable | SlurmRefused:
 # -- reading what was printed --------------------------------------------------------------------
 
 
-def _partition(found: Mapping[str, str]) -> SlurmPartition:
+def _partition(record: Mapping[str, str]) -> SlurmPartition:
     return SlurmPartition(
-        name=found["PartitionName"],
-        default=found.get("Default") == "YES",
-        up=found.get("State", "UP") == "UP",
-        nodes=expand_hosts(found.get("Nodes", "")),
-        default_s=limit_s(found.get("DefaultTime", "")),
-        most_s=limit_s(found.get("MaxTime", "")),
+        name=record["PartitionName"],
+        default=record.get("Default") == "YES",
+        up=record.get("State", "UP") == "UP",
+        nodes=expand_hosts(record.get("Nodes", "")),
+        default_s=limit_s(record.get("DefaultTime", "")),
+        most_s=limit_s(record.get("MaxTime", "")),
     )
 
 
-def _node(found: Mapping[str, str]) -> SlurmNode:
+def _node(record: Mapping[str, str]) -> SlurmNode:
     devices = tuple(
         Device(kind.lower() or ANY_GPU)
-        for kind, count in gpus_of(found.get("Gres", ""))
+        for kind, count in gpus_of(record.get("Gres", ""))
         for _ in range(count)
     )
-    features = found.get("AvailableFeatures", "(null)")
+    features = record.get("AvailableFeatures", "(null)")
     labels = {} if features in ("(null)", "") else {name: "" for name in features.split(",")}
-    held = tres(found.get("AllocTRES", ""))
+    held = tres(record.get("AllocTRES", ""))
     return SlurmNode(
         node=Node(
-            found["NodeName"],
+            record["NodeName"],
             devices,
-            int(found.get("CPUEfctv") or found.get("CPUTot") or 0) * 1000,
-            int(found.get("RealMemory") or 0) or UNLIMITED,
+            int(record.get("CPUEfctv") or record.get("CPUTot") or 0) * 1000,
+            int(record.get("RealMemory") or 0) or UNLIMITED,
             labels,
         ),
-        address=found.get("NodeAddr") or found["NodeName"],
-        states=frozenset(re.split(r"[+*]", found.get("State", "UNKNOWN")))
-        | (frozenset({"NOT_RESPONDING"}) if "*" in found.get("State", "") else frozenset()),
-        partitions=tuple(found.get("Partitions", "").split(",")),
-        reason=found.get("Reason", ""),
-        cpus_held=int(found.get("CPUAlloc") or 0),
+        address=record.get("NodeAddr") or record["NodeName"],
+        states=frozenset(re.split(r"[+*]", record.get("State", "UNKNOWN")))
+        | (frozenset({"NOT_RESPONDING"}) if "*" in record.get("State", "") else frozenset()),
+        partitions=tuple(record.get("Partitions", "").split(",")),
+        reason=record.get("Reason", ""),
+        cpus_held=int(record.get("CPUAlloc") or 0),
         # Not every cluster counts GPUs as TRES.
         gpus_held=sum(
-            count for _, count in gpus_of(found.get("GresUsed") or found.get("AllocTRES", ""))
+            count for _, count in gpus_of(record.get("GresUsed") or record.get("AllocTRES", ""))
         ),
         memory_held_mib=memory_mib(held.get("mem", "")),
     )
@@ -532,7 +532,7 @@ def _per_node(body: Mapping[str, Any]) -> list[tuple[str, int]]:
 def _type_asked(body: Mapping[str, Any]) -> str:
     names = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
     asked = (gpus_of(body.get(name) or "") for name in names)
-    return next((kind for found in asked for kind, _ in found if kind), "")
+    return next((kind for gpus in asked for kind, _ in gpus if kind), "")
 
 
 def _words(comment: Any) -> str:
@@ -542,29 +542,29 @@ def _words(comment: Any) -> str:
     return comment or ""
 
 
-def _accounted(found: Mapping[str, str]) -> AccountedJob:
-    state, _, who = found["State"].partition(" by ")
-    code, _, sent = found["ExitCode"].partition(":")
-    held = found["AllocTRES"] or found["ReqTRES"]
+def _accounted(record: Mapping[str, str]) -> AccountedJob:
+    state, _, who = record["State"].partition(" by ")
+    code, _, sent = record["ExitCode"].partition(":")
+    held = record["AllocTRES"] or record["ReqTRES"]
     gpus = gpus_of(held)
-    minutes = found["TimelimitRaw"]
+    minutes = record["TimelimitRaw"]
     return AccountedJob(
-        id=found["JobIDRaw"],
-        name=found["JobName"],
-        user=found["User"],
-        account=found["Account"],
-        partition=found["Partition"],
-        qos=found["QOS"],
+        id=record["JobIDRaw"],
+        name=record["JobName"],
+        user=record["User"],
+        account=record["Account"],
+        partition=record["Partition"],
+        qos=record["QOS"],
         state=state.split(" ")[0],
         cancelled_by=who,
         exit_code=int(code or 0),
         signal=int(sent or 0),
-        submitted_at=_seconds(found["Submit"]),
-        eligible_at=_seconds(found["Eligible"]),
-        started_at=_seconds(found["Start"]),
-        ended_at=_seconds(found["End"]),
+        submitted_at=_seconds(record["Submit"]),
+        eligible_at=_seconds(record["Eligible"]),
+        started_at=_seconds(record["Start"]),
+        ended_at=_seconds(record["End"]),
         limit_s=float(minutes) * 60 if minutes.isdecimal() else None,
-        nodes=() if "assigned" in found["NodeList"] else expand_hosts(found["NodeList"]),
+        nodes=() if "assigned" in record["NodeList"] else expand_hosts(record["NodeList"]),
         cpus=int(tres(held).get("cpu", "0")),
         memory_mib=memory_mib(tres(held).get("mem", "")),
         gpus=sum(count for _, count in gpus),

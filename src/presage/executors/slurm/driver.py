@@ -271,7 +271,7 @@ class SlurmDriver:
 
     def _see_nodes(self) -> None:
         nodes = self.commands.nodes(self.partition.name)
-        self.hardware = {found.node.name: found for found in nodes}
+        self.hardware = {host.node.name: host for host in nodes}
 
     def _say_nodes(self) -> None:
         before = {node.id for node in self.nodes.values()}
@@ -279,9 +279,9 @@ class SlurmDriver:
             self.nodes = self.pilots.nodes
         else:
             self.nodes = {
-                name: _as_seen(found)
-                for name, found in self.hardware.items()
-                if found.usable or (not found.gone and (found.draining or name in self.nodes))
+                name: _as_seen(host)
+                for name, host in self.hardware.items()
+                if host.usable or (not host.gone and (host.draining or name in self.nodes))
             }
         if self.pilots is not None and self.keeper is not None:
             for id in before - {node.id for node in self.nodes.values()}:
@@ -416,12 +416,12 @@ def _component(job: SlurmJob) -> bool:
     return job.het_id not in (0, job.id)
 
 
-def _as_seen(found: SlurmNode) -> FleetNode:
-    node = found.node
+def _as_seen(host: SlurmNode) -> FleetNode:
+    node = host.node
     resources = {"CPU": node.cpu_milli / 1000, "GPU": float(len(node.devices))}
     resources["memory"] = float(node.memory_mib << 20)
     kind = {"ray.io/accelerator-type": node.devices[0].type} if node.devices else {}
-    return FleetNode(node.name, node.name, found.address, resources, {**kind, **node.labels})
+    return FleetNode(node.name, node.name, host.address, resources, {**kind, **node.labels})
 
 
 def say(line: msg.DriverLine) -> None:

@@ -27,11 +27,11 @@ def number(value: Any) -> float | None:
 
 def pairs(line: str) -> dict[str, str]:
     """The `Key=value` pairs of a line of `scontrol --oneliner`; values may hold spaces."""
-    found = list(_PAIR.finditer(line))
-    ends = [match.start() for match in found[1:]] + [len(line)]
+    matches = list(_PAIR.finditer(line))
+    ends = [match.start() for match in matches[1:]] + [len(line)]
     return {
         match.group(1): line[match.end() : end].strip()
-        for match, end in zip(found, ends, strict=True)
+        for match, end in zip(matches, ends, strict=True)
     }
 
 
@@ -51,9 +51,9 @@ def gpus_of(text: str) -> list[tuple[str, int]]:
     type is empty where it does not say. Where TRES count the same GPUs with and without type,
     those with types are kept."""
     plain = re.sub(r"\([^)]*\)", "", text)
-    found = [(kind or "", int(count or 1)) for kind, count in _GPU.findall(plain)]
-    typed = [entry for entry in found if entry[0]]
-    return typed or found
+    entries = [(kind or "", int(count or 1)) for kind, count in _GPU.findall(plain)]
+    typed = [entry for entry in entries if entry[0]]
+    return typed or entries
 
 
 def limit_s(text: str) -> float | None:

@@ -55,8 +55,8 @@ def take(folder: Path, name: str) -> dict[str, str]:
     path = folder / name
     with path.open(encoding="utf-8") as file:
         path.unlink(missing_ok=True)
-        found: dict[str, str] = json.load(file)
-    return found
+        values: dict[str, str] = json.load(file)
+    return values
 
 
 def remove_stale(folder: Path, seen: Mapping[str, float], now: float) -> dict[str, float]:

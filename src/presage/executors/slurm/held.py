@@ -28,7 +28,7 @@ def held_by_others(
             sums[0] += job.cpus // count
             sums[1] += job.memory_mib // count
             sums[2] += job.gpus // count
-    found = {}
+    others = {}
     for node in nodes:
         cpus, memory_mib, gpus = own.get(node.node.name, (0, 0, 0))
         held = (
@@ -37,5 +37,5 @@ def held_by_others(
             max(0, node.gpus_held - gpus),
         )
         if any(held):
-            found[node.node.name] = held
-    return found
+            others[node.node.name] = held
+    return others

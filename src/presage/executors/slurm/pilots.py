@@ -102,15 +102,15 @@ class Pilots:
         """Nodes that pilots could hold and do not, as many as there may still be."""
         setup, shape = self._driver.setup, self._shape()
         held = {node.id.partition("@")[0] for node in self.nodes.values()}
-        found = []
+        nodes = []
         for host, known in sorted(self._driver.hardware.items()):
             enough = len(known.node.devices) >= shape.gpus
             if host in held or known.gone or known.draining or not enough:
                 continue
             cpus = self._driver.setup.pilot_cpus or known.node.cpu_milli // 1000
             memory_mib = setup.pilot_memory_mib or known.node.memory_mib
-            found.append(self._fleet_node(host, host, "", cpus, memory_mib, shape.gpus).as_node())
-        return found[: max(0, max(setup.pilot_nodes, setup.pilot_most) - len(self.nodes))]
+            nodes.append(self._fleet_node(host, host, "", cpus, memory_mib, shape.gpus).as_node())
+        return nodes[: max(0, max(setup.pilot_nodes, setup.pilot_most) - len(self.nodes))]
 
     @property
     def coming(self) -> bool:

@@ -146,9 +146,9 @@ class SlurmSource:
         nodes = [_node(line) for line in call("scontrol", "-o", "show", "node").splitlines()]
         nodes = [one for one in nodes if one.name]
         tiers = {
-            found[1]: int(found[2])
+            match[1]: int(match[2])
             for line in call("scontrol", "-o", "show", "partition").splitlines()
-            if (found := re.search(r"^PartitionName=(\S+) .*PriorityTier=(\d+)", line))
+            if (match := re.search(r"^PartitionName=(\S+) .*PriorityTier=(\d+)", line))
         }
         body = json.loads(call("squeue", "--json", "-t", "all"))
         place = _SlurmNodes(nodes, self._memory)
@@ -402,8 +402,8 @@ def _each(whole: _Amounts, count: int) -> Resources:
 def _gpu_type(record: Mapping[str, Any]) -> str:
     names = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
     texts = [str(record.get(name) or "") for name in names]
-    found = re.search(r"gpu:([A-Za-z_][\w.-]*)[:=]\d", " ".join(texts))
-    return found[1] if found else ""
+    match = re.search(r"gpu:([A-Za-z_][\w.-]*)[:=]\d", " ".join(texts))
+    return match[1] if match else ""
 
 
 def _workers(
@@ -418,8 +418,8 @@ def _workers(
     devices: list[tuple[int, ...]] = [()] * count
     if len(details) == count:
         for k, detail in enumerate(details):
-            found = re.search(r"IDX:([\d,-]+)", detail)
-            devices[k] = tuple(map(int, _numbers(found[1]))) if found else ()
+            match = re.search(r"IDX:([\d,-]+)", detail)
+            devices[k] = tuple(map(int, _numbers(match[1]))) if match else ()
             gpus[k] = len(devices[k])
     return tuple(
         SeenWorker(
@@ -442,16 +442,16 @@ def _share(whole: int, count: int, k: int) -> int:
 
 def _dependencies(text: str) -> tuple[tuple[Dependency, ...], bool]:
     """What a job waits for, and whether that is all of it."""
-    found, understood = [], "?" not in text
+    dependencies, understood = [], "?" not in text
     for part in filter(None, re.split(r"[,?]", text)):
         kind, _, jobs = re.sub(r"\([^)]*\)", "", part).partition(":")
         for job in filter(None, jobs.split(":")):
             if kind in _ON and re.fullmatch(r"\d+(_\d+)?", job):
-                found.append(Dependency(job, _ON[kind]))
+                dependencies.append(Dependency(job, _ON[kind]))
             else:
                 understood = False
         understood = understood and bool(jobs)
-    return tuple(found), understood
+    return tuple(dependencies), understood
 
 
 # -- accounts -------------------------------------------------------------------------------------

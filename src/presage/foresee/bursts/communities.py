@@ -23,7 +23,7 @@ Neighbours = Sequence[Sequence[int]]
 
 def largest_component(neighbours: Neighbours) -> list[int]:
     """The most nodes that edges join, in order; of as many those with the least number."""
-    found: list[int] = []
+    largest: list[int] = []
     seen = [False] * len(neighbours)
     for first in range(len(neighbours)):
         if seen[first]:
@@ -34,9 +34,9 @@ def largest_component(neighbours: Neighbours) -> list[int]:
                 if not seen[other]:
                     seen[other] = True
                     part.append(other)
-        if len(part) > len(found):
-            found = part
-    return sorted(found)
+        if len(part) > len(largest):
+            largest = part
+    return sorted(largest)
 
 
 def fluid_communities(neighbours: Neighbours, groups: int, seed: int) -> list[list[int]]:
@@ -78,10 +78,10 @@ def fluid_communities(neighbours: Neighbours, groups: int, seed: int) -> list[li
             density[new] = 1 / size[new]
         if settled:
             break
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for node in met:
-        found.setdefault(group_of[node], []).append(node)
-    return [sorted(each) for each in found.values()]
+        members.setdefault(group_of[node], []).append(node)
+    return [sorted(each) for each in members.values()]
 
 
 def _shuffled(draw: Callable[[int], int], count: int) -> list[int]:

@@ -85,14 +85,14 @@ def grouped(
     kept = largest_component([list(each) for each in neighbours])
     place = {node: at for at, node in enumerate(kept)}
     inside = [[place[other] for other in neighbours[node]] for node in kept]
-    found = fluid_communities(inside, min(len(kept), groups(len(kept))), _SEED)
+    communities = fluid_communities(inside, min(len(kept), groups(len(kept))), _SEED)
     group_of = np.full(len(sizes), -1)
-    for group, each in enumerate(found):
+    for group, each in enumerate(communities):
         for at in each:
             group_of[kept[at]] = group
-    x, adj = np.zeros((len(found), 3)), np.zeros((len(found), len(found)))
+    x, adj = np.zeros((len(communities), 3)), np.zeros((len(communities), len(communities)))
     for column, values in enumerate((sizes, np.ones(len(sizes)), often)):
-        x[:, column] = np.bincount(group_of[kept], values[kept], len(found))
+        x[:, column] = np.bincount(group_of[kept], values[kept], len(communities))
     first, second = group_of[edges[group_of[edges].min(1) >= 0]].T  # of nodes that were kept
     adj[first, second] = adj[second, first] = 1.0
     np.fill_diagonal(adj, 0.0)

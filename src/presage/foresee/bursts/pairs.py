@@ -60,12 +60,12 @@ def best_pairs(jobs: Sequence[Pulse]) -> list[tuple[int, int]]:
         if not left:
             return 0.0, ()
         first = min(left)
-        found = []
+        options = []
         for second in sorted(left - {first}):
             cost, pairs = best(left - {first, second})
             cost += slowdown(jobs[first], jobs[second])
-            found.append((cost, ((first, second), *pairs)))
-        return min(found)
+            options.append((cost, ((first, second), *pairs)))
+        return min(options)
 
     return list(best(frozenset(range(len(jobs))))[1])
 

@@ -104,7 +104,7 @@ def measured_runs(directory: Path) -> Iterator[dict[str, Any]]:
 def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
     """What a directory's runs tell of a setting."""
     wanted = Setting.parse(setting) if isinstance(setting, str) else setting
-    found: dict[str, list[list[float]]] = {}
+    measured: dict[str, list[list[float]]] = {}
     steps: dict[str, list[float]] = {}
     works: dict[str, dict[str, Any]] = {}
     for run in measured_runs(directory):
@@ -115,11 +115,11 @@ def read_runs(directory: Path, setting: Setting | str) -> MeasuredSetting:
             continue
         name = json.dumps(run["workload"], sort_keys=True)
         works[name] = run["workload"]
-        found.setdefault(name, []).append(labels)
+        measured.setdefault(name, []).append(labels)
         steps.setdefault(name, []).append(float(run.get("step_ms", np.nan)))
-    if not found:
+    if not measured:
         raise UserError(f"{directory} has no run of {wanted}")
-    repeats = [np.array(found[name]) for name in works]
+    repeats = [np.array(measured[name]) for name in works]
     return MeasuredSetting(
         wanted,
         list(works.values()),

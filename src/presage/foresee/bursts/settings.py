@@ -38,17 +38,17 @@ class Setting:
     @classmethod
     def parse(cls, text: str) -> Self:
         """A setting from its name."""
-        found = _FORM.fullmatch(text.strip())
-        if found is None or int(found[2]) < 1 or found[1] == "0":
+        match = _FORM.fullmatch(text.strip())
+        if match is None or int(match[2]) < 1 or match[1] == "0":
             raise ConfigError(
                 f"'{text}' is no setting: write W2/1gbit, P2W4/100mbit or P2W4/100mbit/async"
             )
-        network = found[3].lower()
+        network = match[3].lower()
         if network not in NETWORKS:
             raise ConfigError(f"'{text}': the network is one of {', '.join(NETWORKS)}")
-        if found[4] and not found[1]:
+        if match[4] and not match[1]:
             raise ConfigError(f"'{text}': an all-reduce is always in step; leave /async out")
-        return cls(int(found[2]), network, int(found[1] or 0), bool(found[4]))
+        return cls(int(match[2]), network, int(match[1] or 0), bool(match[4]))
 
     @property
     def roles(self) -> list[str]:

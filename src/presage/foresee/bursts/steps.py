@@ -214,7 +214,7 @@ def measured_steps(
     """What runs tell of steps, repeats as their mean. `slopes` has the bytes of trained parameters
     by workload (its JSON with sorted keys), `families` that of each model. Computing of a workload
     is the time that its workers kept their cores busy in a step, the median over its settings."""
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    measured: dict[tuple[str, str], list[tuple[float, float]]] = {}
     cores: dict[str, float] = {}
     models: dict[str, str] = {}
     for run in runs:
@@ -223,9 +223,9 @@ def measured_steps(
         setting = Setting.parse(run["setting"])
         step = float(run["step_ms"])
         busy = _mean(run["labels"], "util_burst_pct", "util") / 100 * step
-        found.setdefault((name, str(setting)), []).append((step, busy))
+        measured.setdefault((name, str(setting)), []).append((step, busy))
         cores[name] = float(run["machine"]["cores"])
-    means = {key: np.mean(values, axis=0) for key, values in found.items()}
+    means = {key: np.mean(values, axis=0) for key, values in measured.items()}
     out = []
     for (name, setting_name), (step, _) in means.items():
         busy = float(np.median([each[1] for key, each in means.items() if key[0] == name]))

@@ -99,30 +99,30 @@ def _again(checkpoint: Any, forward: Any) -> Any:
 
 def uncompiled(module: Any) -> tuple[Any, bool]:
     """The module without `torch.compile`, and whether any part of it was compiled."""
-    found = False
+    compiled = False
     if hasattr(module, "_orig_mod"):
-        module, found = module._orig_mod, True
+        module, compiled = module._orig_mod, True
     if not hasattr(module, "modules"):
-        return module, found
+        return module, compiled
     for part in list(module.modules()):
         if getattr(part, "_compiled_call_impl", None) is not None:
             part._compiled_call_impl = None
-            found = True
+            compiled = True
         for name, child in list(part._modules.items()):
             if child is not None and hasattr(child, "_orig_mod"):
                 part._modules[name] = child._orig_mod
-                found = True
-    return module, found
+                compiled = True
+    return module, compiled
 
 
 def sparse_embeddings(torch: Any, module: Any) -> list[Any]:
     """Embeddings whose gradients are sparse, which fake tensors do not know: made dense."""
-    found = []
+    embeddings = []
     for part in module.modules():
         if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
             part.sparse = False
-            found.append(part)
-    return found
+            embeddings.append(part)
+    return embeddings
 
 
 @contextlib.contextmanager

@@ -95,12 +95,12 @@ def _config(entries: Mapping[str, _ArchitectureEntry], name: str) -> dict[str, A
 @cache
 def _names() -> dict[str, str]:
     """Full names by every spelling."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, entry in _table().items():
         for word in (name, name.rpartition("/")[2], *entry.aliases):
-            found.setdefault(_key(word), name)
-            found.setdefault(_key(word.rpartition("/")[2]), name)
-    return found
+            names.setdefault(_key(word), name)
+            names.setdefault(_key(word.rpartition("/")[2]), name)
+    return names
 
 
 def _key(name: str) -> str:

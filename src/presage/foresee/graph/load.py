@@ -128,8 +128,8 @@ _PLAIN = {
 def _config_of(target: str) -> tuple[str, Mapping[str, Any]] | None:
     """Name and configuration of `hf:NAME` or a .json file; None for any other target."""
     if target.startswith("hf:"):
-        found = find_architecture(target)
-        return found.name, found.config
+        architecture = find_architecture(target)
+        return architecture.name, architecture.config
     if target.lower().endswith(".json"):
         return config_name(_file(target)), read_json(_file(target))
     return None

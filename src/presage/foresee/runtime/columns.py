@@ -95,23 +95,23 @@ class Columns:
     def beyond(self, table: pl.DataFrame) -> dict[str, tuple[float, float]]:
         """Numbers that are smaller or larger than any that was seen: the one furthest off, and the
         end of the range that it is beyond."""
-        found = {}
+        beyond = {}
         for name, (low, high) in self.ranges.items():
             values = numbers(table, name)
             values = values[np.isfinite(values)]
             if values.size and values.max() > high:
-                found[name] = float(values.max()), high
+                beyond[name] = float(values.max()), high
             elif values.size and values.min() < low:
-                found[name] = float(values.min()), low
-        return found
+                beyond[name] = float(values.min()), low
+        return beyond
 
     def unknown(self, table: pl.DataFrame) -> dict[str, list[str]]:
         """Values of categories that were never seen, by column."""
-        found = {}
+        unknown = {}
         for name, seen in self.categories.items():
             if news := sorted(set(texts(table, name).tolist()) - set(seen)):
-                found[name] = news
-        return found
+                unknown[name] = news
+        return unknown
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes; lists, as the order of columns is that of the models' inputs."""
@@ -173,13 +173,13 @@ def _refuse_no_number(table: pl.DataFrame, name: str) -> None:
 
 def nearly_numbers(table: pl.DataFrame, columns: Columns) -> dict[str, str]:
     """Categories of which nearly all values are numbers, and the first that is none."""
-    found = {}
+    nearly = {}
     for name in columns.categories:
         words = table[name].cast(pl.String).drop_nulls()
         none = words.cast(pl.Float64, strict=False).is_null()
         if table[name].dtype == pl.String and 0 < none.sum() < (1 - _NEARLY) * len(words):
-            found[name] = str(words.filter(none)[0])
-    return found
+            nearly[name] = str(words.filter(none)[0])
+    return nearly
 
 
 def numbers(table: pl.DataFrame, name: str) -> Floats:

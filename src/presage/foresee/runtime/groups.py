@@ -229,10 +229,10 @@ def _balance(labels: Sequence[str] | npt.NDArray[np.str_]) -> Floats:
 
 
 def _logged(columns: Columns, table: pl.DataFrame) -> Floats:
-    found = [
+    filled = [
         np.nan_to_num(numbers(table, name), nan=middle) for name, middle in columns.numeric.items()
     ]
-    values = np.stack(found, axis=1) if found else np.zeros((table.height, 0))
+    values = np.stack(filled, axis=1) if filled else np.zeros((table.height, 0))
     out: Floats = np.sign(values) * np.log1p(np.abs(values))
     return out
 

@@ -429,15 +429,15 @@ def _all_shares(shares: Floats) -> Floats:
 
 
 def _some_stages(queries: Mapping[str, Query], seed: int) -> list[tuple[Floats, Floats]]:
-    found = []
+    stages = []
     for query in queries.values():
         for stage, measured in query.measured.items():
             if len(measured) >= 8:
                 sizes = {one.scale_gb: query.tasks_at(stage, one.scale_gb) for one in measured}
                 logs = np.log(np.array([max(one.mean_s, _ROUND_S) for one in measured]))
-                found.append((rows_of(measured, sizes), logs))
-    order = np.random.default_rng(seed).permutation(len(found))[:_STAGES_TO_TUNE]
-    return [found[n] for n in order]
+                stages.append((rows_of(measured, sizes), logs))
+    order = np.random.default_rng(seed).permutation(len(stages))[:_STAGES_TO_TUNE]
+    return [stages[n] for n in order]
 
 
 def _waves_of(query: Query) -> list[MeasuredWave]:

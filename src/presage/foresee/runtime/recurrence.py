@@ -153,8 +153,8 @@ class StageRecurrence:
             raise BundleError(f"these arrays hold no recurrent network: {wrong}") from None
         width, state = len(made.centre), made.carried.shape[1]
         shapes = ((3 * state, width), (3 * state, state), (2, 3 * state), (2, state + width + 1))
-        found = (made.input.shape, made.carried.shape, made.offsets.shape, made.last.shape)
-        if found != shapes:
+        actual = (made.input.shape, made.carried.shape, made.offsets.shape, made.last.shape)
+        if actual != shapes:
             raise BundleError("these arrays hold no recurrent network: their shapes contradict")
         return made
 
@@ -183,10 +183,10 @@ def _lesson(query: Query) -> tuple[list[list[int]], Floats, Floats] | None:
 
 def _parents(query: Query) -> list[list[int]]:
     at = {stage: place for place, stage in enumerate(query.order)}
-    found: list[list[int]] = [[] for _ in query.order]
+    parents: list[list[int]] = [[] for _ in query.order]
     for before, then in query.edges:
-        found[at[then]].append(at[before])
-    return found
+        parents[at[then]].append(at[before])
+    return parents
 
 
 def _rows(query: Query, scale_gb: float, executors: int) -> Floats:

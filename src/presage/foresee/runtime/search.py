@@ -164,8 +164,8 @@ def teach(known: Trials | None, configs: int, words: Sequence[str] = ()) -> Taug
     """Join the known workloads; `words` is what is known of the new one."""
     if known is None:
         return Taught(np.zeros((configs, 0)), np.zeros(0), np.zeros(0, np.int64))
-    found, column = np.unique(known.workload, return_inverse=True)
-    names = found.tolist()
+    workloads, column = np.unique(known.workload, return_inverse=True)
+    names = workloads.tolist()
     table = np.full((configs, len(names)), np.nan)
     table[known.config, column] = np.log(known.value)
     programs = [known.programs.get(name, name) for name in names]
@@ -197,7 +197,7 @@ def settings_for(known: Trials | None, runs: int, seed: int = 0) -> SearchSettin
     rehearsals = _rehearsals(known, runs, np.random.default_rng(seed))
     if not rehearsals:
         return SearchSettings()
-    found = []
+    candidates = []
     for alike, cliffs in _FORMS if known.described.memory is not None else _FORMS[:2]:
         draft = SearchSettings(alike, cliffs)
         rng = np.random.default_rng(seed)
@@ -207,8 +207,8 @@ def settings_for(known: Trials | None, runs: int, seed: int = 0) -> SearchSettin
             search = ConfigSearch(known, list(one.values), one.taught, settings)
             done = search.run(one.values.__getitem__, runs, later_runs=np.inf)
             regret += min(1.0, done.took / min(one.values.values()) - 1)
-        found.append((regret, settings))
-    return min(found, key=lambda one: one[0])[1]
+        candidates.append((regret, settings))
+    return min(candidates, key=lambda one: one[0])[1]
 
 
 def _rehearsals(known: Trials, runs: int, rng: np.random.Generator) -> list[_Rehearsal]:
@@ -377,8 +377,8 @@ class ConfigSearch:
         means, around, odds = self._belief.told(list(self._tried), values - self._level)
         best = float(ended.min() if len(ended) else values.min()) - self._level
         gains = odds @ _improvement(best, means[:, left], around[left])
-        found = int(np.argmax(gains))
-        at = int(left[found])
+        chosen = int(np.argmax(gains))
+        at = int(left[chosen])
         expected = float(odds @ means[:, at])
         apart = float(odds @ (means[:, at] - expected) ** 2)
         deviation_there = float(np.sqrt(around[at] ** 2 + apart))
@@ -386,7 +386,7 @@ class ConfigSearch:
             at,
             expected + self._level,
             deviation_there,
-            float(gains[found]),
+            float(gains[chosen]),
             best + self._level,
             deviation_there,
         )
@@ -404,5 +404,5 @@ def _improvement(best: float, means: Floats, deviation: Floats) -> Floats:
 
 def median_over_best(values: Mapping[int, float]) -> float:
     """How many times longer the median configuration takes than the best."""
-    found: npt.NDArray[np.float64] = np.array(list(values.values()))
-    return float(np.median(found) / found.min())
+    times: npt.NDArray[np.float64] = np.array(list(values.values()))
+    return float(np.median(times) / times.min())

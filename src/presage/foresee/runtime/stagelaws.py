@@ -59,10 +59,8 @@ def most_probable_powers(stages: Sequence[tuple[Floats, Floats]], rounds: int = 
         return total
 
     bounds = [(power - _FARTHEST, power + _FARTHEST) for power in START]
-    found = minimize(
-        unlikely, START, method="L-BFGS-B", bounds=bounds, options={"maxiter": rounds}
-    )
-    out: Floats = found.x
+    fit = minimize(unlikely, START, method="L-BFGS-B", bounds=bounds, options={"maxiter": rounds})
+    out: Floats = fit.x
     return out
 
 

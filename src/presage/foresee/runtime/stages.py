@@ -173,10 +173,10 @@ def _shown(value: object) -> str:
 
 def _edges_by_query(edges: pl.DataFrame) -> dict[str, list[tuple[int, int]]]:
     keyed = edges if "query" in edges.columns else edges.with_columns(query=pl.lit(""))
-    found: dict[str, dict[tuple[int, int], None]] = {}
+    by_query: dict[str, dict[tuple[int, int], None]] = {}
     for row in keyed.select("query", "from_stage", "to_stage").iter_rows():
-        found.setdefault(str(row[0]), {})[int(row[1]), int(row[2])] = None
-    return {name: list(pairs) for name, pairs in found.items()}
+        by_query.setdefault(str(row[0]), {})[int(row[1]), int(row[2])] = None
+    return {name: list(pairs) for name, pairs in by_query.items()}
 
 
 def _take(query: Query, rows: pl.DataFrame) -> None:
@@ -197,8 +197,8 @@ def _take(query: Query, rows: pl.DataFrame) -> None:
             continue
         said = query.tasks.setdefault(stage, {})
         said[scale] = max(said.get(scale, 0), sum(tasks.values()))
-        for wave, found in waves.items():
-            times = [ms for _, ms in found if ms is not None]
+        for wave, runs in waves.items():
+            times = [ms for _, ms in runs if ms is not None]
             if timed and times and wave is not None and executors and tasks[wave]:
                 mean_s = float(np.median(times)) / 1000
                 one = MeasuredWave(scale, executors, wave == _FIRST, tasks[wave], mean_s)
@@ -209,7 +209,7 @@ def _tasks_of_one(
     waves: Mapping[str | None, list[tuple[int, float | None]]], repeats: int
 ) -> dict[str | None, int]:
     """How many tasks each wave has in one of so many runs of a stage."""
-    sums = {wave: sum(tasks for tasks, _ in found) for wave, found in waves.items()}
+    sums = {wave: sum(tasks for tasks, _ in runs) for wave, runs in waves.items()}
     one = {wave: round(tasks / repeats) for wave, tasks in sums.items()}
     if _REST in one:
         one[_REST] = max(round(sum(sums.values()) / repeats) - one.get(_FIRST, 0), 0)

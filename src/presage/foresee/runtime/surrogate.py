@@ -207,10 +207,10 @@ def likely_shares(cases: Sequence[Case]) -> KernelShares:
 
     limits = [(-10.0, 3.0)] * count + [(-7.0, -1.0)]
     start = np.full(count + 1, -5.0)
-    found = minimize(
+    fit = minimize(
         unlikely, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 60}
     )
-    values = np.exp(found.x)
+    values = np.exp(fit.x)
     return KernelShares(values[:-1], float(values[-1]))
 
 

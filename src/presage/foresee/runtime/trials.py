@@ -399,9 +399,9 @@ def _standardised(parts: Sequence[tuple[Floats, ...]], memory: Floats | None) ->
     """Without what is the same everywhere; the columns of one part have one number."""
     kept, blocks = [], []
     for part in parts:
-        found = np.stack(part, axis=1)
-        spread = found.std(axis=0)
-        varied = (found - found.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+        columns = np.stack(part, axis=1)
+        spread = columns.std(axis=0)
+        varied = (columns - columns.mean(axis=0))[:, spread > 0] / spread[spread > 0]
         if varied.shape[1]:
             kept.append(varied / np.sqrt(varied.shape[1]))
             blocks += [len(kept) - 1] * varied.shape[1]

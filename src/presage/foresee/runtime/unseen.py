@@ -221,8 +221,8 @@ def _most_probable_shares(
 
     start = np.append(np.full(count, -4.0), -3.0)
     limits = [(-9.0, 2.0)] * count + [(-7.0, 0.0)]
-    found = minimize(
+    fit = minimize(
         unlikely, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 40}
     )
-    values = np.exp(found.x)
+    values = np.exp(fit.x)
     return values[:-1], float(values[-1])

@@ -105,22 +105,22 @@ class AnomalyModel:
                 f"{', '.join(self.metrics[:5])}{' …' if len(self.metrics) > 5 else ''}"
             )
         run = _SideBySide(self.kind, series, report)
-        found = []
+        judged = []
         for level, energy, speak in zip(run.levels, run.energies, run.spoken, strict=True):
             score = self.rates.score(level)
             score[:WARM_UP] = 0.0
-            found.append(Judged(np.where(np.isnan(energy), np.nan, score), speak))
-        return found
+            judged.append(Judged(np.where(np.isnan(energy), np.nan, score), speak))
+        return judged
 
     def forecast(self, pod: Series) -> MetricForecast:
         """What each sample was expected to be when the one before it had come."""
         watch, (matrix, _) = Watch(self.kind, 1), _matrix(self.kind, pod)
-        found = np.empty((*matrix.shape, len(QUANTILES)))
+        quantiles = np.empty((*matrix.shape, len(QUANTILES)))
         for row, values in enumerate(matrix):
             middle, width = watch.forecast(1)
-            found[row] = middle.T + width.T * self.spread
+            quantiles[row] = middle.T + width.T * self.spread
             watch.step(values[None])
-        return MetricForecast(found)
+        return MetricForecast(quantiles)
 
     def save(self, path: Path, *, date: str, data: str) -> None:
         """Write a bundle."""
@@ -178,10 +178,10 @@ def deviations(pod: Series, until: int) -> Floats:
     seen = Series(pod.pod, pod.times[:until], pod.values[:until], metrics)
     kind = _kind([seen], metrics)
     watch, (matrix, gap) = Watch(kind, 1), _matrix(kind, seen)
-    found = np.empty_like(matrix)
+    spreads = np.empty_like(matrix)
     for row in range(until):
-        found[row] = watch.step(matrix[row, None], gap[row, None]).deviation[0]
-    return np.where(np.isfinite(matrix), found, np.nan)
+        spreads[row] = watch.step(matrix[row, None], gap[row, None]).deviation[0]
+    return np.where(np.isfinite(matrix), spreads, np.nan)
 
 
 def usual_time(series: Sequence[Series]) -> float | None:
@@ -194,15 +194,15 @@ def usual_time(series: Sequence[Series]) -> float | None:
 
 def _metrics(series: Sequence[Series]) -> tuple[str, ...]:
     """The metrics that any of the series has, in the order they come."""
-    found = {
+    metrics = {
         name: None
         for pod in series
         for at, name in enumerate(pod.features)
         if np.isfinite(pod.values[:, at]).any()
     }
-    if not found:
+    if not metrics:
         raise TelemetryError("the telemetry has no metric with a value")
-    return tuple(found)
+    return tuple(metrics)
 
 
 class _SideBySide:
@@ -239,9 +239,9 @@ class _SideBySide:
         """Per metric, of the deviations; of a metric without any they are 0."""
         seen = np.concatenate(self._deviations)
         known = np.isfinite(seen).any(axis=0)
-        found = np.zeros((seen.shape[1], len(QUANTILES)))
-        found[known] = np.nanquantile(seen[:, known], QUANTILES, axis=0).T
-        return found
+        quantiles = np.zeros((seen.shape[1], len(QUANTILES)))
+        quantiles[known] = np.nanquantile(seen[:, known], QUANTILES, axis=0).T
+        return quantiles
 
 
 def _matrix(kind: Kind, pod: Series) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -127,16 +127,16 @@ def service_graph(table: pl.DataFrame, series: Sequence[Series]) -> dict[str, li
             + (", ".join(table.columns) or "nothing")
         )
     names = [pod.pod for pod in series]
-    found: dict[str, list[str]] = {}
+    graph: dict[str, list[str]] = {}
     known = False
     for one, other in table.select(caller, callee).iter_rows():
         callers, callees = _stand_for(str(one), names), _stand_for(str(other), names)
         known = known or bool(callers) or bool(callees)
         for name in callers:
-            found.setdefault(name, []).extend(each for each in callees if each != name)
+            graph.setdefault(name, []).extend(each for each in callees if each != name)
     if not known:
         raise TelemetryError("the graph names no service that the telemetry has a series of")
-    return found
+    return graph
 
 
 def _stand_for(service: str, names: Sequence[str]) -> list[str]:
@@ -266,10 +266,10 @@ def _told(short: Sequence[str]) -> tuple[str, ...]:
 
 def _over(function: Any, values: Floats) -> Floats:
     """Per column that has a value."""
-    found = np.full(values.shape[1], np.nan)
+    results = np.full(values.shape[1], np.nan)
     known = np.isfinite(values).any(axis=0)
-    found[known] = function(values[:, known], axis=0)
-    return found
+    results[known] = function(values[:, known], axis=0)
+    return results
 
 
 def _changes(usual: Floats, spread: Floats, now: Floats) -> Floats:
@@ -301,11 +301,11 @@ def _with_graph(
 ) -> Floats:
     place = {pod.pod: at for at, pod in enumerate(series)}
     off = np.abs(change).max(axis=1) > _RISE
-    found = blame.copy()
+    adjusted = blame.copy()
     for caller, callees in graph.items():
         if caller in place and any(off[place[name]] for name in callees if name in place):
-            found[place[caller]] *= _EXPLAINED
-    return found
+            adjusted[place[caller]] *= _EXPLAINED
+    return adjusted
 
 
 def _ranked(

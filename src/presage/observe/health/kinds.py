@@ -176,23 +176,23 @@ class FaultKinds:
 
 def _by_sort(moved: Mapping[str, Moved]) -> list[float]:
     """For each sort the mean change of its metrics; 0 where there is none."""
-    found: dict[str, list[float]] = {name: [] for name in _SORTS}
+    changes: dict[str, list[float]] = {name: [] for name in _SORTS}
     for metric, each in moved.items():
         lower, value = metric.lower(), each.change
         sort = next((name for name, like in _SORTS.items() if re.search(like, lower)), None)
         if sort is not None and np.isfinite(value):
-            found[sort].append(float(np.clip(value, -_MOST, _MOST)))
-    return [sum(values) / len(values) if values else 0.0 for values in found.values()]
+            changes[sort].append(float(np.clip(value, -_MOST, _MOST)))
+    return [sum(values) / len(values) if values else 0.0 for values in changes.values()]
 
 
 def _levels(moved: Mapping[str, Moved]) -> list[float]:
     """For each share of a limit the mean in the window; 0 where there is none."""
-    found = []
+    levels = []
     for like in _LEVELS.values():
         then = [each.then for metric, each in moved.items() if re.search(like, metric.lower())]
         then = [value for value in then if np.isfinite(value)]
-        found.append(sum(then) / len(then) if then else 0.0)
-    return found
+        levels.append(sum(then) / len(then) if then else 0.0)
+    return levels
 
 
 def _states(changes: Floats, percent: Floats) -> list[dict[str, str]]:

@@ -119,25 +119,25 @@ def find_columns(
 ) -> RunColumns:
     """The columns of a table; `named` has those that somebody chose."""
     lower = {name.lower(): name for name in table.columns}
-    found: dict[str, str] = {}
+    by_role: dict[str, str] = {}
     for role, usual in _NAMES.items():
         chosen = named.get(role)
         if chosen and chosen not in table.columns:
             some = ", ".join(table.columns[:12]) + (" …" if len(table.columns) > 12 else "")
             raise UserError(f"there is no column '{chosen}'; there are {some}")
         usually = next((lower[name] for name in usual if name in lower), "")
-        found[role] = usually if chosen is None else chosen
+        by_role[role] = usually if chosen is None else chosen
     if request is None:
-        taken = set(found.values())
+        taken = set(by_role.values())
         request = [lower[n] for n in _REQUEST if n in lower and lower[n] not in taken]
     elif missing := [name for name in request if name not in table.columns]:
         raise UserError(f"--request: there is no column '{missing[0]}'")
-    if not request and not found["owner"]:
+    if not request and not by_role["owner"]:
         raise UserError(
             "nothing says what a run asked for or whose it is; name columns with --request and "
             "--owner"
         )
-    if found["owner"] and not (found["submitted"] and found["ended"]):
+    if by_role["owner"] and not (by_role["submitted"] and by_role["ended"]):
         raise UserError(
             "an owner's history needs to know when runs were submitted and ended; name the "
             "columns with --submitted and --ended, or leave the owner out with --owner ''"
@@ -147,7 +147,7 @@ def find_columns(
         if not _is_number(table[name]):
             counts = table[name].cast(pl.String).drop_nulls().value_counts(sort=True)
             words[name] = tuple(_words(counts))
-    run, owner, submitted, started, ended, state = (found[role] for role in _NAMES)
+    run, owner, submitted, started, ended, state = (by_role[role] for role in _NAMES)
     return RunColumns(run, owner, submitted, started, ended, state, tuple(request), words)
 
 
@@ -194,19 +194,19 @@ def describe_runs(
 
 
 def _numbers(table: pl.DataFrame, columns: RunColumns, submitted: Floats) -> Floats:
-    found = []
+    values = []
     for name in columns.request:
         if name in columns.categories:
             place = {word: float(at) for at, word in enumerate(columns.categories[name])}
             words = table[name].cast(pl.String)
-            found.append([place.get(word, np.nan) for word in words])
+            values.append([place.get(word, np.nan) for word in words])
         elif _is_number(table[name]):
-            found.append(table[name].cast(pl.Float64).fill_null(np.nan).to_list())
+            values.append(table[name].cast(pl.Float64).fill_null(np.nan).to_list())
         else:
             raise UserError(f"column '{name}' holds words; it held numbers when it was fitted")
     if columns.submitted:
-        found += [(submitted // 3600 % 24).tolist(), (submitted // 86400 % 7).tolist()]
-    return np.array(found, dtype=float).reshape(-1, len(table)).T
+        values += [(submitted // 3600 % 24).tolist(), (submitted // 86400 % 7).tolist()]
+    return np.array(values, dtype=float).reshape(-1, len(table)).T
 
 
 def _with_history(
@@ -276,8 +276,8 @@ def _times(table: pl.DataFrame, column: str) -> Floats:
     if not column or column not in table.columns:
         return np.full(len(table), np.nan)
     if _is_number(table[column]):
-        found = table[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
-        return np.where(found > 0, found, np.nan)
+        seconds = table[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
+        return np.where(seconds > 0, seconds, np.nan)
     known: dict[object, float] = {}
     for value in table[column].unique().to_list():
         if value is None or str(value).strip().lower() in ("", "unknown", "none"):

@@ -145,11 +145,11 @@ class Net:
         rows = observation[: slots * width].reshape(slots, width)
         cluster = observation[slots * width :]
         hidden = np.tanh(rows @ self.of_slot + (cluster @ self.of_cluster + self.bias))
-        found = np.empty(layout.choices)
-        found[:-1] = (hidden @ self.out + self.out_bias).ravel()
-        found[-1] = cluster @ self.idle[:-1] + self.idle[-1]
-        found[:-1][(rows[:, 1 : 1 + layout.actions] <= 0).ravel()] = -np.inf
-        return found
+        scores = np.empty(layout.choices)
+        scores[:-1] = (hidden @ self.out + self.out_bias).ravel()
+        scores[-1] = cluster @ self.idle[:-1] + self.idle[-1]
+        scores[:-1][(rows[:, 1 : 1 + layout.actions] <= 0).ravel()] = -np.inf
+        return scores
 
     def choose(self, observation: npt.NDArray[Any], layout: SlotLayout) -> int:
         """The best; the first of those that are alike."""

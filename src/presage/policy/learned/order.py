@@ -217,9 +217,9 @@ class OrderWalk(Placing):
         plan, capacity = self._plan, self._plan.state.capacity
         placer = self.rules.placer_of(job)
         if not lane.stops:
-            found = placer.find(job, plan, group.least)
-            if found is not None:
-                plan.place(job, found)
+            workers = placer.find(job, plan, group.least)
+            if workers is not None:
+                plan.place(job, workers)
                 return True
             group.failed_at = capacity.released
             return False

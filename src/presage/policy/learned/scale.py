@@ -181,9 +181,9 @@ class ScaleByChoice(ByGain):
         one = self._slots[k]
         done = self._gets(one) if what == _GET else self._takes(one)
         if self._head is not None and what == _GIVE:
-            found = self._room_given(self._head)
-            if found is not None:
-                self._end(self._spare(self._head, found))
+            workers = self._room_given(self._head)
+            if workers is not None:
+                self._end(self._spare(self._head, workers))
                 self.begin()
                 return True
         self._look()
@@ -195,14 +195,14 @@ class ScaleByChoice(ByGain):
 
     def _gets(self, one: _Sized) -> bool:
         job, plan = one.job, self._plan
-        found = self._step(
+        step = self._step(
             job, one.held, plan, self._predict, self._placer(job), self._queues, self._promised()
         )
-        if found is None:
+        if step is None:
             one.stuck = True
             return False
-        one.held += found[1]
-        lend(plan, (job, found[1]), -1)
+        one.held += step[1]
+        lend(plan, (job, step[1]), -1)
         return True
 
     def _takes(self, one: _Sized) -> bool:
@@ -215,7 +215,7 @@ class ScaleByChoice(ByGain):
         givers = dict.fromkeys(self._gave)
         return self._find_room(head, [_chip(one.job, one.given) for one in givers if one.given])
 
-    def _spare(self, head: Job, found: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    def _spare(self, head: Job, workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
         """Take nothing that is not needed after all; what was given last is spared first."""
         for one in reversed(self._gave[:-1]):
             one.given -= 1
@@ -223,8 +223,8 @@ class ScaleByChoice(ByGain):
             if again is None:
                 one.given += 1
             else:
-                found = again
-        return found
+                workers = again
+        return workers
 
     def _promised(self) -> tuple[int, int]:
         """What queues were given in this pass; all of it counts against each of them."""
@@ -279,12 +279,12 @@ class ScaleByChoice(ByGain):
         chips = [*leaving(plan), *chips]
         for chip in chips:
             lend(plan, chip, 1)
-        found = None
+        workers = None
         if least_milli(head) <= capacity.free_milli:
-            found = self._placer(head).find(head, plan, least_workers(head))
+            workers = self._placer(head).find(head, plan, least_workers(head))
         for chip in reversed(chips):
             lend(plan, chip, -1)
-        return found
+        return workers
 
     def _wake(self, able: list[_Sized], gains: Mapping[Job, float], first: Job | None) -> None:
         """Come back when more can be done than now, or a field turns to 1."""

@@ -104,10 +104,10 @@ class Choices(Tenancy):
         open_nodes = nodes_for(job.spec.roles[0], self._capacity)
         if count > self._largest_of(open_nodes):
             return None
-        found = list(self._all_of(job, open_nodes & nodes, count))
-        found.sort(key=lambda one: (one.cost_s, one.whole, one.spots))
-        alone = next((one for one in found if one.idle == count), None)
-        kept = found[:most]
+        places = list(self._all_of(job, open_nodes & nodes, count))
+        places.sort(key=lambda one: (one.cost_s, one.whole, one.spots))
+        alone = next((one for one in places if one.idle == count), None)
+        kept = places[:most]
         if alone is not None and alone not in kept:
             kept[-1] = alone
         return kept
@@ -268,11 +268,11 @@ class ShareWalk(Shared):
 
     def _place_as_usual(self, entry: SharingTurn, nodes: int) -> bool:
         job = entry.job
-        found = self._view.find(job, self.rules.placer_of(job), nodes)
-        if found is not None:
-            self._plan.place(job, found)
+        workers = self._view.find(job, self.rules.placer_of(job), nodes)
+        if workers is not None:
+            self._plan.place(job, workers)
             self._view.add(job)
-        return found is not None
+        return workers is not None
 
     def _start(self, job: Job, place: GpuPlace) -> None:
         nodes = self._plan.state.capacity.nodes

@@ -249,10 +249,10 @@ class _Shape:
 
     def waiting(self) -> list[Group]:
         """Groups that have waiting jobs."""
-        found = [group for group in self.groups if group.front]
-        if len(found) < len(self.groups):
-            self.groups = dict.fromkeys(found)
-        return found
+        waiting = [group for group in self.groups if group.front]
+        if len(waiting) < len(self.groups):
+            self.groups = dict.fromkeys(waiting)
+        return waiting
 
 
 class _Stuck:
@@ -302,24 +302,24 @@ class _Fill:
         plan = self.plan
         if shape.moment is not self._moment:
             self._find(job, shape, placer)
-        found = shape.found
-        if found is None:
+        workers = shape.found
+        if workers is None:
             return None
         if not self._looked:  # in many passes nothing fits, and nobody needs to know
             self._looked = True
             self._at, self._spot = self.shadow.find(self.head, plan, self.predict)
             self._room_milli = self.shadow.capacity.free_milli
-        if self._at is not None and (shape.refused or self._is_near_spot(found)):
-            left = max(0.0, self.predict.runtime(job, found).p50 - job.ran(plan.now))
+        if self._at is not None and (shape.refused or self._is_near_spot(workers)):
+            left = max(0.0, self.predict.runtime(job, workers).p50 - job.ran(plan.now))
             spot: tuple[Worker, ...] = ()
             if plan.now + left > self._at:
                 if not shape.refused:
-                    spot = self._spot_beside(job, shape, found)
+                    spot = self._spot_beside(job, shape, workers)
                 if not spot:
                     shape.refused = shape.by_room
                     return False
             self._spot = spot
-        plan.place(job, found)
+        plan.place(job, workers)
         self.shadow.show(job, plan.state)
         self._room_milli -= shape.milli
         self._moment = object()

@@ -80,8 +80,8 @@ class Last:
             while (not milli or milli[-1] < over) and self._look():
                 pass
             left = len(milli)
-        found = bisect_left(milli, over, 0, left)
-        return found if found < left else left - 1
+        at = bisect_left(milli, over, 0, left)
+        return at if at < left else left - 1
 
     def drop(self, number: int) -> Job:
         """This one lost."""
@@ -116,13 +116,13 @@ class Last:
 
     def _look_at_alike(self, begin: int, end: int) -> bool:
         """The same for some of whom only keys tell the order."""
-        found = [run for run in self._line[begin:end] if can_stop(run[2])]
-        if len(found) > 1:
+        stoppable = [run for run in self._line[begin:end] if can_stop(run[2])]
+        if len(stoppable) > 1:
             self._firm = len(self._runs) if self._firm is None else self._firm
-            found.sort(key=self._key, reverse=True)
-        for run in found:
+            stoppable.sort(key=self._key, reverse=True)
+        for run in stoppable:
             self._add(run, len(self._line) - begin)
-        return bool(found)
+        return bool(stoppable)
 
     def _add(self, run: Run, depth: int) -> None:
         milli, held = self._milli, run[2].held_milli

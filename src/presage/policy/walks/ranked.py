@@ -104,26 +104,26 @@ class Ranked(Placing):
         full: set[Group] = set()
         for entry in chosen:
             _, job, group = entry
-            found = None
+            workers = None
             if (
                 group.whole <= most
                 and (group not in full if lent else group.failed_at != released)
                 and (queues is None or not queues.admit(job, plan, group.milli))
             ):
                 placer = rules.placer if job.spec.placement is None else rules.placer_of(job)
-                found = placer.find(job, plan, group.least)
-                if found is None and group.one_role:
+                workers = placer.find(job, plan, group.least)
+                if workers is None and group.one_role:
                     full.add(group)
                     group.failed_at = released
-            if found is None:
+            if workers is None:
                 waiting.append(job)
                 continue
             self._drop(entry)
             if lent:
-                plan.reserve(job, found)
-                placed.append((job, found))
+                plan.reserve(job, workers)
+                placed.append((job, workers))
             else:
-                plan.place(job, found)
+                plan.place(job, workers)
             most = capacity.most_whole()
         return waiting, placed
 

@@ -133,10 +133,10 @@ class Shadow:
 
     def _expect(self, job: Job, now: float, predict: Predictor) -> tuple[float, float]:
         """When a run ends; it is noted that this was asked."""
-        found = end(job, now, predict)
-        self._ends[job] = found[0]
+        expected = end(job, now, predict)
+        self._ends[job] = expected[0]
         self._moved.append(job)
-        return found
+        return expected
 
     def _look(self, plan: Plan, predict: Predictor) -> list[Run]:
         """Bring it up to date with the present; the runs by their ends."""

@@ -129,9 +129,9 @@ class Shared:
                 continue
             asks_all = lane.alike or rules.profile_s
             nodes = ~0 if asks_all else self._freed.since(entry.tried)
-            found = view.find(job, self.rules.placer_of(job), nodes) if nodes else None
-            if found is not None:
-                plan.place(job, found)
+            workers = view.find(job, self.rules.placer_of(job), nodes) if nodes else None
+            if workers is not None:
+                plan.place(job, workers)
                 view.add(job)
                 continue
             if not self.fails(entry, capacity.released):

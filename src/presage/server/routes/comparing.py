@@ -28,8 +28,8 @@ async def compare(
     """Up to 12 jobs: what differs in their manifests, and their metrics over time and steps."""
 
     def read() -> dict[str, Any]:
-        found = [service.seen(clean(name), me) for name in job]
-        rows = list({row.id: row for row in found}.values())
+        seen = [service.seen(clean(name), me) for name in job]
+        rows = list({row.id: row for row in seen}.values())
         return {
             "jobs": [summary_view(row, eta_s=service.starts.eta(row.id)) for row in rows],
             "parameters": differences([row.manifest or {} for row in rows]),

@@ -26,8 +26,8 @@ async def overview(
     and why, and what is held but not used. Figures are of everything, lists are of jobs that you
     may see."""
     uses = service.recorder.uses
-    found = await service.ask(lambda engine: glance(engine, uses, top, me))
-    for job in found["waiting"]:
+    view = await service.ask(lambda engine: glance(engine, uses, top, me))
+    for job in view["waiting"]:
         job["eta_s"] = service.starts.eta(job["id"])
     stored = await asyncio.to_thread(of_today, service.store, me, time.time())
-    return JSONResponse({"at": time.time(), **found, **stored})
+    return JSONResponse({"at": time.time(), **view, **stored})

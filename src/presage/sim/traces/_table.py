@@ -102,7 +102,7 @@ class Trace:
 
 
 def finish(rows: Rows, table: pl.DataFrame, *, format: str, integer_ids: bool) -> Trace:
-    """Complete, check and sort what a reader found. `found` has `ROW` and some of `COLUMNS`."""
+    """Complete, check and sort what a reader found. `table` has `ROW` and some of `COLUMNS`."""
     if table.is_empty():
         why = "; ".join(rows.notes)
         because = f" ({why})" if why else ""

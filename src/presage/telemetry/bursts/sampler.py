@@ -307,8 +307,8 @@ def _task_bursts(task: str, rows: list[Row], cores: float) -> TaskBursts:
         "received": np.diff(_column(rows, "net_received_bytes")) / spent / _MIB,
     }
     series = {name: np.nan_to_num(each) for name, each in series.items()}
-    found = {name: label(each, hz, RESOURCES[name]) for name, each in series.items()}
-    return TaskBursts(task, len(rows), hz, found, series)
+    bursts = {name: label(each, hz, RESOURCES[name]) for name, each in series.items()}
+    return TaskBursts(task, len(rows), hz, bursts, series)
 
 
 def _column(rows: list[Row], name: str) -> Floats:

@@ -101,16 +101,16 @@ class ShareService:
             )
         terms, preload = replace(role.share, uid=uid), spec.env.get("LD_PRELOAD")
         if self.own:
-            found = share_environment(self.home, name, terms, preload)
+            variables = share_environment(self.home, name, terms, preload)
             if read_terms(self.home, name) is None:  # else it may have been changed since
                 write_terms(self.home, name, terms)
             self.ensure()
-            return found
+            return variables
         taken = {uuid for share, uuid in self._slices.items() if share != name}
-        found = self.setup.environment(name, terms, devices, preload, taken, self.home)
-        self.known(name, found)
+        variables = self.setup.environment(name, terms, devices, preload, taken, self.home)
+        self.known(name, variables)
         self.home.mkdir(parents=True, exist_ok=True)
-        return found
+        return variables
 
     def known(self, name: str, env: Mapping[str, str]) -> None:
         """A worker that runs has a share in this environment."""

@@ -71,15 +71,15 @@ class ShareProbe:
         now, counted = time.monotonic(), dict[str, list[Any]]()
         for line in answer.get("shares", ()):
             counted.setdefault(line["share"], []).append(line)
-        found = {}
+        figures = {}
         for name in shares_of(self._home, self._prefix):
             terms = read_terms(self._home, name)
             if terms is None:
                 continue
             memory = terms.memory / _MIB if terms.memory else None
             asked = ShareFigures(terms.request, terms.limit, memory)
-            found[name] = self._measured(name, asked, counted.get(name, ()), now)
-        return found
+            figures[name] = self._measured(name, asked, counted.get(name, ()), now)
+        return figures
 
     def _measured(
         self, name: str, asked: ShareFigures, lines: list[Any] | tuple[()], now: float

@@ -85,7 +85,7 @@ def growing_memory(
         return []
     counts, (at, rss, gpu) = windows.whole("at", "rss_mib", "gpu_memory_mib")
     grows = _may_grow(counts, rss) | _may_grow(counts, gpu)
-    found = []
+    troubles = []
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
         place = run.view.workers.get(name) if run is not None else None
@@ -98,8 +98,8 @@ def growing_memory(
             how = growth(at[slot], values, limit) if 0 < limit < _UNLIMITED_MIB else None
             if how is not None:
                 about = (job, attempt, name)
-                found.append(_memory(kind, about, place, how, (at[slot], values, limit), now))
-    return found
+                troubles.append(_memory(kind, about, place, how, (at[slot], values, limit), now))
+    return troubles
 
 
 def _may_grow(
@@ -163,7 +163,7 @@ def full_hosts(
         if place is not None and 0 < place.node_memory_mib < _UNLIMITED_MIB:
             held[place.node] = held.get(place.node, 0.0) + float(np.nan_to_num(rss[slot, 0]))
             most[place.node] = place.node_memory_mib
-    found = []
+    troubles = []
     for node, mib in held.items():
         share = mib / most[node]
         if share < 0.97:
@@ -176,8 +176,8 @@ def full_hosts(
         action = f"have jobs ask for the memory they use, or drain it: presage drain {node}"
         probability = min(0.99, 0.9 + (share - 0.97) * 3 + 0.05 * bool(leaking))
         kind = TroubleKind.HOST_MEMORY
-        found.append(Trouble(kind, subject, probability, text, action, (evidence,), node=node))
-    return found
+        troubles.append(Trouble(kind, subject, probability, text, action, (evidence,), node=node))
+    return troubles
 
 
 def filling_disks(
@@ -191,7 +191,7 @@ def filling_disks(
     )
     full = free[:, -1] < _NEARLY_FULL * total[:, -1]
     falls = (windows.counts >= _LEAST_SAMPLES) & (free[:, -1] < 0.97 * free[:, -12])
-    found: dict[tuple[str, float], tuple[float, Trouble]] = {}
+    by_disk: dict[tuple[str, float], tuple[float, Trouble]] = {}
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
         if run is None or not (full[slot] or falls[slot]) or name not in run.view.workers:
@@ -202,9 +202,9 @@ def filling_disks(
             amount = written[slot, np.isfinite(written[slot])]
             grew = float(amount[-1] - amount[0]) if len(amount) else 0.0
             key = node, float(total[slot, -1])
-            if key not in found or grew > found[key][0]:
-                found[key] = grew, finding
-    return [finding for _, finding in found.values()]
+            if key not in by_disk or grew > by_disk[key][0]:
+                by_disk[key] = grew, finding
+    return [finding for _, finding in by_disk.values()]
 
 
 def _disk(

@@ -88,7 +88,7 @@ def gpu_errors(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Trou
     with np.errstate(invalid="ignore"):
         grew = np.fmax.reduce(ecc, axis=1) > np.fmin.reduce(ecc, axis=1)
     marked = (xids[:, -1] > 0) | grew
-    found = []
+    troubles = []
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
         if not marked[slot] or run is None or name not in run.view.workers:
@@ -115,14 +115,14 @@ def gpu_errors(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Trou
             numbers = ",".join(map(str, place.devices))
             subject = Subject(SubjectKind.GPU, f"{place.node}/{numbers}")
         text = f"the driver reported {' and '.join(said)} to {job}/{name}"
-        found.append(
+        troubles.append(
             Trouble(
                 *(TroubleKind.GPU_ERROR, subject, probability, text, action, tuple(evidence)),
                 *(job, attempt, place.node),
                 avoidable=not by_program,
             )
         )
-    return found
+    return troubles
 
 
 def idle_gpus(windows: WorkerWindows, run: WatchedRun, now: float, pace: float) -> Trouble | None:

@@ -90,7 +90,7 @@ class RunEnds:
                 if bad and not own_fault:
                     failed.setdefault(node, set()).add(job)
         runs, fails = sum(map(len, ran.values())), sum(map(len, failed.values()))
-        found = []
+        troubles = []
         for node, jobs in failed.items():
             here, of = len(jobs), len(ran[node])
             there, of_there = fails - here, runs - of
@@ -102,11 +102,11 @@ class RunEnds:
             if chance > _LEVEL:
                 continue
             factor = rates_differ(here, of, there, of_there)
-            found.append(_bad(node, sorted(jobs), (here, of, there, of_there), chance, factor))
-        return found
+            troubles.append(_bad(node, sorted(jobs), (here, of, there, of_there), chance, factor))
+        return troubles
 
     def _killed(self, now: float) -> list[Trouble]:
-        found = []
+        troubles = []
         over = set()
         for end in reversed(self._ends):
             if end.at < now - _KILLED_S:
@@ -118,7 +118,7 @@ class RunEnds:
             over.add(end.job)
             worker, signal = killed.groups()
             evidence = Evidence("ends", f"attempt {end.attempt}: {end.text[:200]}", (end.at,), ())
-            found.append(
+            troubles.append(
                 Trouble(
                     TroubleKind.KILLED,
                     Subject(SubjectKind.WORKER, f"{end.job}/{worker}"),
@@ -131,7 +131,7 @@ class RunEnds:
                     end.worker_node,
                 )
             )
-        return found
+        return troubles
 
 
 def _bad(

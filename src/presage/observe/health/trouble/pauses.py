@@ -44,7 +44,7 @@ def stopped_workers(
         return []
     (latest,) = windows.recent("stopped", last=2)
     held = np.asarray((latest > 0).all(axis=1))
-    found = []
+    troubles = []
     for (job, attempt, name), slot in windows.slots.items():
         if not held[slot] or job not in runs:
             continue
@@ -59,7 +59,7 @@ def stopped_workers(
             _last(at),
             _last(stopped),
         )
-        found.append(
+        troubles.append(
             Trouble(
                 TroubleKind.STUCK,
                 Subject(SubjectKind.WORKER, f"{job}/{name}"),
@@ -72,7 +72,7 @@ def stopped_workers(
                 run.view.workers[name].node if name in run.view.workers else "",
             )
         )
-    return found
+    return troubles
 
 
 def no_progress(windows: WorkerWindows, run: WatchedRun, now: float) -> Trouble | None:

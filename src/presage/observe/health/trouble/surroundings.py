@@ -40,7 +40,7 @@ def lossy_networks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[
         total = np.fmax.reduce(sent, axis=1) - np.fmin.reduce(sent, axis=1)
         again = np.fmax.reduce(resent, axis=1) - np.fmin.reduce(resent, axis=1)
         odd = (again >= _LEAST_RESENT) & (again >= _LEAST_LOSS * (total + again))
-    found: dict[tuple[str, float], Trouble] = {}
+    by_network: dict[tuple[str, float], Trouble] = {}
     alike: dict[tuple[str, float], int] = {}
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
@@ -60,11 +60,11 @@ def lossy_networks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[
         evidence = Evidence("tcp_resent", "sent again", _tuple(at[slot]), _tuple(resent[slot]))
         action = f"look at the link of {node}: ip -s link, ethtool -S; drain it if it stays so"
         kind = TroubleKind.NETWORK
-        found[key] = Trouble(
+        by_network[key] = Trouble(
             *(kind, subject, probability, text, action, (evidence,), job, attempt, node),
             avoidable=True,
         )
-    return list(found.values())
+    return list(by_network.values())
 
 
 def wrong_clocks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Trouble]:
@@ -72,7 +72,7 @@ def wrong_clocks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Tr
     if not len(windows):
         return []
     at, seen = windows.recent("at", "seen", last=2 * _ARRIVALS)
-    found: dict[str, Trouble] = {}
+    by_node: dict[str, Trouble] = {}
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
         lags = (seen[slot] - at[slot])[np.isfinite(seen[slot])][-_ARRIVALS:]
@@ -84,7 +84,7 @@ def wrong_clocks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Tr
         node = run.view.workers[name].node
         off = f"{-ahead:.0f} s ahead" if ahead <= -_AHEAD_S else f"{behind:.0f} s behind"
         evidence = Evidence("seen - at", "seconds from a sample to its arrival", (), _tuple(lags))
-        found[node] = Trouble(
+        by_node[node] = Trouble(
             TroubleKind.CLOCK,
             Subject(SubjectKind.NODE, node),
             0.97,
@@ -95,7 +95,7 @@ def wrong_clocks(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Tr
             attempt,
             node,
         )
-    return list(found.values())
+    return list(by_node.values())
 
 
 def crowded_workers(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list[Trouble]:
@@ -107,7 +107,7 @@ def crowded_workers(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list
     with np.errstate(invalid="ignore", divide="ignore"):
         share = waited / (used + waited)
         odd = (share >= _WAITS).sum(axis=1) >= 0.8 * _CROWDED_SAMPLES
-    found = []
+    troubles = []
     for (job, attempt, name), slot in windows.slots.items():
         run = runs.get(job)
         if not odd[slot] or run is None or name not in run.view.workers:
@@ -116,8 +116,8 @@ def crowded_workers(windows: WorkerWindows, runs: dict[str, WatchedRun]) -> list
             (job, attempt, name), run.view.workers[name], at[slot], used[slot], waited[slot]
         )
         if finding is not None:
-            found.append(finding)
-    return found
+            troubles.append(finding)
+    return troubles
 
 
 def _crowded(

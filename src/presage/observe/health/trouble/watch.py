@@ -110,35 +110,35 @@ class TroubleWatch:
     def look(self, now: float) -> list[Trouble]:
         """What is wrong at this moment, as far as it is likely enough to be told."""
         self.suspected = self.suspicions(now)
-        found = [one for one in self.suspected if one.probability >= PRECISION[one.kind]]
-        for one in found:
+        likely = [one for one in self.suspected if one.probability >= PRECISION[one.kind]]
+        for one in likely:
             if one.kind is TroubleKind.STRAGGLER:
                 self._remember(one)
-        return found
+        return likely
 
     def suspicions(self, now: float) -> list[Trouble]:
         """Everything that detectors see, however unlikely."""
         windows, runs = self._windows, self.runs
         stopped = stopped_workers(windows, runs, now)
-        found: list[Trouble | None] = [*stopped, *self.ends.look(now)]
+        suspected: list[Trouble | None] = [*stopped, *self.ends.look(now)]
         frozen = {one.job for one in stopped}
         for job, run in runs.items():
             if job not in frozen:
-                found.append(no_progress(windows, run, now))
-            found.append(bad_metric(run, now))
+                suspected.append(no_progress(windows, run, now))
+            suspected.append(bad_metric(run, now))
             if len(run.view.workers) > 1 and job not in frozen:
-                found.append(straggler(windows, run, self._moves(run)))
+                suspected.append(straggler(windows, run, self._moves(run)))
             if any(place.devices for place in run.view.workers.values()):
-                found.append(idle_gpus(windows, run, now, self._rules.pace))
+                suspected.append(idle_gpus(windows, run, now, self._rules.pace))
         leaks = growing_memory(windows, runs, now)
-        found += leaks
-        found += full_hosts(windows, runs, leaks, now)
-        found += filling_disks(windows, runs, now)
-        found += gpu_errors(windows, runs)
-        found += lossy_networks(windows, runs)
-        found += wrong_clocks(windows, runs)
-        found += crowded_workers(windows, runs)
-        return [one for one in found if one is not None]
+        suspected += leaks
+        suspected += full_hosts(windows, runs, leaks, now)
+        suspected += filling_disks(windows, runs, now)
+        suspected += gpu_errors(windows, runs)
+        suspected += lossy_networks(windows, runs)
+        suspected += wrong_clocks(windows, runs)
+        suspected += crowded_workers(windows, runs)
+        return [one for one in suspected if one is not None]
 
     def _moves(self, run: WatchedRun) -> list[tuple[list[tuple[int, str]], int]]:
         before = self._slow.get(run.view.job, {})

@@ -109,13 +109,13 @@ class WorkerWindows:
         """The latest samples of all slots, oldest first; NaN where there are fewer."""
         n = len(self)
         places = (self._count[:, None] - last + np.arange(last)) % self.LENGTH
-        found = []
+        samples = []
         missing = np.arange(last)[None, :] < last - np.minimum(self._count, last)[:, None]
         for name in names:
             values = self._fine[np.arange(n)[:, None], places, _PLACE[name]]
             values[missing] = np.nan
-            found.append(values)
-        return found
+            samples.append(values)
+        return samples
 
     def recent_of(self, slot: int, *names: str) -> list[Floats]:
         """The latest samples of one slot, oldest first."""
