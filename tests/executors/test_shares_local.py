@@ -12,7 +12,7 @@ import pytest
 
 from presage.executors.node.runspec import RoleSpec, RunSpec
 from presage.executors.node.shares.environment import ShareService, share_environment
-from presage.executors.node.shares.terms import call, read_terms
+from presage.executors.node.shares.terms import call, read_terms, write_terms
 from presage.executors.node.shares.turns import ShareTerms
 from presage.manifest import parse_manifest
 from presage.manifest.spec import to_spec
@@ -122,3 +122,25 @@ def test_a_run_is_held_to_its_share(
     eventually(lambda: (watch.executor.poll(0.0), call(home, {"ask": "status"}))[1] is not None)
     assert kit.log("held", 1, "worker-0").split() == ["told", "512"]
     os.kill((call(home, {"ask": "status"}) or {})["pid"], signal.SIGTERM)
+
+
+def test_a_later_server_revives_and_ends_the_daemon_it_was_left(tmp_path: Path) -> None:
+    def pid() -> int:
+        return int((call(tmp_path, {"ask": "status"}) or {"pid": 0})["pid"])
+
+    write_terms(tmp_path, "a", ShareTerms(0.5))
+    first = ShareService(tmp_path, sys.executable)
+    first.ensure()
+    left = eventually(pid)
+    first.close(keep=True)
+    second = ShareService(tmp_path, sys.executable)
+    os.kill(left, signal.SIGKILL)
+    os.waitpid(left, 0)
+    second.revive()
+    new = eventually(pid)
+    assert new != left
+    second.close(keep=True)
+    third = ShareService(tmp_path, sys.executable)
+    third.revive()
+    third.close(keep=False)
+    assert os.waitpid(new, 0) == (new, 0)

@@ -6,6 +6,7 @@ Nothing here decides or measures; it finds the library, says what is missing, an
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,8 @@ __all__ = ["ShareService", "library", "share_environment"]
 Variables: TypeAlias = dict[str, str]
 
 _LIBRARY = Path(__file__).with_name("libpresage-share.so.1")
+_STARTED = "daemon.pid"
+"""In the directory of shares: the daemon that an executor started."""
 
 
 def library() -> Path:
@@ -67,6 +70,7 @@ class ShareService:
         self.home, self._python = home, python
         self.setup = setup or ShareSetup()
         self._process: subprocess.Popen[bytes] | None = None
+        self._earlier = self._started()
         self._slices: dict[str, str] = {}
         """MIG slices in use, by the share that has each."""
 
@@ -153,15 +157,24 @@ class ShareService:
                 stderr=log,
                 start_new_session=True,
             )
+        (self.home / _STARTED).write_text(str(self._process.pid))
 
     def revive(self) -> None:
-        """Start it again if it died."""
-        if self._process is not None and self._process.poll() is not None:
-            self.ensure()
+        """Start it again if it died, also that which an executor before us started and kept."""
+        if self._process is not None:
+            died = self._process.poll() is not None
+        else:
+            died = self._earlier is not None and not Path(f"/proc/{self._earlier}").exists()
+        if died:
+            self._earlier = None
+            if shares_of(self.home):
+                self.ensure()
 
     def close(self, keep: bool) -> None:
         """Let go; end it unless jobs still use it."""
         if self._process is None:
+            if not keep:
+                self._end_earlier()
             return
         if keep:
             self._process.returncode = 0  # nobody waits for it: it outlives us
@@ -169,3 +182,14 @@ class ShareService:
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+
+    def _end_earlier(self) -> None:
+        status = call(self.home, {"ask": "status"}, 0.5) if self._earlier is not None else None
+        if status is not None and status["pid"] == self._earlier:  # not one that people run
+            with suppress(OSError):
+                os.kill(status["pid"], signal.SIGTERM)
+
+    def _started(self) -> int | None:
+        with suppress(OSError, ValueError):
+            return int((self.home / _STARTED).read_text())
+        return None
