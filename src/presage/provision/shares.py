@@ -89,7 +89,7 @@ class ShareSizer:
 
     def __init__(self, request: int, most: int, rules: SizingRules) -> None:
         """The request and the limit that the job asked for, in milli-GPUs."""
-        self._request, self.most, self._rules = request, most, rules
+        self._request, self._most, self._rules = request, most, rules
         self._workers: dict[str, _ShareRecord] = {}
 
     def see(
@@ -106,7 +106,7 @@ class ShareSizer:
         mine.recent.append(use)
         # Workers that are gone have not been heard of since the first of these samples.
         there = [one.recent for one in self._workers.values() if one.at >= mine.recent[0].at]
-        found = new_limit(there, given, self._request, self.most, self._rules)
+        found = new_limit(there, given, self._request, self._most, self._rules)
         if found is not None:
             self._workers.clear()
         return found
