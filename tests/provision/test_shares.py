@@ -9,8 +9,8 @@ RULES = SizingRules(share_patience=5)
 REQUEST, MOST = 300, 800
 
 
-def used(*got: float, waited: float = 0.0) -> list[ShareUse]:
-    return [ShareUse(float(at), part, waited) for at, part in enumerate(got)]
+def used(*got: float, waited: float = 0.0, held: int = MOST) -> list[ShareUse]:
+    return [ShareUse(float(at), part, waited, held) for at, part in enumerate(got)]
 
 
 def limit(*workers: list[ShareUse], given: int = MOST) -> int | None:
@@ -37,41 +37,41 @@ def test_the_worker_that_needs_most_counts() -> None:
 
 def test_it_is_never_below_the_request() -> None:
     assert limit(used(*[0.01] * 5)) == REQUEST
-    assert limit(used(*[0.0] * 5), given=REQUEST) is None
+    assert limit(used(*[0.0] * 5, held=REQUEST), given=REQUEST) is None
 
 
 def test_who_waits_keeps_its_limit() -> None:
-    assert limit([*used(0.4, 0.4, 0.4, 0.4), ShareUse(4.0, 0.4, 0.1)]) is None
+    assert limit([*used(0.4, 0.4, 0.4, 0.4), ShareUse(4.0, 0.4, 0.1, MOST)]) is None
     assert limit(used(*[0.4] * 5, waited=0.09)) == 500
 
 
 def test_who_meets_its_limit_has_all_it_asked_for_again_at_once() -> None:
-    assert limit(used(0.38), given=400) == MOST
-    assert limit(used(0.37), given=400) is None
-    assert limit(used(0.33, waited=0.2), given=400) == MOST  # near it, and waits
-    assert limit(used(0.30, waited=0.2), given=400) is None  # for its neighbours
+    assert limit(used(0.38, held=400), given=400) == MOST
+    assert limit(used(0.37, held=400), given=400) is None
+    assert limit(used(0.33, waited=0.2, held=400), given=400) == MOST  # near it, and waits
+    assert limit(used(0.30, waited=0.2, held=400), given=400) is None  # for its neighbours
     assert limit(used(*[0.8] * 9)) is None  # it has all of it
 
 
 def see(
-    sizer: ShareSizer, worker: str, at: int, got: float, held: float | None, given: int
+    sizer: ShareSizer, worker: str, at: int, got: float, held: int, given: int
 ) -> NewShareLimit | None:
-    return sizer.see(worker, ShareUse(float(at), got, 0.0), held, given)
+    return sizer.see(worker, ShareUse(float(at), got, 0.0, held), given)
 
 
 def test_samples_under_another_limit_do_not_count() -> None:
     sizer = ShareSizer(REQUEST, MOST, RULES)
     for at in range(4):
-        assert see(sizer, "a", at, 0.3, 0.8, MOST) is None
+        assert see(sizer, "a", at, 0.3, MOST, MOST) is None
     # Somebody holds this one share to less: neither met nor too much.
-    assert see(sizer, "a", 4, 0.3, 0.3, MOST) is None
+    assert see(sizer, "a", 4, 0.3, 300, MOST) is None
     for at in range(5, 9):
-        assert see(sizer, "a", at, 0.3, 0.8, MOST) is None
-    found = see(sizer, "a", 9, 0.3, 0.8, MOST)
+        assert see(sizer, "a", at, 0.3, MOST, MOST) is None
+    found = see(sizer, "a", 9, 0.3, MOST, MOST)
     assert found is not None
     assert found.milli == 350
-    assert see(sizer, "a", 10, 0.4, 0.8, 350) is None  # the new limit is on its way
-    back = see(sizer, "a", 11, 0.35, 0.35, 350)
+    assert see(sizer, "a", 10, 0.4, MOST, 350) is None  # the new limit is on its way
+    back = see(sizer, "a", 11, 0.35, 350, 350)
     assert back is not None
     assert back.milli == MOST
 
@@ -79,7 +79,7 @@ def test_samples_under_another_limit_do_not_count() -> None:
 def test_a_worker_that_was_not_measured_holds_up_and_one_that_is_gone_does_not() -> None:
     sizer = ShareSizer(REQUEST, MOST, RULES)
     for at in range(9):
-        assert see(sizer, "gone", at, 0.3, None, MOST) is None
-        assert see(sizer, "a", at, 0.3, 0.8, MOST) is None
-    found = [see(sizer, "a", at, 0.3, 0.8, MOST) for at in range(9, 14)]
+        assert see(sizer, "gone", at, 0.3, 0, MOST) is None
+        assert see(sizer, "a", at, 0.3, MOST, MOST) is None
+    found = [see(sizer, "a", at, 0.3, MOST, MOST) for at in range(9, 14)]
     assert [one and one.milli for one in found] == [None] * 4 + [350]

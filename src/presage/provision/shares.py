@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -36,6 +35,8 @@ class ShareUse(NamedTuple):
     """The part of a GPU."""
     waited: float
     """Seconds that its threads waited for turns, in each second."""
+    limit: int
+    """The limit that it was held to, in milli-GPUs; 0 where nothing was measured."""
 
 
 class NewShareLimit(NamedTuple):
@@ -48,17 +49,17 @@ class NewShareLimit(NamedTuple):
 def new_limit(
     workers: Sequence[Sequence[ShareUse]], given: int, request: int, most: int, rules: SizingRules
 ) -> NewShareLimit | None:
-    """From the latest samples of each worker under the limit `given`, what should be their limit
-    instead, between the request and the `most` that the job asked for, all in milli-GPUs; None:
-    as it is."""
-    held = given / WHOLE_GPU
-    if any(_meets(recent[-1], held, rules) for recent in workers if recent):
-        text = f"it met its limit of {held:g} of a GPU and has all it asked for again"
+    """From the latest samples of each worker, what should be their limit instead of `given`,
+    between the request and the `most` that the job asked for, all in milli-GPUs; None: as it is.
+    Samples under another limit do not count: it is on its way, or somebody changed one share."""
+    latest = [recent[-1] for recent in workers]
+    if any(one.limit == given and _meets(one, rules) for one in latest):
+        text = f"it met its limit of {given / WHOLE_GPU:g} of a GPU and has all it asked for again"
         return NewShareLimit(most, text) if given < most else None
-    if any(len(recent) < rules.share_patience for recent in workers):
-        return None
     samples = [one for recent in workers for one in recent]
-    if any(one.waited >= rules.notable for one in samples):
+    if len(samples) < rules.share_patience * len(workers):
+        return None
+    if any(one.limit != given or one.waited >= rules.notable for one in samples):
         return None
     peak = max(one.got for one in samples)
     wish = _STEP_MILLI * ceil(WHOLE_GPU * peak * (1 + rules.margin) / _STEP_MILLI)
@@ -69,19 +70,9 @@ def new_limit(
     return NewShareLimit(wish, text)
 
 
-def _meets(use: ShareUse, limit: float, rules: SizingRules) -> bool:
+def _meets(use: ShareUse, rules: SizingRules) -> bool:
     waits = use.waited >= rules.notable
-    return use.got >= (_NEAR if waits else _MET) * limit
-
-
-@dataclass(slots=True)
-class _ShareRecord:
-    """What is known of one worker."""
-
-    at: float
-    """When it was heard of last."""
-    recent: deque[ShareUse]
-    """Its latest samples under the present limit."""
+    return WHOLE_GPU * use.got >= (_NEAR if waits else _MET) * use.limit
 
 
 class ShareSizer:
@@ -90,22 +81,14 @@ class ShareSizer:
     def __init__(self, request: int, most: int, rules: SizingRules) -> None:
         """The request and the limit that the job asked for, in milli-GPUs."""
         self._request, self._most, self._rules = request, most, rules
-        self._workers: dict[str, _ShareRecord] = {}
+        self._workers: dict[str, deque[ShareUse]] = {}
 
-    def see(
-        self, worker: str, use: ShareUse, limit: float | None, given: int
-    ) -> NewShareLimit | None:
-        """Take in a sample of a worker whose share has this limit, while the run is given that or
-        another; None where nothing was measured."""
-        new = _ShareRecord(use.at, deque(maxlen=self._rules.share_patience))
-        mine = self._workers.setdefault(worker, new)
-        mine.at = use.at
-        if limit is None or round(limit * WHOLE_GPU) != given:
-            mine.recent.clear()  # it is on its way, or somebody changed this one share
-            return None
-        mine.recent.append(use)
+    def see(self, worker: str, use: ShareUse, given: int) -> NewShareLimit | None:
+        """Take in a sample of a worker, while the run is given this limit."""
+        mine = self._workers.setdefault(worker, deque(maxlen=self._rules.share_patience))
+        mine.append(use)
         # Workers that are gone have not been heard of since the first of these samples.
-        there = [one.recent for one in self._workers.values() if one.at >= mine.recent[0].at]
+        there = [recent for recent in self._workers.values() if recent[-1].at >= mine[0].at]
         found = new_limit(there, given, self._request, self._most, self._rules)
         if found is not None:
             self._workers.clear()

@@ -222,6 +222,6 @@ def _share_limits(job: Job) -> tuple[int, int]:
 def _see_share(shares: ShareSizer, state: _Running, row: Row) -> NewShareLimit | None:
     if not state.share_milli:
         return None
-    use = ShareUse(row.at, row.gpu_got or 0.0, row.gpu_waited or 0.0)
-    limit = row.gpu_limit if row.gpu_got is not None else None
-    return shares.see(row.worker, use, limit, state.share_milli)
+    limit = round(WHOLE_GPU * (row.gpu_limit or 0)) if row.gpu_got is not None else 0
+    use = ShareUse(row.at, row.gpu_got or 0.0, row.gpu_waited or 0.0, limit)
+    return shares.see(row.worker, use, state.share_milli)
