@@ -161,17 +161,20 @@ def _on_limits_advised(plan: Plan, fact: ev.LimitsAdvised) -> None:
     limits = Resources(
         cpu_milli=min(fact.limits.cpu_milli, ask.cpu_milli or fact.limits.cpu_milli),
         memory_mib=min(fact.limits.memory_mib, ask.memory_mib or fact.limits.memory_mib),
-        **_share_limits(job, fact.limits),
+        **_share_limits(job, fact),
     )
     if limits != job.limits:
         plan.limit(job, limits, fact.reason)
 
 
-def _share_limits(job: Job, wanted: Resources) -> dict[str, int]:
+def _share_limits(job: Job, fact: ev.LimitsAdvised) -> dict[str, int]:
     """What a job's shares of GPUs are held to: never below its request, and never more memory than
-    it asked for, which others have been promised. Nothing said: as before."""
-    ask, had = ask_of(job, 0), job.limits or Resources()
+    it asked for, which others have been promised. Nothing said, or somebody asked for the limit
+    it has and nobody for this one: as before."""
+    ask, had, wanted = ask_of(job, 0), job.limits or Resources(), fact.limits
     milli = min(max(wanted.gpu_milli, ask.gpu_milli), WHOLE_GPU) if wanted.gpu_milli else 0
+    if job.limit_asked == job.attempt and fact.reason.code is not ReasonCode.REQUESTED:
+        milli = 0
     memory = min(wanted.gpu_memory_mib, ask.gpu_memory_mib or wanted.gpu_memory_mib)
     return {
         "gpu_milli": milli or had.gpu_milli,

@@ -322,10 +322,14 @@ class State:
     def _policy_judged(self, now: float, e: ev.PolicyJudged) -> None:
         self.judged = e
 
-    def _limits_advised(self, now: float, e: ev.Fact) -> None:
+    def _limits_advised(self, now: float, e: ev.LimitsAdvised) -> None:
+        if e.limits.gpu_milli and e.reason.code is ReasonCode.REQUESTED and (job := self._run(e)):
+            job.limit_asked = e.attempt
+
+    def _alert_raised(self, now: float, e: ev.Fact) -> None:
         """The engine decides, or nobody does; nothing is different yet."""
 
-    _alert_raised = _alert_cleared = _limits_advised
+    _alert_cleared = _alert_raised
 
     def _remedy_advised(self, now: float, e: ev.RemedyAdvised) -> None:
         if (job := self._run(e)) is not None:
@@ -480,8 +484,7 @@ class State:
         """Change the state of a job; its service and the indexes are the caller's business."""
         if to not in ALLOWED[job.state]:
             ensure(job, to)
-        job.state = to
-        job.since = now
+        job.state, job.since = to, now
         job.reason = reason
         self.changes.note(job)
         if to is not STARTING and to is not STOPPING:
@@ -572,8 +575,7 @@ class State:
         capacity, job = self.capacity, self.jobs[job_id]
         self.reservations[job_id] = workers
         for worker in workers:
-            i = capacity.index[worker.node]
-            capacity.shift(i, ask_of(job, worker.role), worker.devices, -1)
+            capacity.take(capacity.index[worker.node], ask_of(job, worker.role), worker.devices)
 
     def _drop_reservation(self, job_id: str, workers: tuple[Worker, ...] | None = None) -> bool:
         """Give back the room that is reserved for a job; True if it is that of these workers, who

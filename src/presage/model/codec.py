@@ -39,7 +39,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resizing", "intent", "wants", "reason", "phase", "limits", "estimates")),
         **dict.fromkeys(("failures", "lost", "out_of_memory"), 0),
         **dict.fromkeys(("progress", "progress_s", "ran_s", "gpu_s", "mark"), 0.0),
-        **{"held_since": 0.0, "wants_of": []},
+        **{"held_since": 0.0, "wants_of": [], "limit_asked": 0},
     },
     "JobExited": {"reason": None, "exit_code": None, "at": None},
     "JobSpec": {

@@ -297,6 +297,8 @@ class Job:
     limits: Resources | None = None
     """CPU and memory that each worker of its first role is held to, when that is less than it
     asked for."""
+    limit_asked: int = 0
+    """The run whose limit on shares of GPUs somebody asked for: nobody else changes it."""
     estimates: Estimates | None = None
     """What was foreseen of it when it was submitted."""
     ran_s: float = 0.0

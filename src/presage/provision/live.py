@@ -84,8 +84,11 @@ class SizingRules:
     """The same for memory, of which too little does more harm."""
     patience: int = 3
     """So many samples in a row must have been content with less before less is given."""
+    share_patience: int = 30
+    """The same for shares of GPUs, whose phases nobody foresees: a pause between two epochs is no
+    sign that less will do."""
     notable: float = 0.1
-    """A reduction is worth a resize from this part on."""
+    """A reduction is worth a resize from this part on; so much of the time is a wait for a GPU."""
     least_cpu_milli: int = 100
     least_memory_mib: int = 64
 

@@ -52,6 +52,7 @@ from presage.control.watch import refuse_watched
 from presage.core.ports import Knowledge
 from presage.executors.node.limits import delegated_group, how_memory_is_held
 from presage.executors.node.secrets import SecretFiles
+from presage.executors.node.shares.methods import Guarantee
 from presage.foresee.champions import Champions
 from presage.model.errors import Conflict, Denied, NotFound, UserError
 from presage.model.job import Reason
@@ -149,7 +150,7 @@ class Service:
 
             advisors.append(WaitNotes(FOREIGN, explain, self.starts.eta, live.note))
         if settings.rightsize:
-            self.sizing = _sizing(store, knowledge)
+            self.sizing = _sizing(store, knowledge, Guarantee.LIVE in settings.shares.gives)
             advisors.append(self.sizing)
         self.advisors = Runner(live, advisors, StoredTelemetry(layout))
         self.secret_files = SecretFiles(layout)
@@ -322,9 +323,10 @@ def _idle_stops(settings: Settings) -> dict[str, float]:
     return {n: q.idle_stop for n, q in settings.queues.items() if q.idle_stop is not None}
 
 
-def _sizing(store: SqlStore, knowledge: Knowledge) -> Sizing:
+def _sizing(store: SqlStore, knowledge: Knowledge, shares: bool) -> Sizing:
     # Here, since a start is quicker without the models of phases.
     from presage.control.advisors.sizing import Sizing
     from presage.control.phases import StoredPhases, sized_workload
 
-    return Sizing(StoredPhases(knowledge), partial(sized_workload, store), record=knowledge)
+    sized = partial(sized_workload, store)
+    return Sizing(StoredPhases(knowledge), sized, record=knowledge, shares=shares)
