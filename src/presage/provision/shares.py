@@ -89,7 +89,7 @@ class ShareSizer:
         mine.append(use)
         # Workers that are gone have not been heard of since the first of these samples.
         there = [recent for recent in self._workers.values() if recent[-1].at >= mine[0].at]
-        found = new_limit(there, given, self._request, self._most, self._rules)
-        if found is not None:
+        change = new_limit(there, given, self._request, self._most, self._rules)
+        if change is not None:
             self._workers.clear()
-        return found
+        return change
