@@ -3,12 +3,15 @@ telemetry, pages and Prometheus are told, and limits that change while a job run
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from presage.executors.node.shares.terms import read_terms
+from presage.executors.node.shares.terms import call, read_terms
 from presage.layout import Layout
 from tests.server.kit import Server, Zygote, eventually, running
 from tests.standin import Machine, StandIn, build
@@ -45,6 +48,10 @@ def server(
     options = ("--config", str(home / "presage.yaml"))
     with running(Server(zygote, home / "data", *options, nodes="1x1", env=env)) as made:
         yield made
+        left = call(Layout(home / "data").shares, {"ask": "status"})
+    if left is not None:  # it was kept, for jobs that ran when the server ended
+        with suppress(ProcessLookupError):
+            os.kill(left["pid"], signal.SIGTERM)
 
 
 def _ask(server: Server, gpu: dict[str, Any], **manifest: Any) -> Any:

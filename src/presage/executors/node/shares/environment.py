@@ -160,12 +160,11 @@ class ShareService:
         (self.home / _STARTED).write_text(str(self._process.pid))
 
     def revive(self) -> None:
-        """Start it again if it died, also that which an executor before us started and kept."""
+        """Start it again if it died; that which an executor before us kept, if it has shares."""
         if self._process is not None:
-            died = self._process.poll() is not None
-        else:
-            died = self._earlier is not None and not Path(f"/proc/{self._earlier}").exists()
-        if died:
+            if self._process.poll() is not None:
+                self.ensure()
+        elif self._earlier is not None and not Path(f"/proc/{self._earlier}").exists():
             self._earlier = None
             if shares_of(self.home):
                 self.ensure()
