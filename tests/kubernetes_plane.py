@@ -275,16 +275,26 @@ class Plane:
         return dict(json.loads(text)) if text.startswith(b"{") else {}
 
     def add_node(
-        self, name: str, gpus: int = 0, *, cpus: int = 64, memory: str = "512Gi", **labels: str
+        self,
+        name: str,
+        gpus: int = 0,
+        *,
+        cpus: int = 64,
+        memory: str = "512Gi",
+        taint: Json | None = None,
+        **labels: str,
     ) -> None:
         """A node that is Ready and has so many `nvidia.com/gpu`; a `_` in the name of a label is
-        `-`, two are `/`."""
+        `-`, two are `/`. The taint is there from the beginning: of a node that is new, controllers
+        may write the taints anew as they knew them a moment ago."""
         named = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
         named |= {"kubernetes.io/hostname": name}
         resources = {"cpu": str(cpus), "memory": memory, "pods": "250"}
         if gpus:
             resources["nvidia.com/gpu"] = str(gpus)
-        self.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": named}})
+        spec = {"taints": [taint] if taint else None}
+        metadata = {"name": name, "labels": named}
+        self.call("POST", "/api/v1/nodes", {"metadata": metadata, "spec": spec})
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {
             "type": "Ready",
@@ -295,7 +305,7 @@ class Plane:
         }
         status = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
         self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
-        self.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+        self.call("PATCH", f"/api/v1/nodes/{name}", {"spec": spec})
 
     def remove_node(self, name: str) -> None:
         """Delete a node; no error if it is not there."""

@@ -84,9 +84,8 @@ def test_what_others_hold_is_not_given_away(plane: Plane) -> None:
 
 def test_labels_taints_and_what_is_not_understood(plane: Plane) -> None:
     plane.add_node("a", 4, pool="web")
-    plane.add_node("b", 4, pool="ml")
-    plane.call("PATCH", "/api/v1/nodes/b", {"spec": {"taints": [
-        {"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}})  # fmt: skip
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    plane.add_node("b", 4, pool="ml", taint=taint)
     with drop_in(plane) as cluster:
         bears = [{"key": "gpu", "operator": "Exists"}]
         cluster.add(

@@ -262,7 +262,7 @@ def test_a_leader_that_slept_is_fenced_off(serve: Callable[..., Server], tmp_pat
         eventually(lambda: put_to_sleep(first))
         eventually(second.leads)
         job = second.submit(**witness.manifest("new", 0.5))
-        second.wait(job, "PROCESSING")
+        second.wait(job, "PROCESSING", "STORING", "COMPLETED")
     finally:
         os.kill(first.pid, signal.SIGCONT)
     eventually(lambda: not first.leads())
