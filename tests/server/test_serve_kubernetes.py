@@ -94,6 +94,7 @@ def test_a_command_runs_beside_a_worker(plane: Plane, api: KubeApi, server: Serv
     node = StreamingNode(plane, "n2", gpus=8)
     standin = StandIn(api, lambda pod: None)
     try:
+        eventually(lambda: '"n2"' in server.http.get("/api/v1/nodes").text)
         job = server.submit("train", image="none", resources={"gpus": 8})
         server.wait(job, "PROCESSING")
         done = server.presage("exec", job, "--", "sh", "-c", "echo inside; exit 4")
