@@ -1,4 +1,4 @@
-"""Rows of figures as a table on a terminal."""
+"""Rows of figures as a table on a terminal; measures and rounds nothing."""
 
 from __future__ import annotations
 

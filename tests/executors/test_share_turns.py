@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from presage.executors.node.shares.page import FOREVER
-from presage.executors.node.shares.turns import DeviceTurns, ShareTerms, promised
+from presage.executors.node.shares.turns import DeviceTurns, Grant, ShareTerms, promised
 
 MS = 1_000_000
 
@@ -143,13 +143,19 @@ def test_one_alone_has_the_device_until_somebody_else_wants_it() -> None:
     assert recall.until_ns <= 52 * MS
 
 
-def test_nobody_is_alone_before_the_one_before_is_done() -> None:
+def both_wanting() -> tuple[DeviceTurns, Grant]:
+    """Two that want a device, and the first turn that is given."""
     turns = DeviceTurns(0)
     for name in "ab":
         turns.join(name, name, ShareTerms(0.5), 0)
         turns.want(name, 0)
     first = turns.next(0)
     assert first is not None
+    return turns, first
+
+
+def test_nobody_is_alone_before_the_one_before_is_done() -> None:
+    turns, first = both_wanting()
     second = turns.next(first.until_ns - MS)  # the first runs still, and so asks for nothing
     assert second is not None
     assert second.seat != first.seat
@@ -191,12 +197,7 @@ def test_a_soft_limit_holds_only_beside_others() -> None:
 
 
 def test_who_does_not_give_its_turn_back_is_passed_over() -> None:
-    turns = DeviceTurns(0)
-    for name in "ab":
-        turns.join(name, name, ShareTerms(0.5), 0)
-        turns.want(name, 0)
-    first = turns.next(0)
-    assert first is not None
+    turns, first = both_wanting()
     second = turns.next(first.until_ns)
     assert second is not None
     assert second.seat != first.seat
@@ -206,12 +207,7 @@ def test_who_does_not_give_its_turn_back_is_passed_over() -> None:
 
 
 def test_a_process_that_is_gone_leaves_its_turn() -> None:
-    turns = DeviceTurns(0)
-    for name in "ab":
-        turns.join(name, name, ShareTerms(0.5), 0)
-        turns.want(name, 0)
-    first = turns.next(0)
-    assert first is not None
+    turns, first = both_wanting()
     turns.leave(first.seat, 0, MS)
     then = turns.next(MS)
     assert then is not None

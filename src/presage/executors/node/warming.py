@@ -1,7 +1,8 @@
 """Workers that load PyTorch while others still train, and then wait for the word to begin.
 
 Loading takes seconds of CPU in each worker, for which a training would stand still when its size
-changes. Standard library only. Who waits is `warm_start.py`, with the Python of the job.
+changes. Standard library only. Who waits is `warm_start.py`, with the Python of the job. Decides
+neither when a size changes nor which workers there are.
 """
 
 from __future__ import annotations
